@@ -1,0 +1,71 @@
+"""The one tree of errors of this project.
+
+``psrpc.status`` maps each class to a gRPC status and back, so an error raised in a server arrives
+at the client as the same class. A message names the thing, the value and what was expected.
+"""
+
+from __future__ import annotations
+
+
+class PsError(Exception):
+    """Root of all errors that a user may see. ``retryable`` says whether trying again may help."""
+
+    retryable = False
+
+
+class InvalidJob(PsError):
+    """The job file, an override or the model cannot be used; nothing was started."""
+
+
+class InvalidArgument(PsError):
+    """A request is malformed: unknown arena, wrong length, garbage. Nothing was changed."""
+
+
+class AlreadyExists(PsError):
+    """The place is taken: two shards with one index, a run directory in use."""
+
+
+class JobMismatch(PsError):
+    """A process brings another job file, plan or version than the coordinator's."""
+
+
+class StaleGeneration(PsError):
+    """The message belongs to an older generation, policy or incarnation: pull and lease again."""
+
+
+class RoundPassed(PsError):
+    """The shard has gone past the round that was named: lease again."""
+
+
+class NotReady(PsError):
+    """Something has to happen first; the message says what is awaited."""
+
+    retryable = True
+
+
+class ShardUnreachable(PsError):
+    """A shard does not answer within the time a call may take."""
+
+    retryable = True
+
+
+class CoordinatorUnreachable(PsError):
+    """The coordinator does not answer within the time that was allowed."""
+
+    retryable = True
+
+
+class ResourceExhausted(PsError):
+    """A bound was reached: staged attempts, snapshots, waiting calls."""
+
+
+class CheckpointError(PsError):
+    """A checkpoint could not be written, or a file of it is missing, torn or changed."""
+
+
+class JobFailed(PsError):
+    """The job cannot go on; the message is the reason that every process prints."""
+
+
+class PortInUse(PsError):
+    """The address to serve on is taken by another process."""

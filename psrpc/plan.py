@@ -1,0 +1,217 @@
+"""Where every element of every variable lives: the plan all processes agree on.
+
+All variables of one dtype and role are laid end to end in an *arena*; the arena is cut over the
+shards. The worker holds each arena whole, as one flat array in the same order, so a variable is
+always contiguous there, and a shard's part of it is one contiguous piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.errors import InvalidJob
+
+Role = Literal["trainable", "state"]
+Placement = Literal["cut", "whole"]
+
+ALIGNMENT_BYTES = 64
+"""Cuts fall on multiples of this, so that a shard's piece of an aligned array is aligned too."""
+
+DTYPES = ("float32", "float64")
+"""What may live in an arena; anything else is refused by name when the job is described."""
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """One model variable. ``constraint`` is a serialized Keras constraint or None."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+    constraint: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements ``[start, stop)`` of a flattened variable, at ``offset`` of a shard's arena."""
+
+    variable: VariableSpec
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """One arena. Variable ``order[i]`` (an index into the plan's variables) starts at element
+    ``starts[i]``; shard k owns elements ``[cuts[k], cuts[k+1])``."""
+
+    name: str
+    dtype: str
+    role: Role
+    order: tuple[int, ...]
+    starts: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements in the whole arena, over all shards."""
+        return self.cuts[-1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return np.dtype(self.dtype).itemsize
+
+    def shard_length(self, shard: int) -> int:
+        """Elements of the arena that live on ``shard``."""
+        return self.cuts[shard + 1] - self.cuts[shard]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layout of all variables over all shards. Immutable; equal plans have equal hashes."""
+
+    variables: tuple[VariableSpec, ...]
+    arenas: tuple[ArenaPlan, ...]
+    shards: int
+    placement: Placement
+
+    def shard_slices(self, arena: ArenaPlan, shard: int) -> list[Slice]:
+        """The pieces of variables that live in ``arena`` on ``shard``, in arena order."""
+        low, high = arena.cuts[shard], arena.cuts[shard + 1]
+        slices = []
+        for index, first in zip(arena.order, arena.starts, strict=True):
+            variable = self.variables[index]
+            start, stop = max(first, low), min(first + variable.size, high)
+            if start < stop:
+                slices.append(Slice(variable, start - first, stop - first, start - low))
+        return slices
+
+    def shard_nbytes(self, shard: int) -> int:
+        """Bytes of parameters and state on ``shard``, optimizer slots not counted."""
+        return sum(arena.shard_length(shard) * arena.itemsize for arena in self.arenas)
+
+    def to_json(self) -> bytes:
+        """Canonical JSON, the form that is hashed and sent."""
+        document = {
+            "format": 1,
+            "shards": self.shards,
+            "placement": self.placement,
+            "variables": [vars(v) | {"shape": list(v.shape)} for v in self.variables],
+            "arenas": [vars(a) for a in self.arenas],
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical JSON; travels in every RPC that touches parameters."""
+        return hashlib.sha256(self.to_json()).digest()
+
+    @staticmethod
+    def from_json(data: bytes) -> Plan:
+        """The inverse of :meth:`to_json`."""
+        document = json.loads(data)
+        if document["format"] != 1:
+            raise InvalidJob(f"plan format {document['format']} is unknown; expected 1")
+        return Plan(
+            variables=tuple(
+                VariableSpec(**(v | {"shape": tuple(v["shape"])})) for v in document["variables"]
+            ),
+            arenas=tuple(
+                ArenaPlan(**{k: tuple(v) if isinstance(v, list) else v for k, v in arena.items()})
+                for arena in document["arenas"]
+            ),
+            shards=document["shards"],
+            placement=document["placement"],
+        )
+
+
+def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placement) -> Plan:
+    """Lays ``variables`` out over ``shards``.
+
+    ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
+    shards. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
+
+    Raises:
+        InvalidJob: no variable at all, an unknown dtype, or two variables of one name.
+    """
+    variables = tuple(variables)
+    if shards < 1:
+        raise InvalidJob(f"shards is {shards}; expected at least 1")
+    if not any(v.role == "trainable" for v in variables):
+        raise InvalidJob("the model has no trainable variables; there is nothing to train")
+    names = [v.name for v in variables]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidJob(f"two variables are named {name!r}; give their layers names")
+    for v in variables:
+        if v.dtype not in DTYPES:
+            raise InvalidJob(
+                f"variable {v.name!r} has dtype {v.dtype}; shards hold {' and '.join(DTYPES)}"
+            )
+    roles: tuple[Role, ...] = ("trainable", "state")
+    arenas = []
+    load = [0] * shards
+    for dtype in DTYPES:
+        for role in roles:
+            members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
+            if members:
+                arrange = _cut_evenly if placement == "cut" else _keep_whole
+                order, cuts = arrange(variables, members, shards, load)
+                sizes = [variables[i].size for i in order]
+                starts = np.cumsum([0, *sizes]).tolist()[:-1]
+                arenas.append(
+                    ArenaPlan(
+                        f"{dtype}.{role}", dtype, role, tuple(order), tuple(starts), tuple(cuts)
+                    )
+                )
+    return Plan(variables, tuple(arenas), shards, placement)
+
+
+def _cut_evenly(
+    variables: Sequence[VariableSpec], members: list[int], shards: int, load: list[int]
+) -> tuple[list[int], list[int]]:
+    length = sum(variables[i].size for i in members)
+    step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
+    cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
+    return members, [*cuts, length]
+
+
+def _keep_whole(
+    variables: Sequence[VariableSpec], members: list[int], shards: int, load: list[int]
+) -> tuple[list[int], list[int]]:
+    per_shard: list[list[int]] = [[] for _ in range(shards)]
+    for i in sorted(members, key=lambda i: (-variables[i].size, i)):
+        shard = min(range(shards), key=lambda k: (load[k], k))
+        per_shard[shard].append(i)
+        load[shard] += variables[i].size * np.dtype(variables[i].dtype).itemsize
+    cuts = np.cumsum([0, *(sum(variables[i].size for i in part) for part in per_shard)]).tolist()
+    return [i for part in per_shard for i in sorted(part)], cuts
+
+
+def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
+    """An uninitialised ``[length]`` array that starts on a 64-byte boundary.
+
+    TensorFlow aborts the process when it meets an unaligned buffer through DLPack, so every
+    buffer that may reach it is made here.
+    """
+    nbytes = length * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[skip : skip + nbytes].view(dtype)
