@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class BatchId(NamedTuple):
+@dataclass(frozen=True, order=True, slots=True)
+class BatchId:
     """Positions ``[first, first + count)`` of the permutation of one epoch.
 
     The same work has the same id whoever does it and however often, which is what lets a shard
-    recognise a repeated push. Epochs count from 0. Tuples order by epoch, then position: this is
+    recognise a repeated push. Epochs count from 0. Ids order by epoch, then position: this is
     the "batch-id order" in which a round is summed.
     """
 

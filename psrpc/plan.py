@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -157,9 +158,9 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
     if not any(v.role == "trainable" for v in variables):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
     names = [v.name for v in variables]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidJob(f"two variables are named {name!r}; give their layers names")
+    for name, uses in Counter(names).items():
+        if uses > 1:
+            raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
     for v in variables:
         if v.dtype not in DTYPES:
             raise InvalidJob(
@@ -172,8 +173,10 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
         for role in roles:
             members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
             if members:
-                arrange = _cut_evenly if placement == "cut" else _keep_whole
-                order, cuts = arrange(variables, members, shards, load)
+                if placement == "cut":
+                    order, cuts = members, _cut_evenly(variables, members, shards)
+                else:
+                    order, cuts = _keep_whole(variables, members, load)
                 sizes = [variables[i].size for i in order]
                 starts = np.cumsum([0, *sizes]).tolist()[:-1]
                 arenas.append(
@@ -184,18 +187,17 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
     return Plan(variables, tuple(arenas), shards, placement)
 
 
-def _cut_evenly(
-    variables: Sequence[VariableSpec], members: list[int], shards: int, load: list[int]
-) -> tuple[list[int], list[int]]:
+def _cut_evenly(variables: Sequence[VariableSpec], members: list[int], shards: int) -> list[int]:
     length = sum(variables[i].size for i in members)
     step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
-    cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
-    return members, [*cuts, length]
+    return [*(min(length, round(length * k / shards / step) * step) for k in range(shards)), length]
 
 
 def _keep_whole(
-    variables: Sequence[VariableSpec], members: list[int], shards: int, load: list[int]
+    variables: Sequence[VariableSpec], members: list[int], load: list[int]
 ) -> tuple[list[int], list[int]]:
+    """``load`` is the bytes each shard holds so far; it is brought up to date."""
+    shards = len(load)
     per_shard: list[list[int]] = [[] for _ in range(shards)]
     for i in sorted(members, key=lambda i: (-variables[i].size, i)):
         shard = min(range(shards), key=lambda k: (load[k], k))
