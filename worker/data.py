@@ -1,0 +1,131 @@
+"""Where records come from: the interface of all data sources.
+
+A batch is a tuple ``(x, y)`` or ``(x, y, sample_weight)``; each part is an array, or a dict, list
+or tuple of arrays, whose first axis counts the records. Sources open their files on first use,
+not when they are made, so that a job file stays cheap to load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
+
+Array: TypeAlias = npt.NDArray[Any]
+Batch: TypeAlias = tuple[Any, ...]
+"""``(x, y)`` or ``(x, y, sample_weight)``; C-contiguous arrays, in nests of any shape."""
+
+Map: TypeAlias = Callable[..., Batch]
+"""``f(x, y)`` or ``f(x, y, sample_weight)``: a batch of records in, as many records out."""
+
+
+class DataSource(Protocol):
+    """Records that can be read in a seeded order. Thread-safe: a trainer reads ahead of itself."""
+
+    @property
+    def num_records(self) -> int:
+        """How many records there are; opens the source when it must."""
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        """The records at the positions of ``batch`` in its epoch's seeded order. Over an epoch
+        every record has exactly one position. The same arguments give the same records in every
+        process.
+
+        Raises:
+            InvalidJob: positions outside the data, or the source does not hold what it says.
+        """
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        """Records ``[start, stop)`` in the order of the source, for evaluation."""
+
+    def fingerprint(self) -> str:
+        """A short hash of the contents, the same on every machine; resuming with data of another
+        fingerprint is refused. Takes well under a second, whatever the size."""
+
+    def close(self) -> None:
+        """Lets go of files and memory; a later read opens the source again."""
+
+
+_T = TypeVar("_T")
+
+
+def map_arrays(function: Callable[[Array], _T], nest: Any) -> Any:
+    """``nest`` with ``function`` applied to each array in its dicts, lists and tuples."""
+    if isinstance(nest, dict):
+        return {key: map_arrays(function, value) for key, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        return type(nest)([map_arrays(function, value) for value in nest])
+    return function(nest)
+
+
+def arrays_of(nest: Any) -> Iterator[Array]:
+    """The arrays in a nest, in a fixed order."""
+    if isinstance(nest, dict):
+        for key in sorted(nest):
+            yield from arrays_of(nest[key])
+    elif isinstance(nest, list | tuple):
+        for value in nest:
+            yield from arrays_of(value)
+    else:
+        yield nest
+
+
+def check_range(name: str, first: int, stop: int, records: int) -> None:
+    """Refuses ``[first, stop)`` unless it lies within ``records`` records."""
+    if not 0 <= first < stop <= records:
+        raise InvalidJob(f"{name} has {records} records; [{first}, {stop}) is not a part of them")
+
+
+def check_count(name: str, batch: object, expected: int) -> Batch:
+    """``batch`` if it is a batch of ``expected`` records; an error that names both counts if not.
+
+    ``name`` says who made it.
+    """
+    if not isinstance(batch, tuple) or len(batch) not in (2, 3):
+        shape = f"{len(batch)} parts" if isinstance(batch, tuple) else type(batch).__name__
+        raise InvalidJob(f"{name} gave {shape}; expected (x, y) or (x, y, sample_weight)")
+    for array in arrays_of(batch):
+        count = np.shape(array)[0] if np.ndim(array) else None
+        if count != expected:
+            raise InvalidJob(
+                f"{name} gave {'a scalar' if count is None else f'{count} records'}; "
+                f"it was asked for {expected}"
+            )
+    return batch
+
+
+def hash_file(path: Path, digest: Any) -> None:
+    """Feeds the size of a file and its contents, or of a large file 1 024 evenly spread pieces of
+    64 KiB, to ``digest``."""
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    piece, pieces = 1 << 16, 1 << 10
+    with path.open("rb") as file:
+        if size <= piece * pieces:
+            digest.update(file.read())
+            return
+        for i in range(pieces):
+            file.seek((size - piece) * i // (pieces - 1))
+            digest.update(file.read(piece))
+
+
+def hash_files(paths: list[Path], *settings: object) -> str:
+    """The fingerprint of files read with ``settings``; where they lie does not matter."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for path in paths:
+        hash_file(path, digest)
+    return digest.hexdigest()[:32]
+
+
+def existing_file(name: str, path: Path) -> Path:
+    """``path`` if a file is there."""
+    if not path.is_file():
+        raise InvalidJob(f"{name}: there is no file {str(path)!r}")
+    return path
