@@ -1,0 +1,139 @@
+"""What a shard's update engine does, and the optimizer state that a checkpoint takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.plan import Plan
+
+NDArray = npt.NDArray[Any]
+EngineKind = Literal["keras", "numpy"]
+
+ITERATIONS = "iterations"
+"""The scalar every optimizer has: optimizer steps taken, int64. Persisted name, load-bearing."""
+
+AVERAGES = "model_variables_moving_average"
+"""The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
+
+A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
+the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
+whoever reads a checkpoint to evaluate its last state or to export it takes this slot in place of
+the trainable arenas. ``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
+happens inside :meth:`UpdateEngine.apply`, at the same iterations as in Keras.
+"""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The optimizer state of one shard. Names are Keras's, the same in both engines.
+
+    Attributes:
+        elements: slot name -> trainable arena name -> ``[shard length]``, one value per parameter
+            element in the arena's dtype. Laid out like the arena itself, so a checkpoint cuts and
+            joins a slot by ``Plan.shard_slices`` exactly as it does the parameters, into any
+            number of shards. Arenas of which the shard owns nothing are left out. Elements of
+            variables that lack the slot (Muon keeps no velocity for matrices) are 0.
+        variables: slot name -> variable name -> array of a shape of its own (Adafactor's rows and
+            columns). Occurs with whole-variable placement only; goes with its variable.
+        scalars: name -> ``[]``, for example ``iterations``, int64. A shard that owns no trainable
+            element has ``iterations`` alone, so a restore into another number of shards takes
+            each scalar from any shard that has it.
+    """
+
+    elements: Mapping[str, Mapping[str, NDArray]] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, NDArray]] = field(default_factory=dict)
+    scalars: Mapping[str, NDArray] = field(default_factory=dict)
+
+    @property
+    def iterations(self) -> int:
+        """Optimizer steps taken so far."""
+        return int(self.scalars[ITERATIONS])
+
+
+class UpdateEngine(Protocol):
+    """One shard's parameters, optimizer slots and the update.
+
+    Not thread-safe: the caller holds the lock. Arrays are keyed by arena name and hold this
+    shard's elements, ``[shard length]`` in the arena's dtype, for trainable and state arenas
+    alike; the length may be 0, and such an arena may be left out of what is passed in.
+    """
+
+    def load(self, values: Mapping[str, NDArray]) -> None:
+        """Takes copies of ``values`` (all arenas) and starts the optimizer afresh.
+
+        The keras engine also compiles here, so that the first push does not wait for it.
+
+        Raises:
+            InvalidArgument: an arena is missing, unknown or has another length or dtype.
+        """
+
+    def staging(self) -> dict[str, NDArray]:
+        """The one set of aligned buffers that gradients and deltas are written into.
+
+        The same arrays at every call; empty arenas included. May be called before ``load``.
+        """
+
+    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+        """One optimizer step: trainable arenas hold gradients, state arenas deltas to be added.
+
+        Every arena with elements must be there; an empty mapping changes nothing. Arrays are
+        contiguous, writable, on a 64-byte boundary (``psrpc.plan.aligned_empty``) and belong to
+        the caller again on return.
+
+        Raises:
+            InvalidArgument: an array is none of that, or an arena is missing or unknown. Nothing
+                was changed.
+        """
+
+    def snapshot(self) -> dict[str, NDArray]:
+        """Read-only values of all arenas that later updates do not change.
+
+        keras: with cut placement a view that makes the next update copy (let it go soon), with
+        whole placement an array shared by all snapshots of one state; numpy: a copy.
+        """
+
+    def slots(self) -> Slots:
+        """The optimizer state that belongs to :meth:`snapshot`, as consistent and read-only."""
+
+    def load_slots(self, slots: Slots) -> None:
+        """Takes a copy of ``slots``, cut for this shard; comes after :meth:`load`.
+
+        Raises:
+            CheckpointError: the slots are another optimizer's. Nothing was changed.
+        """
+
+
+def make_engine(
+    kind: EngineKind, optimizer: Mapping[str, Any], plan: Plan, shard: int
+) -> UpdateEngine:
+    """The engine ``kind`` for ``shard`` of ``plan``.
+
+    ``optimizer`` is the job description's: ``keras.optimizers.serialize`` as plain JSON, see
+    :mod:`pserver.updates.allowlist`. TensorFlow is imported for kind ``keras`` only.
+
+    Raises:
+        InvalidJob: the optimizer is not on the allow-list, or not what this engine can do.
+    """
+    if kind == "numpy":
+        from pserver.updates.numpy_engine import NumpyEngine
+
+        return NumpyEngine(optimizer, plan, shard)
+    from pserver.updates.keras_engine import KerasEngine
+
+    return KerasEngine(optimizer, plan, shard)
+
+
+def frozen(array: NDArray) -> NDArray:
+    """``array`` itself, made read-only."""
+    array.flags.writeable = False
+    return array
+
+
+def scalar(value: int | float, dtype: str) -> NDArray:
+    """A ``[]`` array, the form scalars have in :class:`Slots`."""
+    return frozen(np.asarray(value, dtype))
