@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.tensorboard import ScalarWriter
+
+# The reader of the `tensorboard` command, in a process where TensorFlow cannot be imported. It also keeps
+# the reader's deprecation warnings out of this process, where warnings are errors.
+READ_BACK = """
+import json, sys
+sys.modules["tensorflow"] = None
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+print(json.dumps({
+    tag: [[e.step, e.wall_time, float(tensor_util.make_ndarray(e.tensor_proto))]
+          for e in events.Tensors(tag)]
+    for tag in events.Tags()["tensors"]
+    if events.SummaryMetadata(tag).plugin_data.plugin_name == "scalars"
+}))
+"""
+
+
+def read_back(logdir: Path) -> dict[str, list[list[float]]]:
+    """Tag → [step, wall time, value] of each point, as TensorBoard shows it."""
+    run = subprocess.run(
+        [sys.executable, "-c", READ_BACK, str(logdir)], capture_output=True, text=True, check=True
+    )
+    points: dict[str, list[list[float]]] = json.loads(run.stdout)
+    return points
+
+
+@pytest.mark.slow
+def test_stock_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    logdir = tmp_path / "run" / "tensorboard"
+    with ScalarWriter(logdir, wall_clock=lambda: 1234.5) as writer:
+        writer.scalar("train/loss", 2.5, 1)
+        writer.scalar("train/loss", 1.5, 2**40)
+        writer.scalar("eval/accuracy", 0.75, 2)
+        writer.scalar("train/loss", float("nan"), 2**40 + 1)
+    points = read_back(logdir)
+    assert points["eval/accuracy"] == [[2, 1234.5, 0.75]]
+    assert points["train/loss"][:2] == [[1, 1234.5, 2.5], [2**40, 1234.5, 1.5]]
+    assert math.isnan(points["train/loss"][2][2])
+
+
+@pytest.mark.slow
+def test_a_second_writer_continues_the_same_run(tmp_path: Path) -> None:
+    with ScalarWriter(tmp_path, wall_clock=lambda: 100.0) as writer:
+        writer.scalar("loss", 4.0, 1)
+    with ScalarWriter(tmp_path, wall_clock=lambda: 101.0) as writer:
+        writer.scalar("loss", 3.0, 2)
+    assert read_back(tmp_path)["loss"] == [[1, 100.0, 4.0], [2, 101.0, 3.0]]
+
+
+@pytest.mark.slow
+def test_flushed_points_are_there_while_the_file_is_open(tmp_path: Path) -> None:
+    with ScalarWriter(tmp_path) as writer:
+        writer.scalar("loss", 4.0, 1)
+        writer.flush()
+        assert [point[::2] for point in read_back(tmp_path)["loss"]] == [[1, 4.0]]
+
+
+@pytest.mark.slow
+def test_writing_does_not_import_tensorflow() -> None:
+    check = "import sys, coordinator.tensorboard; sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_nothing_is_made_before_the_first_scalar(tmp_path: Path) -> None:
+    with ScalarWriter(tmp_path / "logs") as writer:
+        writer.flush()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_writer_opens_another_file(tmp_path: Path) -> None:
+    writer = ScalarWriter(tmp_path, wall_clock=lambda: 100.0)
+    writer.scalar("loss", 1.0, 1)
+    writer.close()
+    writer.close()
+    writer.scalar("loss", 1.0, 2)
+    writer.close()
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
