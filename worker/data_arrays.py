@@ -1,0 +1,194 @@
+"""Data that fits in memory: arrays, and the arrays of an ``.npz`` file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
+from worker.data import (
+    Array,
+    Batch,
+    Map,
+    arrays_of,
+    check_count,
+    check_range,
+    existing_file,
+    hash_files,
+    map_arrays,
+)
+from worker.permutation import RecordOrder
+
+_HASHED_WHOLE = 64 << 20
+
+
+class Arrays:
+    """Records held in arrays.
+
+    Args:
+        x: an array, or a dict, list or tuple of arrays, with one row per record.
+        y: the labels, likewise.
+        sample_weight: ``[num_records]``, optional.
+        map: turns each batch ``(x, y)`` into what the model gets, say bytes into scaled floats.
+            It runs on a batch at a time, so the arrays can stay small in memory.
+
+    Raises:
+        InvalidJob: the arrays have different numbers of rows.
+    """
+
+    def __init__(
+        self, x: Any, y: Any, sample_weight: Any = None, *, map: Map | None = None
+    ) -> None:
+        self._map = map
+        parts = (x, y) if sample_weight is None else (x, y, sample_weight)
+        self._parts: Batch = map_arrays(np.asarray, parts)
+        counts = [len(a) if a.ndim else None for a in arrays_of(self._parts)]
+        if None in counts:
+            raise InvalidJob("Arrays holds a scalar; expected arrays with one row per record")
+        for array in arrays_of(self._parts):
+            if array.dtype.hasobject:
+                raise InvalidJob(
+                    f"Arrays holds an array of dtype object and shape {array.shape}; expected "
+                    "rows of equal shape, of numbers or of strings"
+                )
+        if len(set(counts)) != 1:
+            raise InvalidJob(
+                "Arrays of different lengths: "
+                f"{', '.join(_lengths(self._parts))} records; expected one row per record"
+            )
+        self._records: int = counts[0] or 0
+        self._order = RecordOrder(self._records)
+
+    @property
+    def num_records(self) -> int:
+        return self._records
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        stop = batch.first + batch.count
+        check_range("Arrays", batch.first, stop, self._records)
+        rows = self._order.records_at(seed, batch.epoch, batch.first, stop)
+        return self._mapped(map_arrays(lambda a: np.take(a, rows, axis=0), self._parts), len(rows))
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        check_range("Arrays", start, stop, self._records)
+        return self._mapped(
+            map_arrays(lambda a: np.ascontiguousarray(a[start:stop]), self._parts), stop - start
+        )
+
+    def _mapped(self, batch: Batch, count: int) -> Batch:
+        return batch if self._map is None else check_count("map", self._map(*batch), count)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for array in arrays_of(self._parts):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            # Rows from all over a large array: enough to tell one dataset from another.
+            step = max(1, array.nbytes // _HASHED_WHOLE)
+            digest.update(array[::step].tobytes())
+        return digest.hexdigest()[:32]
+
+    def close(self) -> None:
+        pass
+
+
+def _lengths(parts: Batch) -> list[str]:
+    return [
+        f"{part} has {len(array)}"
+        for part, nest in zip(("x", "y", "sample_weight"), parts, strict=False)
+        for array in arrays_of(nest)
+    ]
+
+
+class Npz:
+    """Arrays of an ``.npz`` file, read into memory when they are first needed.
+
+    Args:
+        path: the file. ``Path(__file__).parent / "data.npz"`` lies beside the job file; other
+            relative paths are relative to the working directory.
+        x: the key of the inputs, or a dict ``{name of the input: key}``.
+        y: the key of the labels.
+        sample_weight: the key of the weights, optional.
+        map: as for :class:`Arrays`.
+        records: ``(start, stop)`` to use a part of the file alone; None uses all.
+
+    Raises:
+        InvalidJob: on first use: no such file, no ``.npz`` file, no such key in it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        x: str | Mapping[str, str] = "x",
+        y: str = "y",
+        sample_weight: str | None = None,
+        map: Map | None = None,
+        records: tuple[int, int] | None = None,
+    ) -> None:
+        self._path = Path(path)
+        self._keys = (x, y, sample_weight)
+        self._map = map
+        self._records = records
+        self._lock = Lock()
+        self._opened: Arrays | None = None
+
+    @property
+    def num_records(self) -> int:
+        return self._arrays().num_records
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        return self._arrays().read(seed, batch)
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        return self._arrays().read_range(start, stop)
+
+    def fingerprint(self) -> str:
+        path = existing_file("Npz", self._path)
+        return hash_files([path], self._keys, self._records)
+
+    def close(self) -> None:
+        with self._lock:
+            self._opened = None
+
+    def _arrays(self) -> Arrays:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._load()
+            return self._opened
+
+    def _load(self) -> Arrays:
+        path = existing_file("Npz", self._path)
+        x, y, weight = self._keys
+        try:
+            # No pickles: a data file must not be able to run code.
+            with np.load(path, allow_pickle=False) as file:
+                loaded = {
+                    key: self._column(file, key)
+                    for key in {*(x.values() if isinstance(x, Mapping) else (x,)), y, weight}
+                    if key is not None
+                }
+        except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile) as error:
+            raise InvalidJob(f"Npz: {str(path)!r} cannot be read as .npz: {error}") from error
+        inputs = (
+            {name: loaded[key] for name, key in x.items()} if isinstance(x, Mapping) else loaded[x]
+        )
+        return Arrays(inputs, loaded[y], None if weight is None else loaded[weight], map=self._map)
+
+    def _column(self, file: Any, key: str) -> Array:
+        if key not in file.files:
+            raise InvalidJob(
+                f"Npz: {str(self._path)!r} has no array {key!r}; it has {', '.join(file.files)}"
+            )
+        array: Array = file[key]
+        if self._records is None:
+            return array
+        start, stop = self._records
+        check_range(f"Npz: array {key!r}", start, stop, len(array))
+        return array[start:stop].copy()
