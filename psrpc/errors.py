@@ -69,3 +69,19 @@ class JobFailed(PsError):
 
 class PortInUse(PsError):
     """The address to serve on is taken by another process."""
+
+
+class Unreachable(PsError):
+    """The connection failed: nothing listens, it was refused, or it broke."""
+
+    retryable = True
+
+
+class DeadlinePassed(PsError):
+    """A call took longer than it may; whether it had an effect is not known."""
+
+    retryable = True
+
+
+class RemoteFailure(PsError):
+    """The peer failed in a way it did not foresee; its log has the details."""

@@ -135,7 +135,14 @@ class Plan:
                 VariableSpec(**(v | {"shape": tuple(v["shape"])})) for v in document["variables"]
             ),
             arenas=tuple(
-                ArenaPlan(**{k: tuple(v) if isinstance(v, list) else v for k, v in arena.items()})
+                ArenaPlan(
+                    name=arena["name"],
+                    dtype=arena["dtype"],
+                    role=arena["role"],
+                    order=tuple(arena["order"]),
+                    starts=tuple(arena["starts"]),
+                    cuts=tuple(arena["cuts"]),
+                )
                 for arena in document["arenas"]
             ),
             shards=document["shards"],

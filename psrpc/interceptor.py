@@ -1,0 +1,117 @@
+"""Turns an error raised in a handler into a gRPC status, for both kinds of server.
+
+The body of a streaming handler runs while its result is iterated, after the call to it has
+returned, so the iteration is wrapped as well as the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from psrpc.errors import PsError
+from psrpc.logs import get_logger
+from psrpc.status import CODES, trailing_metadata
+
+log = get_logger()
+
+
+def _remake(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(handler.request_streaming, handler.response_streaming)]
+    return make(
+        behaviour,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _behaviour(handler: Any) -> Callable[..., Any]:
+    found: Callable[..., Any] = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    return found
+
+
+class ErrorInterceptor(grpc.ServerInterceptor[Any, Any]):
+    """For servers with threads."""
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """See grpc.ServerInterceptor."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        inner = _behaviour(handler)
+        method = handler_call_details.method
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return inner(request, context)
+            except PsError as error:
+                _abort(context, error, method)
+
+        def call_streaming(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                yield from inner(request, context)
+            except PsError as error:
+                _abort(context, error, method)
+
+        streaming = handler.response_streaming
+        return _remake(handler, call_streaming if streaming else call)
+
+
+def _abort(context: grpc.ServicerContext, error: PsError, method: str) -> NoReturn:
+    log.debug("refused", method=method, error=type(error).__name__, why=str(error))
+    context.set_trailing_metadata(trailing_metadata(error))
+    context.abort(CODES[type(error)], str(error))
+
+
+class AioErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+    """For asyncio servers."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        inner = _behaviour(handler)
+        method = handler_call_details.method
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await inner(request, context)
+            except PsError as error:
+                await _abort_aio(context, error, method)
+
+        async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in inner(request, context):
+                    yield response
+            except PsError as error:
+                await _abort_aio(context, error, method)
+
+        streaming = handler.response_streaming
+        return _remake(handler, call_streaming if streaming else call)
+
+
+async def _abort_aio(context: Any, error: PsError, method: str) -> NoReturn:
+    log.debug("refused", method=method, error=type(error).__name__, why=str(error))
+    await context.abort(CODES[type(error)], str(error), trailing_metadata(error))
+    raise AssertionError("abort raises")

@@ -1,0 +1,59 @@
+"""What every process of a cluster does to itself when it starts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+
+MALLOC_SETTINGS = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+"""Keeps large buffers in the heap. Without it each is made of fresh pages, and the page faults
+cost as much as the copy (64 MB over gRPC: 30 ms instead of up to 57)."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def incarnation() -> int:
+    """A random positive 63-bit number: which start of a process this is."""
+    return secrets.randbits(62) + 1
+
+
+def with_malloc_settings(environment: dict[str, str]) -> dict[str, str]:
+    """``environment`` for a child, with the allocator settings that it does not set itself."""
+    return {**MALLOC_SETTINGS, **environment}
+
+
+def apply_malloc_settings() -> None:
+    """Starts this program again with :data:`MALLOC_SETTINGS`, unless they are set already.
+
+    glibc reads them only when a process starts. The process id stays the same. Call it first
+    thing in a command, before threads and files.
+    """
+    if sys.platform != "linux" or all(key in os.environ for key in MALLOC_SETTINGS):
+        return
+    os.environ.update(with_malloc_settings(dict(os.environ)))
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends, however that happens."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # The parent ended before the kernel had the request.
+        os._exit(1)
+
+
+def on_stop_signals(stop: Callable[[], None]) -> None:
+    """Calls ``stop`` on SIGTERM and SIGINT. Only from the main thread."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop())

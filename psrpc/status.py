@@ -1,0 +1,65 @@
+"""Errors over gRPC: a status code for every class, and the same class again at the other end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import grpc
+
+from psrpc import errors
+from psrpc.errors import PsError
+
+METADATA_KEY = "psrpc-error"
+"""Trailing metadata that names the class. Load-bearing."""
+
+CODES: dict[type[PsError], grpc.StatusCode] = {
+    errors.PsError: grpc.StatusCode.INTERNAL,
+    errors.InvalidJob: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.JobMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StaleGeneration: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.RoundPassed: grpc.StatusCode.OUT_OF_RANGE,
+    errors.NotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.CoordinatorUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.CheckpointError: grpc.StatusCode.DATA_LOSS,
+    errors.JobFailed: grpc.StatusCode.ABORTED,
+    errors.PortInUse: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.RemoteFailure: grpc.StatusCode.INTERNAL,
+}
+
+_BY_NAME = {cls.__name__: cls for cls in CODES}
+
+_WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
+    grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.ResourceExhausted,
+}
+"""Statuses that gRPC itself makes, where no server of ours had a say."""
+
+
+def trailing_metadata(error: PsError) -> tuple[tuple[str, str], ...]:
+    """What a server sends beside the status, so that the client raises the same class."""
+    return ((METADATA_KEY, type(error).__name__),)
+
+
+def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
+    """The error that the server raised, or the one that says what happened to the call.
+
+    Args:
+        rpc_error: as raised by a call of a stub, threads or asyncio.
+        peer: who was called, for the message, e.g. ``"shard 1 at host:5001"``.
+    """
+    code: grpc.StatusCode = rpc_error.code()
+    details: str = rpc_error.details() or ""
+    metadata: Iterable[tuple[str, str | bytes]] = rpc_error.trailing_metadata() or ()  # type: ignore[assignment]  # the stubs' metadata is not iterable, gRPC's is
+    for key, value in metadata:
+        if key == METADATA_KEY and isinstance(value, str) and value in _BY_NAME:
+            return _BY_NAME[value](details)
+    cls = _WITHOUT_NAME.get(code, errors.RemoteFailure)
+    return cls(f"{peer}: {code.name} {details}".rstrip())

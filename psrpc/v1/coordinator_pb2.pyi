@@ -1,0 +1,588 @@
+from psrpc.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetJobRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetJobResponse(_message.Message):
+    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_PATH_FIELD_NUMBER: _ClassVar[int]
+    JOB_SHA256_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_path: str
+    job_sha256: str
+    overrides: _containers.RepeatedScalarFieldContainer[str]
+    mode: str
+    replicas: int
+    software: str
+    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+
+class RegisterShardRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "address", "host", "pid", "software")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    address: str
+    host: str
+    pid: int
+    software: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+
+class RegisterShardResponse(_message.Message):
+    __slots__ = ("run_id", "generation", "policy", "plan", "optimizer", "engine", "mode", "replicas", "run_dir", "token", "restore", "heartbeat_s", "lease_s")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    generation: int
+    policy: int
+    plan: bytes
+    optimizer: bytes
+    engine: str
+    mode: str
+    replicas: int
+    run_dir: str
+    token: str
+    restore: str
+    heartbeat_s: float
+    lease_s: float
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., restore: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class ReportShardReadyRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    generation: int
+    version: int
+    initialized: bool
+    applied: _containers.RepeatedCompositeFieldContainer[_types_pb2.AppliedEpoch]
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[_types_pb2.AppliedEpoch, _Mapping]]] = ...) -> None: ...
+
+class ReportShardReadyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HeartbeatShardRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    generation: int
+    version: int
+    applied: int
+    already_applied: int
+    skipped: int
+    refused: int
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    waiting_for: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class HeartbeatShardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "generation")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    generation: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown")
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    decision: _types_pb2.Decision
+    snapshot: _types_pb2.SnapshotOrder
+    release_snapshot: str
+    shutdown: Shutdown
+    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+
+class Shutdown(_message.Message):
+    __slots__ = ("failed", "reason")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    failed: bool
+    reason: str
+    def __init__(self, failed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReportSnapshotRequest(_message.Message):
+    __slots__ = ("shard", "incarnation", "generation", "name", "version", "file", "nbytes", "sha256", "error")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    generation: int
+    name: str
+    version: int
+    file: str
+    nbytes: int
+    sha256: str
+    error: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., file: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ReportSnapshotResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RegisterWorkerRequest(_message.Message):
+    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    JOB_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    host: str
+    pid: int
+    job_sha256: str
+    software: str
+    device: str
+    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class RegisterWorkerResponse(_message.Message):
+    __slots__ = ("worker", "heartbeat_s", "lease_s")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    heartbeat_s: float
+    lease_s: float
+    def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class BatchReport(_message.Message):
+    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    batch: _types_pb2.BatchId
+    attempt: int
+    loss: float
+    staleness: int
+    skipped: bool
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
+
+class HeartbeatWorkerRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    generation: int
+    policy: int
+    done: _containers.RepeatedCompositeFieldContainer[BatchReport]
+    waiting_for: str
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class HeartbeatWorkerResponse(_message.Message):
+    __slots__ = ("unknown", "shutdown")
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    unknown: bool
+    shutdown: Shutdown
+    def __init__(self, unknown: _Optional[bool] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+
+class GetClusterRequest(_message.Message):
+    __slots__ = ("worker", "incarnation")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ShardAddress(_message.Message):
+    __slots__ = ("address", "incarnation")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class GetClusterResponse(_message.Message):
+    __slots__ = ("generation", "policy", "plan", "shards")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    policy: int
+    plan: bytes
+    shards: _containers.RepeatedCompositeFieldContainer[ShardAddress]
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
+
+class LeaseWorkRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "generation", "policy", "done")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    generation: int
+    policy: int
+    done: _containers.RepeatedCompositeFieldContainer[BatchReport]
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ...) -> None: ...
+
+class LeaseWorkResponse(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: Lease
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("generation", "policy", "initialize", "train", "round", "evaluate", "merge", "wait", "finished")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZE_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    policy: int
+    initialize: InitializeWork
+    train: TrainTask
+    round: RoundWork
+    evaluate: EvaluateTask
+    merge: MergeEvaluation
+    wait: Wait
+    finished: Shutdown
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., initialize: _Optional[_Union[InitializeWork, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., round: _Optional[_Union[RoundWork, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., merge: _Optional[_Union[MergeEvaluation, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., finished: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+
+class InitializeWork(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TrainTask(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
+    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ...) -> None: ...
+
+class RoundWork(_message.Message):
+    __slots__ = ("round", "attempt", "decision")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: _types_pb2.Attempt
+    decision: _types_pb2.Decision
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ...) -> None: ...
+
+class EvaluateTask(_message.Message):
+    __slots__ = ("evaluation", "task", "snapshot", "start", "stop")
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    evaluation: str
+    task: int
+    snapshot: str
+    start: int
+    stop: int
+    def __init__(self, evaluation: _Optional[str] = ..., task: _Optional[int] = ..., snapshot: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class MergeEvaluation(_message.Message):
+    __slots__ = ("evaluation", "states")
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    evaluation: str
+    states: MetricStates
+    def __init__(self, evaluation: _Optional[str] = ..., states: _Optional[_Union[MetricStates, _Mapping]] = ...) -> None: ...
+
+class MetricStates(_message.Message):
+    __slots__ = ("variables",)
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    variables: _containers.RepeatedCompositeFieldContainer[MetricVariable]
+    def __init__(self, variables: _Optional[_Iterable[_Union[MetricVariable, _Mapping]]] = ...) -> None: ...
+
+class MetricVariable(_message.Message):
+    __slots__ = ("shape", "values")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, shape: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class CommitBatchRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "generation", "policy", "round", "report")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    generation: int
+    policy: int
+    round: int
+    report: BatchReport
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ...) -> None: ...
+
+class CommitBatchResponse(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: Lease
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+
+class ReportWorkRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "generation", "initialized", "evaluated", "merged")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    MERGED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    generation: int
+    initialized: InitializeDone
+    evaluated: EvaluateDone
+    merged: MergeDone
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: _Optional[_Union[InitializeDone, _Mapping]] = ..., evaluated: _Optional[_Union[EvaluateDone, _Mapping]] = ..., merged: _Optional[_Union[MergeDone, _Mapping]] = ...) -> None: ...
+
+class InitializeDone(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EvaluateDone(_message.Message):
+    __slots__ = ("evaluation", "task", "records", "states")
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    evaluation: str
+    task: int
+    records: int
+    states: MetricStates
+    def __init__(self, evaluation: _Optional[str] = ..., task: _Optional[int] = ..., records: _Optional[int] = ..., states: _Optional[_Union[MetricStates, _Mapping]] = ...) -> None: ...
+
+class MergeDone(_message.Message):
+    __slots__ = ("evaluation", "results")
+    class ResultsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    evaluation: str
+    results: _containers.ScalarMap[str, float]
+    def __init__(self, evaluation: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ReportWorkResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaveWorkerRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "reason", "fatal")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    reason: str
+    fatal: bool
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+
+class LeaveWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetJobStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShardStatus(_message.Message):
+    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    address: str
+    state: str
+    version: int
+    nbytes: int
+    applied: int
+    refused: int
+    silent_s: float
+    waiting_for: str
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    host: str
+    pid: int
+    device: str
+    state: str
+    batches: int
+    steps_per_s: float
+    silent_s: float
+    waiting_for: str
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+
+class EvaluationResult(_message.Message):
+    __slots__ = ("evaluation", "global_step", "results")
+    class ResultsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    evaluation: str
+    global_step: int
+    results: _containers.ScalarMap[str, float]
+    def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class GetJobStatusResponse(_message.Message):
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job: str
+    phase: str
+    mode: str
+    replicas: int
+    global_step: int
+    total_steps: int
+    epoch: int
+    epochs: int
+    examples: int
+    batches: int
+    steps_per_s: float
+    examples_per_s: float
+    loss: float
+    mean_staleness: float
+    shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationResult]
+    newest_checkpoint: str
+    refused: int
+    skipped: int
+    failed: int
+    waiting_for: str
+    reason: str
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    generation: int
+    policy: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,186 @@
+from psrpc.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PUSH_OUTCOME_UNSPECIFIED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_APPLIED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_ALREADY_APPLIED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_STAGED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_SKIPPED: _ClassVar[PushOutcome]
+PUSH_OUTCOME_UNSPECIFIED: PushOutcome
+PUSH_OUTCOME_APPLIED: PushOutcome
+PUSH_OUTCOME_ALREADY_APPLIED: PushOutcome
+PUSH_OUTCOME_STAGED: PushOutcome
+PUSH_OUTCOME_SKIPPED: PushOutcome
+
+class InitializeHeader(_message.Message):
+    __slots__ = ("fence", "extents")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    fence: _types_pb2.Fence
+    extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
+
+class InitializeRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: InitializeHeader
+    chunk: _types_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[InitializeHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class InitializeResponse(_message.Message):
+    __slots__ = ("version", "already")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    already: bool
+    def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("fence", "worker", "newest", "round", "snapshot", "decision")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    fence: _types_pb2.Fence
+    worker: str
+    newest: bool
+    round: int
+    snapshot: str
+    decision: _types_pb2.Decision
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ...) -> None: ...
+
+class PullHeader(_message.Message):
+    __slots__ = ("version", "generation", "extents")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    generation: int
+    extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
+
+class PullResponse(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PullHeader
+    chunk: _types_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("fence", "worker", "batch", "attempt", "base_version", "examples", "skipped", "extents")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    fence: _types_pb2.Fence
+    worker: str
+    batch: _types_pb2.BatchId
+    attempt: int
+    base_version: int
+    examples: int
+    skipped: bool
+    extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
+
+class PushResult(_message.Message):
+    __slots__ = ("outcome", "version", "staleness")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    outcome: PushOutcome
+    version: int
+    staleness: int
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ...) -> None: ...
+
+class PushGradientsRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    chunk: _types_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class PushGradientsResponse(_message.Message):
+    __slots__ = ("result",)
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    result: PushResult
+    def __init__(self, result: _Optional[_Union[PushResult, _Mapping]] = ...) -> None: ...
+
+class PushPullRequest(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    chunk: _types_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class PushPullHeader(_message.Message):
+    __slots__ = ("push", "pull")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    push: PushResult
+    pull: PullHeader
+    def __init__(self, push: _Optional[_Union[PushResult, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ...) -> None: ...
+
+class PushPullResponse(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: PushPullHeader
+    chunk: _types_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[PushPullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    ALREADY_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STAGED_NOW_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnation: int
+    generation: int
+    policy: int
+    version: int
+    initialized: bool
+    nbytes: int
+    applied: int
+    already_applied: int
+    staged: int
+    skipped: int
+    refused: int
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    staged_now: int
+    waiting_for: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,99 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Fence(_message.Message):
+    __slots__ = ("generation", "policy", "plan_hash", "shard_incarnation")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    SHARD_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    policy: int
+    plan_hash: bytes
+    shard_incarnation: int
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan_hash: _Optional[bytes] = ..., shard_incarnation: _Optional[int] = ...) -> None: ...
+
+class BatchId(_message.Message):
+    __slots__ = ("epoch", "first", "count")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    first: int
+    count: int
+    def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("batch", "attempt")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    batch: BatchId
+    attempt: int
+    def __init__(self, batch: _Optional[_Union[BatchId, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Extent(_message.Message):
+    __slots__ = ("arena", "nbytes")
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    arena: int
+    nbytes: int
+    def __init__(self, arena: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("arena", "offset", "data")
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    arena: int
+    offset: int
+    data: bytes
+    def __init__(self, arena: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("generation", "round", "attempts", "snapshots")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    round: int
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotOrder]
+    def __init__(self, generation: _Optional[int] = ..., round: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotOrder, _Mapping]]] = ...) -> None: ...
+
+class SnapshotOrder(_message.Message):
+    __slots__ = ("name", "write", "keep", "directory", "global_step")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WRITE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    write: bool
+    keep: bool
+    directory: str
+    global_step: int
+    def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ...) -> None: ...
+
+class Interval(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class AppliedEpoch(_message.Message):
+    __slots__ = ("epoch", "applied", "skipped")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    applied: _containers.RepeatedCompositeFieldContainer[Interval]
+    skipped: _containers.RepeatedCompositeFieldContainer[Interval]
+    def __init__(self, epoch: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
