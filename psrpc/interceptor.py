@@ -40,7 +40,7 @@ def _behaviour(handler: Any) -> Callable[..., Any]:
     return found
 
 
-class ErrorInterceptor(grpc.ServerInterceptor[Any, Any]):
+class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """For servers with threads."""
 
     def intercept_service(
@@ -77,7 +77,7 @@ def _abort(context: grpc.ServicerContext, error: PsError, method: str) -> NoRetu
     context.abort(CODES[type(error)], str(error))
 
 
-class AioErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
+class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """For asyncio servers."""
 
     async def intercept_service(
@@ -89,7 +89,7 @@ class AioErrorInterceptor(grpc.aio.ServerInterceptor[Any, Any]):
     ) -> grpc.RpcMethodHandler[Any, Any]:
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(handler_call_details)
-        if handler is None:
+        if not handler:  # the stubs forget that an unknown method has none
             return handler
         inner = _behaviour(handler)
         method = handler_call_details.method

@@ -1,0 +1,98 @@
+"""Who may import whom, read from the source. DESIGN: packages point one way only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROLES = ("psrpc", "coordinator", "pserver", "worker")
+
+ALLOWED = {
+    "psrpc": {"psrpc"},
+    "coordinator": {"coordinator", "psrpc"},
+    "pserver": {"pserver", "psrpc", "coordinator.client"},
+    "worker": {
+        "worker",
+        "psrpc",
+        "coordinator.client",
+        "pserver.client",
+        "pserver.updates.allowlist",
+    },
+}
+
+TENSORFLOW = {"tensorflow", "keras"}
+MAY_USE_TENSORFLOW = {"pserver.updates.keras_engine"}
+
+PURE = {
+    "psrpc.batch",
+    "psrpc.intervals",
+    "psrpc.plan",
+    "psrpc.waiting",
+    "pserver.applied",
+    "pserver.assembly",
+    "pserver.staging",
+    "pserver.updates.allowlist",
+    "coordinator.membership",
+    "coordinator.ledger",
+    "coordinator.rounds",
+    "coordinator.evaluation",
+    "coordinator.guard",
+    "coordinator.lifecycle",
+}
+IMPURE = {"grpc", "threading", "time", "socket", "asyncio", "tensorflow", "keras", "sqlite3", "os"}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for role in ROLES:
+        for path in sorted((ROOT / role).rglob("*.py")):
+            if "_pb2" not in path.name:
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that the file names in an import, wherever it stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+            names.update(
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if f"{node.module}.{alias.name}" in MODULES
+            )
+    return names
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_packages_point_one_way(module: str) -> None:
+    allowed = ALLOWED[module.split(".")[0]]
+    for name in imports(MODULES[module]):
+        if name.split(".")[0] in ROLES and not any(
+            name == ok or name.startswith(ok + ".") or ok.startswith(name + ".") for ok in allowed
+        ):
+            pytest.fail(f"{module} imports {name}; it may import {sorted(allowed)}")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_tensorflow_stays_where_it_belongs(module: str) -> None:
+    if module.startswith("worker") or module in MAY_USE_TENSORFLOW:
+        return
+    used = {name.split(".")[0] for name in imports(MODULES[module])} & TENSORFLOW
+    assert not used, f"{module} imports {used}"
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_cores_are_pure(module: str) -> None:
+    used = {name.split(".")[0] for name in imports(MODULES[module])} & IMPURE
+    assert not used, f"{module} imports {used}; time and effects come from its engine"
