@@ -1,0 +1,155 @@
+"""Child processes of ``coordinator up``: started, watched and, whatever happens, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A child that has ended.
+
+    Attributes:
+        name: e.g. ``"shard-0"``; the log file carries it too.
+        status: the exit status; -N when signal N killed it.
+        log: where its output went.
+    """
+
+    name: str
+    pid: int
+    status: int
+    log: Path
+
+    def how(self) -> str:
+        """In words: "exit status 1" or "killed by SIGKILL"."""
+        if self.status >= 0:
+            return f"exit status {self.status}"
+        try:
+            return f"killed by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"killed by signal {-self.status}"
+
+
+@dataclass(frozen=True)
+class _Child:
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
+class Children:
+    """A set of processes that ends with the ``with`` block; not thread-safe.
+
+    Each child leads a process group of its own: a Ctrl-C at the terminal reaches only the parent,
+    which decides who is told what, and what a child has started goes when the child goes. The
+    parent's own violent death is the children's business (``psrpc.process.die_with_parent``).
+    """
+
+    def __init__(self) -> None:
+        self._alive: dict[str, _Child] = {}
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def start(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> int:
+        """Starts a process whose output is appended to ``log``; returns its process id.
+
+        Raises:
+            OSError: the program or the log file cannot be opened.
+        """
+        assert name not in self._alive, name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                process_group=0,
+            )
+        self._alive[name] = _Child(name, log, process)
+        return process.pid
+
+    def alive(self) -> list[str]:
+        """Names of the children whose end has not been reported yet, in the order of starting."""
+        return list(self._alive)
+
+    def poll(self) -> list[Exited]:
+        """The children that have ended since the last call; each is reported once."""
+        return [self._reap(child) for child in list(self._alive.values()) if _has_ended(child)]
+
+    def wait(self, seconds: float) -> list[Exited]:
+        """Like :meth:`poll`, but waits up to ``seconds`` for a child to end."""
+        deadline = time.monotonic() + seconds
+        while True:
+            exited = self.poll()
+            left = deadline - time.monotonic()
+            if exited or left <= 0 or not self._alive:
+                return exited
+            time.sleep(min(POLL_S, left))
+
+    def wait_all(self, seconds: float) -> list[Exited]:
+        """Waits up to ``seconds`` until all children have ended; returns those that have."""
+        deadline = time.monotonic() + seconds
+        exited: list[Exited] = []
+        while self._alive and time.monotonic() < deadline:
+            exited += self.wait(deadline - time.monotonic())
+        return exited
+
+    def terminate(self, name: str) -> None:
+        """Asks one child to stop (SIGTERM); nothing happens if it has ended."""
+        if name in self._alive:
+            self._alive[name].process.terminate()
+
+    def stop(self, grace_s: float) -> list[Exited]:
+        """Asks all to stop, waits up to ``grace_s``, then kills; returns how each of them ended."""
+        for name in self._alive:
+            self.terminate(name)
+        exited = self.wait_all(grace_s)
+        return exited + self.kill()
+
+    def kill(self) -> list[Exited]:
+        """Kills all that are left, and all that they have started, and waits for their end."""
+        for child in self._alive.values():
+            _kill_group(child)
+        return [self._reap(child) for child in list(self._alive.values())]
+
+    def _reap(self, child: _Child) -> Exited:
+        # The group goes before its leader is reaped: until then nobody else can have its number.
+        os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+        _kill_group(child)
+        status = child.process.wait()
+        del self._alive[child.name]
+        return Exited(child.name, child.process.pid, status, child.log)
+
+
+def _has_ended(child: _Child) -> bool:
+    options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    return os.waitid(os.P_PID, child.process.pid, options) is not None
+
+
+def _kill_group(child: _Child) -> None:
+    # PermissionError is what macOS says about a group that has only a zombie in it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, signal.SIGKILL)

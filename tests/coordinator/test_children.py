@@ -1,0 +1,121 @@
+"""Real processes: small shells, which start in milliseconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.children import Children, Exited
+
+# Far above what any of this takes; a test that waits so long has failed.
+LONG_S = 60.0
+
+
+class Shells:
+    """Starts shell scripts as children and talks to them through FIFOs, so nothing sleeps."""
+
+    def __init__(self, children: Children, folder: Path) -> None:
+        self.children = children
+        self.folder = folder
+
+    def start(self, name: str, script: str) -> int:
+        log = self.folder / "logs" / f"{name}.log"
+        return self.children.start(name, ["/bin/sh", "-c", script], log, os.environ)
+
+    def fifo(self, name: str) -> Path:
+        path = self.folder / name
+        os.mkfifo(path)
+        return path
+
+
+@pytest.fixture
+def shells(tmp_path: Path) -> Iterator[Shells]:
+    with Children() as children:
+        yield Shells(children, tmp_path)
+    assert children.alive() == []
+
+
+def is_running(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def test_an_end_is_reported_once_with_status_and_log(shells: Shells) -> None:
+    pid = shells.start("shard-0", "echo out; echo err >&2; exit 3")
+    log = shells.folder / "logs" / "shard-0.log"
+    assert shells.children.wait(LONG_S) == [Exited("shard-0", pid, 3, log)]
+    assert sorted(log.read_text().split()) == ["err", "out"]
+    assert shells.children.poll() == []
+    assert shells.children.alive() == []
+
+
+def test_a_signal_is_named(shells: Shells) -> None:
+    shells.start("worker-0", "kill -9 $$")
+    (exited,) = shells.children.wait(LONG_S)
+    assert (exited.status, exited.how()) == (-signal.SIGKILL, "killed by SIGKILL")
+
+
+def test_a_status_is_named() -> None:
+    assert Exited("x", 1, 0, Path("x.log")).how() == "exit status 0"
+    assert Exited("x", 1, -63, Path("x.log")).how() == "killed by signal 63"
+
+
+def test_poll_does_not_report_the_living(shells: Shells) -> None:
+    gate = shells.fifo("gate")
+    shells.start("worker-0", f"read line < {gate}")
+    assert shells.children.poll() == []
+    assert shells.children.alive() == ["worker-0"]
+    gate.write_text("go\n")
+    assert [exited.name for exited in shells.children.wait(LONG_S)] == ["worker-0"]
+
+
+def test_stop_lets_a_child_clean_up(shells: Shells) -> None:
+    ready = shells.fifo("ready")
+    never = shells.fifo("never")
+    shells.start(
+        "worker-0", f"exec 3<>{never}; trap 'exit 7' TERM; echo up > {ready}; read line <&3"
+    )
+    assert ready.read_text() == "up\n"
+    (exited,) = shells.children.stop(grace_s=LONG_S)
+    assert exited.status == 7
+
+
+def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
+    ready = shells.fifo("ready")
+    never = shells.fifo("never")
+    shells.start("deaf", f"trap '' TERM; echo up > {ready}; read line < {never}")
+    assert ready.read_text() == "up\n"
+    (exited,) = shells.children.stop(grace_s=0.0)
+    assert exited.how() == "killed by SIGKILL"
+
+
+def test_what_a_child_started_ends_with_it(shells: Shells) -> None:
+    held = shells.fifo("held")
+    never = shells.fifo("never")
+    shells.start("worker-0", f"(read line < {never}) 9> {held} & exit 1")
+    with held.open() as end:
+        assert [exited.status for exited in shells.children.wait(LONG_S)] == [1]
+        # Only the grandchild held the other side open: this returns when it is gone.
+        assert end.read() == ""
+
+
+def test_leaving_the_block_kills_all(tmp_path: Path) -> None:
+    with Children() as children:
+        shells = Shells(children, tmp_path)
+        never = shells.fifo("never")
+        pids = [shells.start(f"child-{i}", f"read line < {never}") for i in range(3)]
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_program_that_is_not_there_is_an_error(shells: Shells) -> None:
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        shells.children.start("x", ["/no-such-program"], shells.folder / "x.log", os.environ)
+    assert shells.children.alive() == []
