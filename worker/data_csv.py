@@ -1,0 +1,207 @@
+"""Records of a CSV file, read by line."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
+from worker.data import Array, Batch, Map, check_count, check_range, existing_file, hash_files
+from worker.permutation import RecordOrder
+
+Column = str | int
+_SCAN_NBYTES = 1 << 24
+
+
+class Csv:
+    """Records of a CSV file, one per line; memory holds 8 bytes per record, not the file.
+
+    Args:
+        path: the file.
+        y: the column of the labels: its name, or its number from 0 where there is no header.
+        x: the columns of the inputs, in this order; None means all but ``y``.
+        header: whether the first line names the columns.
+        delimiter: what separates columns.
+        x_dtype, y_dtype: numpy dtypes; ``"str"`` leaves the text as it is.
+        map: turns each batch ``x`` ``[n, columns]``, ``y`` ``[n]`` into what the model gets.
+
+    A quoted value must not contain a line break. Empty lines are skipped.
+
+    Raises:
+        InvalidJob: on first use: no such file or column; on reading: a line with another number
+            of columns, or a value that is not a number, by file, line and column.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        y: Column,
+        x: Sequence[Column] | None = None,
+        header: bool = True,
+        delimiter: str = ",",
+        x_dtype: str = "float32",
+        y_dtype: str = "int64",
+        map: Map | None = None,
+    ) -> None:
+        if isinstance(x, str):
+            raise InvalidJob(f"Csv: x is {x!r}; expected a list of columns")
+        self._path = Path(path)
+        self._y = y
+        self._x = x
+        self._header = header
+        self._delimiter = delimiter
+        self._dtypes = (np.dtype(x_dtype), np.dtype(y_dtype))
+        self._map = map
+        self._lock = Lock()
+        self._index: _LineIndex | None = None
+
+    @property
+    def num_records(self) -> int:
+        return self._opened().num_records
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        index = self._opened()
+        stop = batch.first + batch.count
+        check_range("Csv", batch.first, stop, index.num_records)
+        return self._batch(index, index.order.records_at(seed, batch.epoch, batch.first, stop))
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        index = self._opened()
+        check_range("Csv", start, stop, index.num_records)
+        return self._batch(index, np.arange(start, stop))
+
+    def fingerprint(self) -> str:
+        path = existing_file("Csv", self._path)
+        names = [dtype.str for dtype in self._dtypes]
+        return hash_files([path], self._y, self._x, self._header, self._delimiter, names)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._index is not None:
+                self._index.file.close()
+            self._index = None
+
+    def _opened(self) -> _LineIndex:
+        with self._lock:
+            if self._index is None:
+                path = existing_file("Csv", self._path)
+                index = _LineIndex(path, self._header, self._delimiter)
+                self._x_columns, self._y_column = self._columns(index.columns)
+                self._index = index
+            return self._index
+
+    def _columns(self, names: list[str]) -> tuple[list[int], int]:
+        def place(column: Column) -> int:
+            if isinstance(column, int) and 0 <= column < len(names):
+                return column
+            if column in names:
+                return names.index(str(column))
+            shown = ", ".join(names) if self._header else f"0 to {len(names) - 1}"
+            raise InvalidJob(f"Csv: {str(self._path)!r} has no column {column!r}; it has {shown}")
+
+        label = place(self._y)
+        if self._x is None:
+            return [i for i in range(len(names)) if i != label], label
+        return [place(column) for column in self._x], label
+
+    def _batch(self, index: _LineIndex, records: npt.NDArray[np.int64]) -> Batch:
+        lines = index.lines(records)
+        rows = list(csv.reader((text for _, text in lines), delimiter=self._delimiter))
+        for (line, _), row in zip(lines, rows, strict=True):
+            if len(row) != len(index.columns):
+                raise InvalidJob(
+                    f"Csv: {str(self._path)!r} line {line} has {len(row)} columns; "
+                    f"expected {len(index.columns)}"
+                )
+        x = self._array(index, lines, rows, self._x_columns, self._dtypes[0])
+        y = self._array(index, lines, rows, [self._y_column], self._dtypes[1])[:, 0]
+        batch = (x, np.ascontiguousarray(y))
+        return batch if self._map is None else check_count("map", self._map(*batch), len(rows))
+
+    def _array(
+        self,
+        index: _LineIndex,
+        lines: list[tuple[int, str]],
+        rows: list[list[str]],
+        columns: list[int],
+        dtype: np.dtype[np.generic],
+    ) -> Array:
+        """``[rows, columns]``."""
+        cells = np.array([[row[column] for column in columns] for row in rows], np.str_)
+        try:
+            return cells if dtype.kind == "U" else cells.astype(dtype)
+        except ValueError:
+            for (line, _), values in zip(lines, cells, strict=True):
+                for column, value in zip(columns, values, strict=True):
+                    try:
+                        value.astype(dtype)
+                    except ValueError:
+                        raise InvalidJob(
+                            f"Csv: {str(self._path)!r} line {line} column "
+                            f"{index.columns[column]!r} is {str(value)!r}; expected {dtype}"
+                        ) from None
+            raise
+
+
+class _LineIndex:
+    """Where the line of each record lies. Reading needs no lock."""
+
+    def __init__(self, path: Path, header: bool, delimiter: str) -> None:
+        self._path = path
+        self.file = path.open("rb")
+        starts, stops = _line_spans(self.file)
+        # Line numbers as an editor counts them, from 1; blank lines are no records.
+        numbers = np.flatnonzero(stops > starts) + 1
+        self._spans = np.stack([numbers, starts[numbers - 1], stops[numbers - 1]], axis=1)
+        self.num_records = len(self._spans)
+        self.columns: list[str] = []
+        if self.num_records:
+            [(_, text)] = self.lines(np.array([0]))
+            first = next(csv.reader([text.removeprefix("\ufeff")], delimiter=delimiter))
+            self.columns = first if header else [str(i) for i in range(len(first))]
+            if header:
+                self._spans = self._spans[1:]
+                self.num_records -= 1
+        self.order = RecordOrder(self.num_records)
+
+    def lines(self, records: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
+        """The line number and the text of each record."""
+        descriptor = self.file.fileno()
+        found = []
+        for number, start, stop in self._spans[records].tolist():
+            data = os.pread(descriptor, stop - start, start)
+            try:
+                found.append((number, data.decode()))
+            except UnicodeDecodeError:
+                raise InvalidJob(f"Csv: {str(self._path)!r} line {number} is not UTF-8") from None
+        return found
+
+
+def _line_spans(file: BinaryIO) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """``[lines]`` each: where the text of every line begins, and where it ends before its line
+    break (``\\n`` or ``\\r\\n``)."""
+    breaks, carriage = [], []
+    offset, last = 0, b""
+    while data := file.read(_SCAN_NBYTES):
+        bytes_ = np.frombuffer(last[-1:] + data, np.uint8)
+        at = np.flatnonzero(bytes_[len(last[-1:]) :] == ord("\n"))
+        breaks.append(at + offset)
+        before = at - 1 + len(last[-1:])
+        carriage.append((before >= 0) & (bytes_[before] == ord("\r")))
+        offset += len(data)
+        last = data
+    ends = np.concatenate([*breaks, np.empty(0, np.int64)]).astype(np.int64)
+    returns = np.concatenate([*carriage, np.empty(0, bool)]).astype(np.int64)
+    starts = np.concatenate([[0], ends + 1]).astype(np.int64)
+    # What follows the last line break is a line too, if only an empty one.
+    stops = np.concatenate([ends - returns, [offset]]).astype(np.int64)
+    return starts, stops

@@ -1,0 +1,203 @@
+"""Records of TFRecord files, read by number."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
+from worker.data import Batch, check_count, check_range, existing_file, hash_files
+from worker.permutation import RecordOrder
+
+# A record in the file: uint64 length, uint32 checksum of the length, data, uint32 checksum of
+# the data, all little-endian (tensorflow/core/lib/io/record_writer.h).
+_HEADER_NBYTES = 12
+_FOOTER_NBYTES = 4
+
+
+class TfRecords:
+    """Records of TFRecord files, uncompressed.
+
+    The files are indexed when first used (16 bytes of memory per record), so records are shuffled
+    one by one over all files. The checksums of the records' lengths are checked then; those of
+    the data are not.
+
+    Args:
+        files: a path, a pattern such as ``data/train-*.tfrecord``, or a list of them. Files that
+            match a pattern are taken in the order of their names.
+        parse: turns one serialized record, a scalar string tensor, into ``(x, y)`` or ``(x, y,
+            sample_weight)`` tensors, say with ``tf.io.parse_single_example``. It is compiled, so
+            it must consist of TensorFlow operations.
+
+    Raises:
+        InvalidJob: on first use: no such file, or one that is damaged or no TFRecord file.
+    """
+
+    def __init__(
+        self,
+        files: str | Path | Sequence[str | Path],
+        parse: Callable[[Any], Any],
+    ) -> None:
+        self._files = [files] if isinstance(files, str | Path) else list(files)
+        self._parse = parse
+        self._lock = Lock()
+        self._index: _RecordIndex | None = None
+        self._parse_batch: Callable[[list[bytes]], Batch] | None = None
+
+    @property
+    def num_records(self) -> int:
+        return self._opened().num_records
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        index = self._opened()
+        stop = batch.first + batch.count
+        check_range("TfRecords", batch.first, stop, index.num_records)
+        return self._batch(index, index.order.records_at(seed, batch.epoch, batch.first, stop))
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        index = self._opened()
+        check_range("TfRecords", start, stop, index.num_records)
+        return self._batch(index, np.arange(start, stop))
+
+    def fingerprint(self) -> str:
+        return hash_files(self._paths())
+
+    def close(self) -> None:
+        with self._lock:
+            if self._index is not None:
+                self._index.close()
+            self._index = None
+
+    def _paths(self) -> list[Path]:
+        paths: list[Path] = []
+        for name in map(str, self._files):
+            found = sorted(glob.glob(name)) if glob.has_magic(name) else [name]  # noqa: PTH207
+            if not found:
+                raise InvalidJob(f"TfRecords: no file matches {name!r}")
+            paths += (existing_file("TfRecords", Path(path)) for path in found)
+        return paths
+
+    def _opened(self) -> _RecordIndex:
+        with self._lock:
+            if self._index is None:
+                self._index = _RecordIndex(self._paths())
+            return self._index
+
+    def _batch(self, index: _RecordIndex, records: npt.NDArray[np.int64]) -> Batch:
+        serialized = index.serialized(records)
+        with self._lock:
+            if self._parse_batch is None:
+                self._parse_batch = _batched(self._parse)
+        return check_count("parse", self._parse_batch(serialized), len(records))
+
+
+def _batched(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:
+    """``parse`` for a list of records, as one compiled function that runs on the CPU."""
+    import tensorflow as tf
+
+    scalar = tf.function(
+        parse, input_signature=[tf.TensorSpec([], tf.string)]
+    ).get_concrete_function()
+    signature = tf.nest.map_structure(
+        lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), scalar.structured_outputs
+    )
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])  # type: ignore[untyped-decorator]
+    def parse_all(serialized: Any) -> Any:
+        return tf.map_fn(parse, serialized, fn_output_signature=signature)
+
+    def run(serialized: list[bytes]) -> Batch:
+        with tf.device("CPU:0"):
+            parsed: Batch = tf.nest.map_structure(
+                lambda tensor: tensor.numpy(), parse_all(tf.constant(serialized, tf.string))
+            )
+        return parsed
+
+    return run
+
+
+class _RecordIndex:
+    """Where each record lies. Reading needs no lock."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._files: list[BinaryIO] = []
+        spans = [np.empty((0, 3), np.int64)]
+        for number, path in enumerate(paths):
+            file = path.open("rb")
+            self._files.append(file)
+            found = _scan(file, path)
+            spans.append(np.column_stack([np.full(len(found), number), found]))
+        self._spans = np.concatenate(spans)
+        self.num_records = len(self._spans)
+        self.order = RecordOrder(self.num_records)
+
+    def serialized(self, records: npt.NDArray[np.int64]) -> list[bytes]:
+        """The data of each record."""
+        return [
+            os.pread(self._files[file].fileno(), length, offset)
+            for file, offset, length in self._spans[records].tolist()
+        ]
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def _scan(file: BinaryIO, path: Path) -> npt.NDArray[np.int64]:
+    """``[records, 2]``: offset and length of the data of each record."""
+    size = os.fstat(file.fileno()).st_size
+    spans: list[tuple[int, int]] = []
+    headers: list[bytes] = []
+    at = 0
+    while at < size:
+        header = os.pread(file.fileno(), _HEADER_NBYTES, at)
+        length = int.from_bytes(header[:8], "little")
+        stop = at + _HEADER_NBYTES + length + _FOOTER_NBYTES
+        if len(header) < _HEADER_NBYTES or stop > size:
+            break
+        spans.append((at + _HEADER_NBYTES, length))
+        headers.append(header)
+        at = stop
+    table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER_NBYTES)
+    wrong = np.flatnonzero(masked_crc32c(table[:, :8]) != table[:, 8:].copy().view("<u4")[:, 0])
+    if len(wrong):
+        first = int(wrong[0])
+        at = spans[first][0] - _HEADER_NBYTES
+        raise InvalidJob(
+            f"TfRecords: {str(path)!r} is damaged at byte {at}, record {first}: the checksum of "
+            "its length is wrong; compressed files are not supported"
+        )
+    if at < size:
+        raise InvalidJob(
+            f"TfRecords: {str(path)!r} ends inside record {len(spans)}, which begins at byte {at}; "
+            "it is cut short, compressed or no TFRecord file"
+        )
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def masked_crc32c(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """``[n]``: CRC-32C (Castagnoli, RFC 3720 appendix B.4) of each row ``[n, nbytes]``, masked as
+    TFRecord files mask it (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crc = _CRC_TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+
+
+def _crc_table() -> npt.NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> np.uint32(1)) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
+    return table
+
+
+_CRC_TABLE = _crc_table()
