@@ -272,18 +272,20 @@ class GetClusterResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
 
 class LeaseWorkRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "done")
+    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "received")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ...) -> None: ...
+    received: int
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ...) -> None: ...
 
 class LeaseWorkResponse(_message.Message):
     __slots__ = ("lease",)

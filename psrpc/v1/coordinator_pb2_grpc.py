@@ -180,8 +180,9 @@ class CoordinatorServicer:
 
     def LeaseWork(self, request, context):
         """Asks for work; waits for some for at most a few seconds, then answers `wait` and says why.
-        Reports that come with it are recorded first. Safe to repeat: unreported leases of the worker
-        are given again. Errors: FAILED_PRECONDITION (StaleGeneration).
+        Reports that come with it are recorded first. Safe to repeat: what was leased to the worker,
+        is not reported and did not reach it (`received`) is given again. Errors: FAILED_PRECONDITION
+        (StaleGeneration).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
