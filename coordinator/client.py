@@ -1,0 +1,244 @@
+"""How shards and workers call the coordinator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from psrpc.channel import open_channel
+from psrpc.errors import CoordinatorUnreachable, DeadlinePassed, PsError, Unreachable
+from psrpc.status import error_from_rpc
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1.coordinator_pb2_grpc import CoordinatorStub
+
+CALL_S = 10.0
+"""Deadline of a call that the coordinator answers at once."""
+
+POLL_S = 20.0
+"""Deadline of a call that the coordinator may hold for a few seconds until there is news."""
+
+WATCH_S = 600.0
+"""A command stream ends by itself after this time; its owner opens the next one."""
+
+RETRY_S = 1.0
+"""Pause between two tries to reach the coordinator."""
+
+ANNOUNCE_S = 3.0
+"""Pause between two words on what is awaited."""
+
+Response = TypeVar("Response", bound=Message)
+Result = TypeVar("Result")
+
+
+class CommandStream:
+    """The commands for one shard; iterate it. Thread-safe: any thread may ``cancel``."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[pb.WatchResponse]:
+        """Yields commands until the coordinator ends the stream, ``cancel`` is called or
+        ``WATCH_S`` have passed; then watch again. Every command is idempotent, since the
+        coordinator repeats on a new stream what may have been missed.
+
+        Raises:
+            CoordinatorUnreachable: the connection broke.
+            PsError: as the coordinator raised it.
+        """
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            if self._cancelled:
+                return
+            typed = _typed(error, self._address)
+            if not isinstance(typed, DeadlinePassed):
+                raise typed from None
+
+    def cancel(self) -> None:
+        """Ends the iteration, in whatever thread it runs."""
+        self._cancelled = True
+        self._call.cancel()
+
+
+class CoordinatorClient:
+    """One process's connection to the coordinator. Thread-safe.
+
+    Every call has a deadline and raises the class that the coordinator raised, besides
+
+    * :class:`CoordinatorUnreachable` when nothing answers at the address or the connection broke,
+    * :class:`DeadlinePassed` when the coordinator is there but took too long.
+
+    Both are ``retryable``, and every RPC of the service is safe to repeat.
+    """
+
+    def __init__(self, address: str) -> None:
+        """``address`` is HOST:PORT; nothing is connected before the first call."""
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._lock = threading.Lock()
+        self._received = 0  # guarded by _lock
+
+    def __enter__(self) -> CoordinatorClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; calls in flight fail."""
+        self._channel.close()
+
+    def get_job(self) -> pb.GetJobResponse:
+        """What a worker must load before it can register."""
+        return self._call(self._stub.GetJob, pb.GetJobRequest(), pb.GetJobResponse, CALL_S)
+
+    def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardResponse:
+        """Raises AlreadyExists (the index is held, by whom) or InvalidArgument (no such index)."""
+        return self._call(self._stub.RegisterShard, request, pb.RegisterShardResponse, CALL_S)
+
+    def report_shard_ready(
+        self, request: pb.ReportShardReadyRequest
+    ) -> pb.ReportShardReadyResponse:
+        """Raises StaleGeneration (the coordinator knows another process or generation)."""
+        return self._call(self._stub.ReportShardReady, request, pb.ReportShardReadyResponse, CALL_S)
+
+    def heartbeat_shard(self, request: pb.HeartbeatShardRequest) -> pb.HeartbeatShardResponse:
+        """Raises StaleGeneration (the coordinator knows another process under this index)."""
+        return self._call(self._stub.HeartbeatShard, request, pb.HeartbeatShardResponse, CALL_S)
+
+    def watch(self, request: pb.WatchRequest) -> CommandStream:
+        """Opens the command stream of a shard; errors come out of its iteration."""
+        return CommandStream(self._stub.Watch(request, timeout=WATCH_S), self.address)
+
+    def report_snapshot(self, request: pb.ReportSnapshotRequest) -> pb.ReportSnapshotResponse:
+        """Raises StaleGeneration or InvalidArgument (a snapshot that was not ordered)."""
+        return self._call(self._stub.ReportSnapshot, request, pb.ReportSnapshotResponse, CALL_S)
+
+    def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
+        """Raises JobMismatch, which names both hashes or both versions."""
+        return self._call(self._stub.RegisterWorker, request, pb.RegisterWorkerResponse, CALL_S)
+
+    def heartbeat_worker(self, request: pb.HeartbeatWorkerRequest) -> pb.HeartbeatWorkerResponse:
+        """A sign of life; never refused, see its response."""
+        return self._call(self._stub.HeartbeatWorker, request, pb.HeartbeatWorkerResponse, CALL_S)
+
+    def get_cluster(self, request: pb.GetClusterRequest) -> pb.GetClusterResponse:
+        """Raises NotReady (names the missing shards) after a few seconds: ask again."""
+        return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, POLL_S)
+
+    def lease_work(self, request: pb.LeaseWorkRequest) -> pb.LeaseWorkResponse:
+        """Asks for work. ``request.received`` is filled in unless it is set, so a worker may ask
+        for its next task while it runs the present one, and gets again what was lost on the way.
+
+        Raises:
+            StaleGeneration: get the cluster again, pull, and ask again.
+        """
+        if not request.HasField("received"):
+            with self._lock:
+                received = self._received
+            # The caller keeps its message as it made it.
+            filled = pb.LeaseWorkRequest(received=received)
+            filled.MergeFrom(request)
+            request = filled
+        response = self._call(self._stub.LeaseWork, request, pb.LeaseWorkResponse, POLL_S)
+        newest = max((a.attempt for a in response.lease.train.batches), default=0)
+        with self._lock:
+            self._received = max(self._received, newest)
+        return response
+
+    def commit_batch(self, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
+        """Commits an attempt of the open round and brings the next lease."""
+        return self._call(self._stub.CommitBatch, request, pb.CommitBatchResponse, POLL_S)
+
+    def report_work(self, request: pb.ReportWorkRequest) -> pb.ReportWorkResponse:
+        """Raises InvalidArgument (a result that does not fit what was leased)."""
+        return self._call(self._stub.ReportWork, request, pb.ReportWorkResponse, CALL_S)
+
+    def leave_worker(self, request: pb.LeaveWorkerRequest) -> pb.LeaveWorkerResponse:
+        """Gives the worker's leases back."""
+        return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, CALL_S)
+
+    def get_job_status(self) -> pb.GetJobStatusResponse:
+        """Everything a person wants to know."""
+        return self._call(
+            self._stub.GetJobStatus, pb.GetJobStatusRequest(), pb.GetJobStatusResponse, CALL_S
+        )
+
+    def wait_for_coordinator(
+        self,
+        connect_timeout_s: float,
+        announce: Callable[[str], object],
+        stopped: threading.Event | None = None,
+    ) -> pb.GetJobResponse:
+        """Waits until the coordinator answers; see :meth:`persist`."""
+        return self.persist(self.get_job, connect_timeout_s, announce, stopped)
+
+    def persist(
+        self,
+        call: Callable[[], Result],
+        connect_timeout_s: float,
+        announce: Callable[[str], object],
+        stopped: threading.Event | None = None,
+    ) -> Result:
+        """Repeats ``call`` while the coordinator cannot be reached.
+
+        Args:
+            call: one of this client's methods with its arguments bound.
+            connect_timeout_s: how long to try.
+            announce: gets a line every 3 s that says what is awaited.
+            stopped: set it from elsewhere to give up at once.
+
+        Raises:
+            CoordinatorUnreachable: it did not answer in time; names the address and the fix.
+            PsError: whatever else ``call`` raises.
+        """
+        stopped = stopped or threading.Event()
+        began = time.monotonic()
+        said = began
+        while True:
+            try:
+                return call()
+            except (CoordinatorUnreachable, DeadlinePassed):
+                now = time.monotonic()
+            if now - began >= connect_timeout_s or stopped.is_set():
+                raise CoordinatorUnreachable(
+                    f"no coordinator answers at {self.address} (tried for {now - began:.0f} s); "
+                    "start `coordinator serve` there, or say --coordinator HOST:PORT"
+                )
+            if now - said >= ANNOUNCE_S:
+                announce(
+                    f"waiting for the coordinator at {self.address} "
+                    f"({now - began:.0f} of {connect_timeout_s:.0f} s)"
+                )
+                said = now
+            stopped.wait(min(RETRY_S, max(0.0, connect_timeout_s - (now - began))))
+
+    def _call(
+        self, method: Any, request: Message, expected: type[Response], timeout_s: float
+    ) -> Response:
+        try:
+            response = method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise _typed(error, self.address) from None
+        assert isinstance(response, expected)
+        return response
+
+
+def _typed(error: grpc.RpcError, address: str) -> PsError:
+    """The error of a call, a broken connection being the coordinator's."""
+    typed = error_from_rpc(error, f"coordinator at {address}")
+    return CoordinatorUnreachable(str(typed)) if isinstance(typed, Unreachable) else typed
