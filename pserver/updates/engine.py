@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -123,6 +125,9 @@ def make_engine(
         from pserver.updates.numpy_engine import NumpyEngine
 
         return NumpyEngine(optimizer, plan, shard)
+    if "keras" not in sys.modules:
+        # Arenas live in TensorFlow, whatever KERAS_BACKEND a user has for other programs.
+        os.environ["KERAS_BACKEND"] = "tensorflow"
     from pserver.updates.keras_engine import KerasEngine
 
     return KerasEngine(optimizer, plan, shard)

@@ -1,0 +1,233 @@
+"""Which optimizers, schedules and constraints a shard will build, and how they want their plan.
+
+An optimizer comes as ``keras.optimizers.serialize`` writes it, ``{"module", "class_name",
+"config", "registered_name"}``, as plain JSON. Beside these keys it may carry
+``excluded_from_weight_decay``, a list of variable names (see :func:`weight_decay_exclusions`),
+because Keras leaves what ``exclude_from_weight_decay`` was told out of the config.
+
+Pure: the coordinator, the workers and the shards all ask here; nothing imports Keras.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from psrpc.errors import InvalidJob
+from psrpc.plan import Placement, VariableSpec
+
+ELEMENTWISE = frozenset(
+    {
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "Ftrl",
+        "Lion",
+        "Nadam",
+        "RMSprop",
+        "SGD",
+        "ScheduleFreeAdamW",
+    }
+)
+"""Optimizers whose update of an element depends on that element alone."""
+
+WHOLE = frozenset({"Adafactor", "Lamb", "Muon"})
+"""Optimizers that look at a whole variable: its norm, its rows and columns."""
+
+OPTIMIZERS = ELEMENTWISE | WHOLE
+
+SCHEDULES = frozenset(
+    {
+        "CosineDecay",
+        "CosineDecayRestarts",
+        "ExponentialDecay",
+        "InverseTimeDecay",
+        "PiecewiseConstantDecay",
+        "PolynomialDecay",
+    }
+)
+
+CONSTRAINTS = frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"})
+
+EXCLUDED = "excluded_from_weight_decay"
+"""Key of the list of variable names in a serialized optimizer. Load-bearing."""
+
+_REFUSED = {
+    "LossScaleOptimizer": "shards keep float32 parameters, so scaling the loss gains nothing; "
+    "pass its inner optimizer",
+    "MultiOptimizer": "use one optimizer for all variables",
+}
+
+
+def check_optimizer(serialized: Mapping[str, Any]) -> None:
+    """Passes an optimizer of the allow-list with plain arguments.
+
+    Raises:
+        InvalidJob: names the class or argument, its value and what to write instead.
+    """
+    name = _check_class(serialized, "optimizer", "keras.optimizers", OPTIMIZERS)
+    config = serialized["config"]
+    for key, value in config.items():
+        if key == "learning_rate" and isinstance(value, Mapping):
+            schedule = _check_class(
+                value, "learning-rate schedule", "keras.optimizers.schedules", SCHEDULES
+            )
+            for argument, number in value["config"].items():
+                _check_plain(f"{schedule}({argument}=...)", number)
+        else:
+            _check_plain(f"{name}({key}=...)", value)
+    if config.get("loss_scale_factor") is not None:
+        raise InvalidJob(
+            f"optimizer {name} has loss_scale_factor={config['loss_scale_factor']}; shards keep "
+            "float32 parameters, so scaling the loss gains nothing: leave it out"
+        )
+    excluded = serialized.get(EXCLUDED, [])
+    if not isinstance(excluded, list) or not all(isinstance(v, str) for v in excluded):
+        raise InvalidJob(f"optimizer {name}: {EXCLUDED} is {excluded!r}; expected variable names")
+
+
+def check_constraint(serialized: Mapping[str, Any]) -> None:
+    """Passes a constraint of the allow-list, as ``keras.constraints.serialize`` writes it.
+
+    Raises:
+        InvalidJob: names the class or argument, its value and what is allowed.
+    """
+    name = _check_class(serialized, "constraint", "keras.constraints", CONSTRAINTS)
+    for key, value in serialized["config"].items():
+        _check_plain(f"{name}({key}=...)", value)
+
+
+def placement_for(optimizer: Mapping[str, Any], variables: Iterable[VariableSpec]) -> Placement:
+    """``cut`` where the update of every element depends on that element alone, else ``whole``.
+
+    Raises:
+        InvalidJob: a trainable variable has a constraint that is not on the allow-list.
+    """
+    constrained = False
+    for variable in variables:
+        if variable.role == "trainable" and variable.constraint is not None:
+            try:
+                check_constraint(variable.constraint)
+            except InvalidJob as error:
+                raise InvalidJob(f"variable {variable.name!r}: {error}") from None
+            constrained = True
+    whole = (
+        constrained
+        or optimizer["class_name"] in WHOLE
+        or bool(optimizer["config"].get("clipnorm"))
+        or bool(optimizer.get(EXCLUDED))
+    )
+    return "whole" if whole else "cut"
+
+
+def needs_single_shard(optimizer: Mapping[str, Any]) -> str | None:
+    """Why this optimizer runs on one shard only; None where any number will do."""
+    norm = optimizer["config"].get("global_clipnorm")
+    if not norm:
+        return None
+    return (
+        f"optimizer {optimizer['class_name']} has global_clipnorm={norm}, the norm over all "
+        "variables, which several shards do not know; use one shard, clipnorm or clipvalue"
+    )
+
+
+def with_learning_rate(optimizer: Mapping[str, Any], value: float) -> dict[str, Any]:
+    """A copy of ``optimizer`` that starts from the learning rate ``value``.
+
+    A schedule keeps its shape and gets a new height: ``initial_learning_rate`` becomes ``value``
+    (``end_learning_rate``, an absolute floor, stays). With a warm-up the learning rate meant is
+    the one warmed up to: ``warmup_target`` becomes ``value`` and the start keeps its ratio to it.
+    The values of a ``PiecewiseConstantDecay`` are all scaled so that the first is ``value``.
+
+    Raises:
+        InvalidJob: ``value`` is not a finite number of at least 0, or a schedule starts at 0 and
+            so cannot be scaled.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidJob(f"optimizer.learning_rate is {value!r}; expected a number")
+    value = float(value)
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidJob(
+            f"optimizer.learning_rate is {value}; expected a finite number of at least 0"
+        )
+    changed = copy.deepcopy(dict(optimizer))
+    schedule = changed["config"].get("learning_rate")
+    if not isinstance(schedule, dict):
+        changed["config"]["learning_rate"] = value
+        return changed
+    config = schedule["config"]
+    if schedule["class_name"] == "PiecewiseConstantDecay":
+        ratio = _ratio(value, config["values"][0], "PiecewiseConstantDecay(values=[0, ...])")
+        config["values"] = [value, *(v * ratio for v in config["values"][1:])]
+    elif config.get("warmup_target") is not None:
+        if config["initial_learning_rate"] != 0:
+            config["initial_learning_rate"] *= _ratio(
+                value, config["warmup_target"], f"{schedule['class_name']}(warmup_target=0)"
+            )
+        config["warmup_target"] = value
+    else:
+        config["initial_learning_rate"] = value
+    return changed
+
+
+def weight_decay_exclusions(optimizer: Any, variables: Iterable[Any]) -> list[str]:
+    """Names of the ``variables`` that a Keras ``optimizer`` was told not to decay.
+
+    For the job's description: what it returns, if anything, goes under :data:`EXCLUDED`. Takes
+    the live Keras objects, since ``exclude_from_weight_decay`` matches the optimizer's own view
+    of a variable: the Keras variable in Muon, the ``tf.Variable`` inside it elsewhere.
+    """
+    if optimizer.weight_decay is None and type(optimizer).__name__ != "Muon":
+        return []
+    own = type(optimizer).__name__ == "Muon"
+    uses = optimizer._use_weight_decay
+    return [v.path for v in variables if not uses(v if own else v.value)]
+
+
+def _ratio(new: float, old: float, what: str) -> float:
+    if old == 0:
+        raise InvalidJob(
+            f"optimizer.learning_rate={new} cannot scale {what}, which starts at 0; "
+            "change the schedule in the job file"
+        )
+    return new / old
+
+
+def _check_class(
+    serialized: Mapping[str, Any], what: str, module: str, allowed: frozenset[str]
+) -> str:
+    """The class name, if the document says that it is Keras's own class of that name."""
+    name = serialized.get("class_name")
+    if not isinstance(name, str) or not isinstance(serialized.get("config"), Mapping):
+        raise InvalidJob(f"{what} {dict(serialized)!r} is not one that Keras has serialized")
+    if name in _REFUSED:
+        raise InvalidJob(f"{what} {name} is not supported: {_REFUSED[name]}")
+    source = serialized.get("module", module)
+    registered = serialized.get("registered_name")
+    # Keras writes the registered name of its own classes as None, of a user's as package>name.
+    foreign = source != module or registered not in (None, name)
+    if foreign or name not in allowed:
+        origin = f" from {registered or source!r}" if foreign else ""
+        raise InvalidJob(
+            f"{what} {name}{origin} cannot be built by the shards; "
+            f"use one of {module}: {', '.join(sorted(allowed))}"
+        )
+    return name
+
+
+def _check_plain(what: str, value: Any) -> None:
+    if value is None or isinstance(value, bool | str | int):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidJob(f"{what} is {value}; expected a finite number")
+        return
+    if isinstance(value, list | tuple):
+        for element in value:
+            _check_plain(what, element)
+        return
+    raise InvalidJob(f"{what} is {value!r}; shards take numbers, strings and lists of them only")

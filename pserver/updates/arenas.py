@@ -1,0 +1,116 @@
+"""The arenas of one shard: their sizes, their staging buffers, the check of what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pserver.updates.engine import ITERATIONS, NDArray, Slots
+from psrpc.errors import CheckpointError, InvalidArgument
+from psrpc.plan import ALIGNMENT_BYTES, Plan, aligned_empty
+
+
+class ShardArenas:
+    """What ``shard`` of ``plan`` owns. Immutable but for the contents of the staging buffers.
+
+    Attributes:
+        lengths: arena name -> elements on this shard, 0 included.
+        dtypes: arena name -> dtype.
+        trainable, state: names of the arenas of that role with at least one element.
+    """
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        self.lengths = {a.name: a.shard_length(shard) for a in plan.arenas}
+        self.dtypes = {a.name: a.dtype for a in plan.arenas}
+        owned = [a for a in plan.arenas if a.shard_length(shard)]
+        self.trainable = tuple(a.name for a in owned if a.role == "trainable")
+        self.state = tuple(a.name for a in owned if a.role == "state")
+        self._staging: dict[str, NDArray] = {}
+
+    @property
+    def owned(self) -> tuple[str, ...]:
+        """All arenas with at least one element, trainable ones first."""
+        return self.trainable + self.state
+
+    def staging(self) -> dict[str, NDArray]:
+        """One aligned buffer per arena, allocated at the first call, then always the same."""
+        if not self._staging:
+            self._staging = {n: aligned_empty(k, self.dtypes[n]) for n, k in self.lengths.items()}
+        return dict(self._staging)
+
+    def check(self, arrays: Mapping[str, NDArray]) -> None:
+        """Passes one array per owned arena, of its length and dtype.
+
+        Raises:
+            InvalidArgument: names the arena, what came and what was expected.
+        """
+        for name in self.owned:
+            if name not in arrays:
+                raise InvalidArgument(f"arena {name} is missing; got {', '.join(arrays) or 'none'}")
+        for name, array in arrays.items():
+            if name not in self.lengths:
+                raise InvalidArgument(
+                    f"arena {name!r} is unknown; this shard has {', '.join(self.lengths)}"
+                )
+            length, dtype = self.lengths[name], self.dtypes[name]
+            if array.shape != (length,) or array.dtype != dtype:
+                raise InvalidArgument(
+                    f"arena {name} got {array.dtype}{list(array.shape)}; expected {dtype}[{length}]"
+                )
+
+    def check_aligned(self, arrays: Mapping[str, NDArray]) -> None:
+        """Passes arrays that TensorFlow may see: it aborts the process at an unaligned one.
+
+        Raises:
+            InvalidArgument: names the arena and what is wrong with the array.
+        """
+        for name in self.owned:
+            array = arrays[name]
+            if array.ctypes.data % ALIGNMENT_BYTES:
+                raise InvalidArgument(
+                    f"arena {name}: the array is not on a {ALIGNMENT_BYTES}-byte boundary; "
+                    "use the staging buffers or psrpc.plan.aligned_empty"
+                )
+            if not (array.flags.c_contiguous and array.flags.writeable):
+                raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")
+
+    def empty(self) -> dict[str, NDArray]:
+        """Arrays for the arenas of which this shard owns nothing."""
+        return {n: np.empty(0, self.dtypes[n]) for n, k in self.lengths.items() if not k}
+
+
+def check_slots(given: Slots, own: Slots, what: str) -> None:
+    """Passes slots of the names, shapes and dtypes that ``own`` has.
+
+    Empty arrays are not counted; a shard without trainable elements takes ``iterations`` alone.
+
+    Raises:
+        CheckpointError: names ``what`` (the optimizer) and the difference.
+    """
+    have, need = _signature(given), _signature(own)
+    if set(need) == {ITERATIONS}:
+        have = {k: v for k, v in have.items() if k == ITERATIONS}
+    if have == need:
+        return
+    missing = [k for k in need if k not in have]
+    unknown = [k for k in have if k not in need]
+    other = [
+        f"{k} is {have[k]}, expected {need[k]}" for k in need if have.get(k, need[k]) != need[k]
+    ]
+    parts = [f"{w} {', '.join(n)}" for w, n in (("missing", missing), ("unknown", unknown)) if n]
+    raise CheckpointError(
+        f"the optimizer slots do not fit {what}: {'; '.join(parts + other)}; "
+        "resume with the optimizer that wrote them"
+    )
+
+
+def _signature(slots: Slots) -> dict[str, str]:
+    arrays = {
+        f"{slot}/{place}": array
+        for group in (slots.elements, slots.variables)
+        for slot, places in group.items()
+        for place, array in places.items()
+        if array.size
+    } | dict(slots.scalars)
+    return {name: f"{array.dtype}{list(array.shape)}" for name, array in arrays.items()}

@@ -1,0 +1,134 @@
+"""The update engine without TensorFlow: a few optimizers, in place, on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pserver.updates.allowlist import EXCLUDED, check_optimizer
+from pserver.updates.arenas import ShardArenas, check_slots
+from pserver.updates.engine import ITERATIONS, NDArray, Slots, frozen, scalar
+from pserver.updates.rules import make_rule
+from pserver.updates.schedules import make_schedule
+from psrpc.errors import InvalidJob
+from psrpc.plan import Plan, aligned_empty
+
+_BLOCK = 32 * 1024
+"""Elements worked on at a time: parameters, gradients, slots and scratch of a block stay in the
+second-level cache, so an arena passes through memory once per step and not once per operation."""
+
+
+class NumpyEngine:
+    """An :class:`pserver.updates.engine.UpdateEngine` for SGD, Adagrad, Adam and AdamW.
+
+    The update of each element is the same sequence of correctly rounded operations wherever it
+    lies, so the bits depend neither on the number of shards nor on the block size.
+
+    Raises:
+        InvalidJob: the optimizer, one of its arguments or a constraint is not among what this
+            engine does.
+    """
+
+    def __init__(self, optimizer: Mapping[str, Any], plan: Plan, shard: int) -> None:
+        check_optimizer(optimizer)
+        self._name = optimizer["class_name"]
+        self._rule = make_rule(optimizer)
+        self._rate = make_schedule(optimizer["config"]["learning_rate"])
+        self._decay = optimizer["config"].get("weight_decay")
+        self._clip = optimizer["config"].get("clipvalue")
+        if self._decay and optimizer.get(EXCLUDED):
+            raise InvalidJob(
+                "the numpy engine decays all variables alike, but "
+                f"{', '.join(optimizer[EXCLUDED])} are excluded. Use engine keras"
+            )
+        for variable in plan.variables:
+            if variable.role == "trainable" and variable.constraint is not None:
+                raise InvalidJob(
+                    f"the numpy engine has no constraints, but {variable.name!r} has "
+                    f"{variable.constraint['class_name']}. Use engine keras"
+                )
+        self._arenas = ShardArenas(plan, shard)
+        self._values: dict[str, NDArray] = {}
+        self._slots: dict[str, dict[str, NDArray]] = {}
+        self._iterations = 0
+        self._scratch = {
+            dtype: [aligned_empty(_BLOCK, dtype) for _ in range(3)]
+            for dtype in {self._arenas.dtypes[n] for n in self._arenas.trainable}
+        }
+
+    def load(self, values: Mapping[str, NDArray]) -> None:
+        arenas = self._arenas
+        arenas.check(values)
+        if not self._values:
+            self._values = {
+                n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.owned
+            }
+            self._slots = {
+                slot: {
+                    n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable
+                }
+                for slot in (self._rule.slots if arenas.trainable else ())
+            }
+        for name, array in self._values.items():
+            np.copyto(array, values[name])
+        for slot, arrays in self._slots.items():
+            for array in arrays.values():
+                array.fill(self._rule.slots[slot])
+        self._iterations = 0
+
+    def staging(self) -> dict[str, NDArray]:
+        return self._arenas.staging()
+
+    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+        if not gradients:
+            return
+        self._arenas.check(gradients)
+        rate = self._rate(self._iterations)
+        # A run that diverges says so by its loss; XLA is as silent about infinities.
+        with np.errstate(all="ignore"):
+            for name in self._arenas.trainable:
+                self._update(name, gradients[name], rate)
+            for name in self._arenas.state:
+                self._values[name] += gradients[name]
+        self._iterations += 1
+
+    def _update(self, name: str, gradients: NDArray, rate: np.float32) -> None:
+        values, dtype = self._values[name], self._arenas.dtypes[name]
+        slots = [arrays[name] for arrays in self._slots.values()]
+        factors = self._rule.factors(rate, self._iterations, dtype)
+        real = np.dtype(dtype).type
+        for start in range(0, len(values), _BLOCK):
+            block = slice(start, min(start + _BLOCK, len(values)))
+            first, second, clipped = (s[: block.stop - start] for s in self._scratch[dtype])
+            parameters, gradient = values[block], gradients[block]
+            if self._clip:
+                gradient = np.clip(gradient, real(-self._clip), real(self._clip), out=clipped)
+            if self._decay:
+                np.multiply(parameters, real(self._decay), out=first)
+                first *= real(rate)
+                parameters -= first
+            self._rule.update(
+                parameters, gradient, [s[block] for s in slots], factors, (first, second)
+            )
+
+    def snapshot(self) -> dict[str, NDArray]:
+        return self._arenas.empty() | {n: frozen(a.copy()) for n, a in self._values.items()}
+
+    def slots(self) -> Slots:
+        return Slots(
+            elements={
+                slot: {n: frozen(a.copy()) for n, a in arrays.items()}
+                for slot, arrays in self._slots.items()
+            },
+            scalars={ITERATIONS: scalar(self._iterations, "int64")},
+        )
+
+    def load_slots(self, slots: Slots) -> None:
+        own = Slots(self._slots, scalars={ITERATIONS: scalar(self._iterations, "int64")})
+        check_slots(slots, own, f"{self._name} on the numpy engine")
+        for slot, arrays in self._slots.items():
+            for name, array in arrays.items():
+                np.copyto(array, slots.elements[slot][name])
+        self._iterations = slots.iterations
