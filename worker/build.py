@@ -1,0 +1,214 @@
+"""Makes the Keras objects that a job describes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.utils.naming import reset_uids
+
+from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_exclusions
+from psrpc.errors import InvalidJob
+from worker.data import Batch, map_arrays
+from worker.job import Job
+from worker.loader import user_code
+from worker.overrides import override_optimizer
+
+
+def build_model(job: Job, example: Batch) -> Any:
+    """The job's model with all its variables, the same initial values and names in each process
+    and at each call.
+
+    Args:
+        job: says how to make it; its seed is set for Python, numpy and TensorFlow before.
+        example: a few records; what creates its variables when it first sees data is shown them.
+
+    Returns:
+        A ``keras.Model`` or a ``tf.Module``.
+
+    Raises:
+        InvalidJob: the function makes something else.
+        UserCodeFailed: it raised.
+    """
+    keras.utils.set_random_seed(job.seed % 2**32)
+    # Keras numbers layers ("dense_1") over the life of a process. Without this a second model
+    # would have other names than the first; no public function does it alone.
+    reset_uids()
+    with user_code("model()"):
+        model = job.model()
+    if isinstance(model, keras.Model):
+        if not model.built:
+            with user_code("the first call of the model"):
+                model(map_arrays(tf.convert_to_tensor, example[0]), training=False)
+    elif isinstance(model, tf.Module):
+        # A module that is already complete must not be run: a step might change its state.
+        if not model.variables:
+            with user_code("the first call of the loss"):
+                job_loss(job)(model, *map_arrays(tf.convert_to_tensor, example))
+    else:
+        raise InvalidJob(
+            f"model() made a {type(model).__name__}; expected a keras.Model or a tf.Module"
+        )
+    return model
+
+
+def job_loss(job: Job) -> Callable[..., Any]:
+    """The loss function of a job with a ``tf.Module``, as the user wrote it."""
+    if isinstance(job.loss, str) or isinstance(job.loss, keras.losses.Loss):
+        shown = job.loss if isinstance(job.loss, str) else type(job.loss).__name__
+        raise InvalidJob(
+            f"loss is {shown!r}, but the model is a tf.Module; expected a function f(module, x, y)"
+        )
+    return job.loss
+
+
+def build_loss(job: Job) -> Callable[..., Any]:
+    """The loss of a job with a Keras model: ``f(y_true, y_pred, sample_weight=None)``, a scalar.
+
+    The mean over the batch, whatever the user's function returns; with sample weights the sum of
+    weighted values divided by the number of examples, as in ``keras.Model.fit``.
+
+    Raises:
+        InvalidJob: Keras has no loss of this name.
+    """
+    if isinstance(job.loss, str):
+        try:
+            loss = keras.losses.get(job.loss)
+        except ValueError:
+            raise InvalidJob(f"loss is {job.loss!r}; Keras has no loss of that name") from None
+    else:
+        loss = job.loss() if inspect.isclass(job.loss) else job.loss
+    if not isinstance(loss, keras.losses.Loss):
+        loss = _FunctionLoss(loss)
+
+    def mean_loss(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        # A loss with reduction=None gives one value per example.
+        return keras.ops.mean(loss(y_true, y_pred, sample_weight=sample_weight))
+
+    return mean_loss
+
+
+class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
+    """A user's ``f(y_true, y_pred)``. Keras's own wrapper would do, were it public."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self._function(y_true, y_pred)
+
+
+def build_metrics(job: Job, y_true: Any, y_pred: Any) -> list[Any]:
+    """New metrics (``keras.metrics.Metric``) of a job, in its order.
+
+    ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
+    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``.
+
+    Raises:
+        InvalidJob: Keras has no metric of a name, or two metrics have one name.
+    """
+    metrics = [_metric(metric, y_true, y_pred) for metric in job.metrics]
+    names = ["loss", *(metric.name for metric in metrics)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidJob(f"two metrics are named {name!r}; give them different names")
+    return metrics
+
+
+def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
+    if isinstance(metric, str):
+        if metric.lower() in ("accuracy", "acc"):
+            return _accuracy(metric, y_true, y_pred)
+        try:
+            made = keras.metrics.get(metric)
+        except ValueError:
+            raise InvalidJob(
+                f"metrics contains {metric!r}; Keras has no metric of that name"
+            ) from None
+        if not isinstance(made, keras.metrics.Metric):
+            return keras.metrics.MeanMetricWrapper(made, name=metric)
+        made.name = metric
+        return made
+    if isinstance(metric, keras.metrics.Metric):
+        # A fresh one: what the job file made may be in use elsewhere in this process.
+        return type(metric).from_config(metric.get_config())
+    name = getattr(metric, "__name__", type(metric).__name__)
+    if not _required_arguments(metric):
+        with user_code(f"metric {name}()"):
+            made = metric()
+        if not isinstance(made, keras.metrics.Metric):
+            raise InvalidJob(f"metric {name}() made a {type(made).__name__}; expected a metric")
+        return made
+    return keras.metrics.MeanMetricWrapper(metric, name=name)
+
+
+def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:
+    if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
+        raise InvalidJob(
+            f"metrics contains {name!r}, but the model has several outputs; name one that fits"
+        )
+    if y_pred.shape[-1] == 1:
+        return keras.metrics.BinaryAccuracy(name=name)
+    if len(y_true.shape) < len(y_pred.shape) or y_true.shape[-1] == 1:
+        return keras.metrics.SparseCategoricalAccuracy(name=name)
+    return keras.metrics.CategoricalAccuracy(name=name)
+
+
+def serialized_optimizer(
+    job: Job, arguments: Mapping[str, str], variables: list[Any]
+) -> dict[str, Any]:
+    """The job's optimizer as ``keras.optimizers.serialize`` writes it, in plain JSON types, with
+    the overrides ``optimizer.*`` in ``arguments`` applied.
+
+    Args:
+        variables: the model's trainable variables, to ask which of them are not to decay.
+
+    Raises:
+        InvalidJob: Keras has no such optimizer, or the shards will not build it.
+    """
+    optimizer = job.optimizer
+    if isinstance(optimizer, str):
+        try:
+            optimizer = keras.optimizers.get(optimizer)
+        except ValueError:
+            raise InvalidJob(
+                f"optimizer is {optimizer!r}; Keras has no optimizer of that name"
+            ) from None
+    elif not isinstance(optimizer, keras.optimizers.Optimizer):
+        given = (job.total_updates(),) if _required_arguments(optimizer) else ()
+        with user_code("optimizer()"):
+            optimizer = optimizer(*given)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InvalidJob(
+            f"optimizer() made a {type(optimizer).__name__}; expected a Keras optimizer"
+        )
+    serialized = _plain(keras.optimizers.serialize(optimizer))
+    excluded = weight_decay_exclusions(optimizer, [v for v in variables if hasattr(v, "path")])
+    if excluded:
+        serialized[EXCLUDED] = excluded
+    serialized = override_optimizer(serialized, arguments)
+    check_optimizer(serialized)
+    return dict(serialized)
+
+
+def _required_arguments(function: Any) -> int:
+    """How many positional arguments without a default a callable takes."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    )
+
+
+def _plain(value: Any) -> Any:
+    """``value`` without numpy scalars and tuples, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _plain(element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(element) for element in value]
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,168 @@
+"""``--set key=value``: changes to a job that need no change of its file."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from pserver.updates.allowlist import with_learning_rate
+from psrpc.errors import InvalidJob
+from worker.job import Job
+
+OPTIMIZER_PREFIX = "optimizer."
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How to read a value, and what to call it in an error."""
+
+    expected: str
+    parse: Callable[[str], Any]
+
+
+def _none(text: str) -> None:
+    if text.lower() != "none":
+        raise ValueError
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text.lower() == "none" else tuple(_name(name) for name in text.split(","))
+
+
+def _or_none(kind: _Kind) -> _Kind:
+    def parse(text: str) -> Any:
+        return None if text.lower() == "none" else kind.parse(text)
+
+    return _Kind(f"{kind.expected} or none", parse)
+
+
+_INTEGER = _Kind("a whole number", int)
+_FLOAT = _Kind("a finite number", _number)
+_BOOLEAN = _Kind("true or false", _boolean)
+_NAME = _Kind("a name", _name)
+_PATH = _Kind("a path", _name)
+
+FIELDS: dict[str, _Kind | None] = {
+    "model": None,
+    "loss": _NAME,
+    "optimizer": _NAME,
+    "train": None,
+    "eval": _Kind("none (data can only be switched off here)", _none),
+    "metrics": _Kind("names of metrics with commas between them, or none", _names),
+    "batch_size": _INTEGER,
+    "epochs": _INTEGER,
+    "mode": _NAME,
+    "replicas": _or_none(_INTEGER),
+    "seed": _INTEGER,
+    "init_from": _or_none(_PATH),
+    "engine": _NAME,
+    "checkpoint_every": _INTEGER,
+    "intra_op_threads": _or_none(_INTEGER),
+}
+"""Every field of a job; None marks those that no text can express."""
+
+
+def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]]:
+    """The job with ``key=value`` settings applied, and the settings ``optimizer.*``, still text,
+    for :func:`override_optimizer`. Of one key the last setting counts.
+
+    Raises:
+        InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
+            read or that the job refuses.
+    """
+    fields: dict[str, Any] = {}
+    arguments: dict[str, str] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key, text = key.strip(), text.strip()
+        if not equals or not key:
+            raise InvalidJob(f"--set {setting}: expected key=value, for example epochs=3")
+        if key.startswith(OPTIMIZER_PREFIX):
+            arguments[key.removeprefix(OPTIMIZER_PREFIX)] = text
+            continue
+        if key not in FIELDS:
+            settable = [name for name, kind in FIELDS.items() if kind]
+            raise _unknown(setting, key, [*settable, OPTIMIZER_PREFIX + "learning_rate"])
+        kind = FIELDS[key]
+        if kind is None:
+            raise InvalidJob(f"--set {setting}: {key} is code; change it in the job file")
+        fields[key] = _parsed(setting, kind, text)
+    try:
+        return replace(job, **fields), arguments
+    except InvalidJob as error:
+        shown = " ".join(f"--set {key}" for key in fields)
+        raise InvalidJob(f"{shown}: {error}" if shown else str(error)) from None
+
+
+def override_optimizer(
+    serialized: Mapping[str, Any], arguments: Mapping[str, str]
+) -> dict[str, Any]:
+    """A serialized optimizer (``keras.optimizers.serialize``) with plain arguments replaced.
+
+    ``learning_rate`` replaces the initial value of a schedule and keeps its shape.
+
+    Raises:
+        InvalidJob: an argument that this optimizer does not have, or a value it cannot take.
+    """
+    changed = copy.deepcopy(dict(serialized))
+    config = changed["config"]
+    for argument, text in arguments.items():
+        setting = f"{OPTIMIZER_PREFIX}{argument}={text}"
+        if argument == "learning_rate":
+            changed = with_learning_rate(changed, _parsed(setting, _FLOAT, text))
+            config = changed["config"]
+            continue
+        if argument not in config:
+            raise _unknown(
+                setting, OPTIMIZER_PREFIX + argument, [OPTIMIZER_PREFIX + key for key in config]
+            )
+        config[argument] = _parsed(setting, _kind_of(config[argument]), text)
+    return changed
+
+
+def _kind_of(value: Any) -> _Kind:
+    """What may replace a value of an optimizer's config."""
+    if isinstance(value, bool):
+        return _BOOLEAN
+    if isinstance(value, int):
+        return _INTEGER
+    if isinstance(value, str):
+        return _NAME
+    # Keras writes optional arguments (clipnorm, weight_decay) as None when they are not used.
+    return _FLOAT if isinstance(value, float) else _or_none(_FLOAT)
+
+
+def _parsed(setting: str, kind: _Kind, text: str) -> Any:
+    try:
+        return kind.parse(text)
+    except (ValueError, KeyError):
+        raise InvalidJob(
+            f"--set {setting}: {text!r} cannot be read; expected {kind.expected}"
+        ) from None
+
+
+def _unknown(setting: str, key: str, known: list[str]) -> InvalidJob:
+    nearest = get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
+    return InvalidJob(f"--set {setting}: there is no {key}; {hint}")

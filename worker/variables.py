@@ -1,0 +1,80 @@
+"""The variables of a model under the names that the whole cluster knows them by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from psrpc.errors import InvalidJob
+from psrpc.plan import DTYPES, Role, VariableSpec
+
+_SEED_STATE = "seed_generator_state"
+
+
+def model_variables(
+    model: Any, without_gradient: Collection[str] = ()
+) -> list[tuple[VariableSpec, Any]]:
+    """Each variable that shards hold, with its description: the trainable ones, then the state,
+    both in the order of the model.
+
+    Keras variables go by their ``path``, those of a ``tf.Module`` by the path of attributes that
+    leads to them. The state of seed generators and of metrics is not among them.
+
+    Args:
+        model: a built ``keras.Model``, or a ``tf.Module`` that has its variables.
+        without_gradient: names of trainable variables that the loss does not depend on. They are
+            never updated, as Keras never updates them, and so count as state.
+
+    Raises:
+        InvalidJob: a variable is neither float32 nor float64.
+    """
+    if isinstance(model, keras.Model):
+        named = [(v.path, v, v.trainable) for v in model.weights]
+        # model.weights is in the order of layers; frozen layers' weights are not trainable.
+        trainable = {id(v) for v in model.trainable_weights}
+        named = [(name, v, id(v) in trainable) for name, v, _ in named]
+    else:
+        named = [(name, v, v.trainable) for name, v in _module_variables(model)]
+    found: dict[Role, list[tuple[VariableSpec, Any]]] = {"trainable": [], "state": []}
+    for name, variable, updated in named:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in DTYPES:
+            kind = "trainable variable" if updated else "state variable"
+            raise InvalidJob(
+                f"{kind} {name!r} has dtype {dtype}; shards hold {' and '.join(DTYPES)}: "
+                "make it a float, or keep it out of the model"
+            )
+        role: Role = "trainable" if updated and name not in without_gradient else "state"
+        constraint = getattr(variable, "constraint", None) if role == "trainable" else None
+        spec = VariableSpec(
+            name,
+            tuple(variable.shape),
+            dtype,
+            role,
+            None if constraint is None else keras.constraints.serialize(constraint),
+        )
+        found[role].append((spec, variable))
+    return found["trainable"] + found["state"]
+
+
+def seed_variables(model: Any) -> list[Any]:
+    """The states of a Keras model's seed generators (int64 ``[2]`` each), in model order. Shards
+    do not hold them: a worker sets them before each step, see ``worker.seeds``."""
+    if not isinstance(model, keras.Model):
+        return []
+    weights = {id(v) for v in model.weights}
+    return [v for v in model.variables if id(v) not in weights and v.name == _SEED_STATE]
+
+
+def _module_variables(module: tf.Module) -> list[tuple[str, Any]]:
+    """The variables of a module with the attributes that lead to each. A variable that is reached
+    in two ways goes by the first, in alphabetical order of attributes, as TensorFlow walks."""
+    # The walk behind Module.variables, meant for use in subclasses; it alone also gives the path.
+    walked = module._flatten(predicate=lambda value: isinstance(value, tf.Variable), with_path=True)
+    named: dict[int, tuple[str, Any]] = {}
+    for path, variable in walked:
+        named.setdefault(id(variable), ("/".join(map(str, path)), variable))
+    return list(named.values())
