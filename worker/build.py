@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -45,118 +45,20 @@ def build_model(job: Job, example: Batch) -> Any:
             with user_code("the first call of the model"):
                 model(map_arrays(tf.convert_to_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
+        if isinstance(job.loss, str | keras.losses.Loss):
+            raise InvalidJob(
+                f"loss is {job.loss!r}, but the model is a tf.Module; expected a function "
+                "f(module, x, y)"
+            )
         # A module that is already complete must not be run: a step might change its state.
         if not model.variables:
             with user_code("the first call of the loss"):
-                job_loss(job)(model, *map_arrays(tf.convert_to_tensor, example))
+                job.loss(model, *map_arrays(tf.convert_to_tensor, example))
     else:
         raise InvalidJob(
             f"model() made a {type(model).__name__}; expected a keras.Model or a tf.Module"
         )
     return model
-
-
-def job_loss(job: Job) -> Callable[..., Any]:
-    """The loss function of a job with a ``tf.Module``, as the user wrote it."""
-    if isinstance(job.loss, str) or isinstance(job.loss, keras.losses.Loss):
-        shown = job.loss if isinstance(job.loss, str) else type(job.loss).__name__
-        raise InvalidJob(
-            f"loss is {shown!r}, but the model is a tf.Module; expected a function f(module, x, y)"
-        )
-    return job.loss
-
-
-def build_loss(job: Job) -> Callable[..., Any]:
-    """The loss of a job with a Keras model: ``f(y_true, y_pred, sample_weight=None)``, a scalar.
-
-    The mean over the batch, whatever the user's function returns; with sample weights the sum of
-    weighted values divided by the number of examples, as in ``keras.Model.fit``.
-
-    Raises:
-        InvalidJob: Keras has no loss of this name.
-    """
-    if isinstance(job.loss, str):
-        try:
-            loss = keras.losses.get(job.loss)
-        except ValueError:
-            raise InvalidJob(f"loss is {job.loss!r}; Keras has no loss of that name") from None
-    else:
-        loss = job.loss() if inspect.isclass(job.loss) else job.loss
-    if not isinstance(loss, keras.losses.Loss):
-        loss = _FunctionLoss(loss)
-
-    def mean_loss(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        # A loss with reduction=None gives one value per example.
-        return keras.ops.mean(loss(y_true, y_pred, sample_weight=sample_weight))
-
-    return mean_loss
-
-
-class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
-    """A user's ``f(y_true, y_pred)``. Keras's own wrapper would do, were it public."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        return self._function(y_true, y_pred)
-
-
-def build_metrics(job: Job, y_true: Any, y_pred: Any) -> list[Any]:
-    """New metrics (``keras.metrics.Metric``) of a job, in its order.
-
-    ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
-    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``.
-
-    Raises:
-        InvalidJob: Keras has no metric of a name, or two metrics have one name.
-    """
-    metrics = [_metric(metric, y_true, y_pred) for metric in job.metrics]
-    names = ["loss", *(metric.name for metric in metrics)]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidJob(f"two metrics are named {name!r}; give them different names")
-    return metrics
-
-
-def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
-    if isinstance(metric, str):
-        if metric.lower() in ("accuracy", "acc"):
-            return _accuracy(metric, y_true, y_pred)
-        try:
-            made = keras.metrics.get(metric)
-        except ValueError:
-            raise InvalidJob(
-                f"metrics contains {metric!r}; Keras has no metric of that name"
-            ) from None
-        if not isinstance(made, keras.metrics.Metric):
-            return keras.metrics.MeanMetricWrapper(made, name=metric)
-        made.name = metric
-        return made
-    if isinstance(metric, keras.metrics.Metric):
-        # A fresh one: what the job file made may be in use elsewhere in this process.
-        return type(metric).from_config(metric.get_config())
-    name = getattr(metric, "__name__", type(metric).__name__)
-    if not _required_arguments(metric):
-        with user_code(f"metric {name}()"):
-            made = metric()
-        if not isinstance(made, keras.metrics.Metric):
-            raise InvalidJob(f"metric {name}() made a {type(made).__name__}; expected a metric")
-        return made
-    return keras.metrics.MeanMetricWrapper(metric, name=name)
-
-
-def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:
-    if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
-        raise InvalidJob(
-            f"metrics contains {name!r}, but the model has several outputs; name one that fits"
-        )
-    if y_pred.shape[-1] == 1:
-        return keras.metrics.BinaryAccuracy(name=name)
-    if len(y_true.shape) < len(y_pred.shape) or y_true.shape[-1] == 1:
-        return keras.metrics.SparseCategoricalAccuracy(name=name)
-    return keras.metrics.CategoricalAccuracy(name=name)
 
 
 def serialized_optimizer(

@@ -96,7 +96,8 @@ class Job:
                 f"model is {_show(self.model)}; expected a function without arguments that makes "
                 "the model"
             )
-        if not isinstance(self.loss, str) and not callable(self.loss):
+        # A class is callable too, but means a loss that somebody forgot to make.
+        if isinstance(self.loss, type) or not (isinstance(self.loss, str) or callable(self.loss)):
             raise InvalidJob(
                 f"loss is {_show(self.loss)}; expected a Keras loss, its name or a function"
             )
