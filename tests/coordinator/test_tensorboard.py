@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.tensorboard import ScalarWriter
 
-# The reader of the `tensorboard` command, in a process where TensorFlow cannot be imported. It also keeps
-# the reader's deprecation warnings out of this process, where warnings are errors.
+# The reader of the `tensorboard` command, in a process where TensorFlow cannot be imported. That
+# also keeps the reader's deprecation warnings out of this process, where warnings are errors.
 READ_BACK = """
 import json, sys
 sys.modules["tensorflow"] = None

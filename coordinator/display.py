@@ -1,0 +1,204 @@
+"""What a person sees of a running job: pure functions of ``GetJobStatusResponse``.
+
+Two forms: :func:`render` for a terminal, redrawn in place, and :class:`ProgressLog` for a pipe or
+a file, a line now and then and one for everything that happens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
+
+WARNINGS_SHOWN = 3
+
+_STATE_STYLES = {"ready": "green", "active": "green", "silent": "red", "missing": "yellow"}
+
+
+def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
+    """The whole state of a job as one block of a terminal.
+
+    Args:
+        status: as the coordinator gave it; any phase.
+        elapsed_s: since the job was started, in seconds.
+    """
+    parts: list[RenderableType] = [_headline(status, elapsed_s)]
+    if status.total_steps:
+        line = Table.grid()
+        line.add_row(ProgressBar(total=status.total_steps, completed=status.global_step, width=60))
+        parts.append(line)
+        parts.append(Text(_figures(status)))
+    parts.append(_members(status))
+    parts += [Text(f"evaluation {line}", "cyan") for line in _evaluations(status)]
+    if status.waiting_for:
+        parts.append(Text(f"waiting for {status.waiting_for}", "yellow"))
+    parts += [Text(f"warning: {line}", "yellow") for line in status.warnings[-WARNINGS_SHOWN:]]
+    if status.reason:
+        parts.append(Text(f"failed: {status.reason}", "bold red"))
+    return Group(*parts)
+
+
+class ProgressLog:
+    """Turns a sequence of statuses into lines of text; time comes in, nothing is printed here.
+
+    A line comes at most every ``every_s`` seconds while steps are made, and at once for a new
+    phase, an epoch that ends, an evaluation, a warning, a shard or worker that changes, and what
+    is waited for.
+    """
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self._every_s = every_s
+        self._last: GetJobStatusResponse | None = None
+        self._printed_at = -math.inf
+
+    def lines(self, status: GetJobStatusResponse, now: float) -> list[str]:
+        """What is new in ``status``, which follows the one of the call before.
+
+        Args:
+            now: seconds on a clock that never goes back.
+        """
+        last, self._last = self._last or GetJobStatusResponse(), GetJobStatusResponse()
+        self._last.CopyFrom(status)
+        found = _events(last, status)
+        step_made = status.global_step != last.global_step
+        epoch_ended = status.epoch != last.epoch and step_made
+        due = now - self._printed_at >= self._every_s
+        if epoch_ended or (due and status.phase == "training"):
+            found.append(_progress(status))
+            self._printed_at = now
+        return found
+
+
+def duration(seconds: float) -> str:
+    """``"4.2 s"``, ``"1:05"`` or ``"2:01:05"``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def metrics(results: Mapping[str, float]) -> str:
+    """``"loss 0.1234, accuracy 0.9700"``: the loss first, the others by name."""
+    names = sorted(results, key=lambda name: (name != "loss", name))
+    return ", ".join(f"{name} {results[name]:.4f}" for name in names)
+
+
+def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
+    mode = f"{status.mode}, {status.replicas} replicas" if status.replicas else status.mode
+    text = Text.assemble((status.job, "bold"), f"  {mode}  ", (status.phase, "bold cyan"))
+    if status.epochs:
+        text.append(f"  epoch {_epoch(status)}/{status.epochs}")
+    text.append(f"  {duration(elapsed_s)}")
+    if status.phase == "training" and status.steps_per_s > 0:
+        # Rates count micro-batches; a step of sync mode is a round of `replicas` of them.
+        left = (status.total_steps - status.global_step) * max(status.replicas, 1)
+        text.append(f", about {duration(left / status.steps_per_s)} left")
+    return text
+
+
+def _epoch(status: GetJobStatusResponse) -> int:
+    """As a person counts: from 1, and no further than the last."""
+    return min(status.epoch + 1, status.epochs)
+
+
+def _figures(status: GetJobStatusResponse) -> str:
+    percent = 100 * status.global_step / status.total_steps
+    parts = [
+        f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)",
+        f"loss {status.loss:.4f}",
+        f"{status.steps_per_s:.1f} steps/s",
+        f"{status.examples_per_s:.0f} examples/s",
+    ]
+    if status.mode == "async":
+        parts.append(f"staleness {status.mean_staleness:.2f}")
+    for name in ("refused", "skipped", "failed"):
+        count = getattr(status, name)
+        if count:
+            parts.append(f"{count} {name}")
+    return "  ".join(parts)
+
+
+def _progress(status: GetJobStatusResponse) -> str:
+    figures = _figures(status) if status.total_steps else f"step {status.global_step}"
+    return f"{status.phase}  epoch {_epoch(status)}/{status.epochs}  {figures}"
+
+
+def _members(status: GetJobStatusResponse) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("", "state", "steps", "size, rate", "where", "waiting for"):
+        table.add_column(title, justify="right" if title in {"steps", "size, rate"} else "left")
+    for shard in status.shards:
+        size = f"{shard.nbytes / 1e6:.1f} MB"
+        table.add_row(
+            f"shard {shard.shard}",
+            _state(shard),
+            str(shard.version),
+            size,
+            shard.address,
+            shard.waiting_for,
+        )
+    for worker in status.workers:
+        table.add_row(
+            worker.worker,
+            _state(worker),
+            str(worker.batches),
+            f"{worker.steps_per_s:.1f}/s",
+            f"{worker.host} ({worker.device})",
+            worker.waiting_for,
+        )
+    return table
+
+
+def _state(member: ShardStatus | WorkerStatus) -> Text:
+    text = member.state
+    if member.state == "silent":
+        text += f" for {member.silent_s:.0f} s"
+    return Text(text, _STATE_STYLES.get(member.state, ""))
+
+
+def _evaluations(status: GetJobStatusResponse) -> list[str]:
+    return [
+        f"{found.evaluation} at step {found.global_step}: {metrics(found.results)}"
+        for found in status.evaluations
+    ]
+
+
+def _events(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[str]:
+    found: list[str] = []
+    if status.phase != last.phase:
+        found.append(f"{status.job}: {status.phase}")
+    found += _changes(
+        {f"shard {s.shard}": s.state for s in last.shards},
+        {f"shard {s.shard}": s.state for s in status.shards},
+    )
+    found += _changes(
+        {w.worker: w.state for w in last.workers}, {w.worker: w.state for w in status.workers}
+    )
+    found += [f"evaluation {line}" for line in _new(_evaluations(last), _evaluations(status))]
+    if status.newest_checkpoint != last.newest_checkpoint:
+        found.append(f"checkpoint {status.newest_checkpoint}")
+    if status.waiting_for and status.waiting_for != last.waiting_for:
+        found.append(f"waiting for {status.waiting_for}")
+    found += [f"warning: {line}" for line in _new(last.warnings, status.warnings)]
+    return found
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name} is {state}"
+        for name, state in after.items()
+        if state != before.get(name, "missing")
+    ]
+
+
+def _new(before: Iterable[str], after: Iterable[str]) -> list[str]:
+    """Lists that grow at the end and may be cut at the start: what was not there before."""
+    known = set(before)
+    return [line for line in after if line not in known]

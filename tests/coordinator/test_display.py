@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from coordinator.display import ProgressLog, duration, metrics, render
+from psrpc.v1.coordinator_pb2 import (
+    EvaluationResult,
+    GetJobStatusResponse,
+    ShardStatus,
+    WorkerStatus,
+)
+
+
+def training(**changes: object) -> GetJobStatusResponse:
+    status = GetJobStatusResponse(
+        job="mnist_dnn",
+        phase="training",
+        mode="sync",
+        replicas=2,
+        global_step=300,
+        total_steps=1200,
+        epoch=0,
+        epochs=2,
+        loss=0.25,
+        steps_per_s=120.04,
+        examples_per_s=6002.0,
+        shards=[
+            ShardStatus(shard=0, state="ready", version=300, nbytes=1_500_000, address="h:1"),
+            ShardStatus(shard=1, state="silent", version=299, silent_s=12.2, address="h:2"),
+        ],
+        workers=[
+            WorkerStatus(
+                worker="worker-1",
+                host="h",
+                device="cpu",
+                state="active",
+                batches=600,
+                steps_per_s=60.0,
+                waiting_for="round 300",
+            )
+        ],
+    )
+    status.MergeFrom(GetJobStatusResponse(**changes))  # type: ignore[arg-type]
+    return status
+
+
+def text(status: GetJobStatusResponse, elapsed_s: float = 10.0) -> list[str]:
+    console = Console(file=io.StringIO(), width=120, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render(status, elapsed_s))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_a_job_in_training() -> None:
+    status = training(
+        evaluations=[
+            EvaluationResult(
+                evaluation="epoch-1", global_step=600, results={"accuracy": 0.97, "loss": 0.1}
+            )
+        ],
+        warnings=["one", "two", "three", "worker-2 died"],
+        skipped=3,
+        waiting_for="shard 1 at h:2, silent for 12 s",
+    )
+    lines = text(status)
+    lines[1] = lines[1].strip("━╸╺ ")
+    assert lines == [
+        "mnist_dnn  sync, 2 replicas  training  epoch 1/2  10.0 s, about 15.0 s left",
+        "",
+        "step 300/1200 (25 %)  loss 0.2500  120.0 steps/s  6002 examples/s  3 skipped",
+        "          state            steps  size, rate  where    waiting for",
+        "shard 0   ready              300      1.5 MB  h:1",
+        "shard 1   silent for 12 s    299      0.0 MB  h:2",
+        "worker-1  active             600      60.0/s  h (cpu)  round 300",
+        "evaluation epoch-1 at step 600: loss 0.1000, accuracy 0.9700",
+        "waiting for shard 1 at h:2, silent for 12 s",
+        "warning: two",
+        "warning: three",
+        "warning: worker-2 died",
+    ]
+
+
+def test_a_job_that_has_not_begun() -> None:
+    status = GetJobStatusResponse(
+        job="mnist_dnn", phase="waiting", mode="async", waiting_for="shard 0, shard 1"
+    )
+    lines = text(status, elapsed_s=0.0)
+    assert lines[0] == "mnist_dnn  async  waiting  0.0 s"
+    assert lines[-1] == "waiting for shard 0, shard 1"
+
+
+def test_text_of_others_is_no_markup() -> None:
+    assert text(training(waiting_for="[bold]x[/bold]"))[-1] == "waiting for [bold]x[/bold]"
+    assert text(training(reason="[red]"))[-1] == "failed: [red]"
+
+
+def test_staleness_belongs_to_async() -> None:
+    status = training(mode="async", mean_staleness=1.5)
+    status.replicas = 0
+    assert "staleness 1.50" in text(status)[2]
+    assert "staleness" not in text(training())[2]
+
+
+def test_the_log_says_what_happens_when_it_happens() -> None:
+    log = ProgressLog(every_s=5.0)
+    waiting = GetJobStatusResponse(
+        job="mnist_dnn",
+        phase="waiting",
+        shards=[ShardStatus(shard=0, state="missing"), ShardStatus(shard=1, state="missing")],
+        waiting_for="shard 0, shard 1",
+    )
+    assert log.lines(waiting, 0.0) == ["mnist_dnn: waiting", "waiting for shard 0, shard 1"]
+    assert log.lines(waiting, 60.0) == []
+    assert log.lines(training(), 61.0) == [
+        "mnist_dnn: training",
+        "shard 0 is ready",
+        "shard 1 is silent",
+        "worker-1 is active",
+        "training  epoch 1/2  step 300/1200 (25 %)  loss 0.2500  120.0 steps/s  6002 examples/s",
+    ]
+
+
+def test_the_log_shows_steps_only_now_and_then() -> None:
+    log = ProgressLog(every_s=5.0)
+    log.lines(training(), 100.0)
+    assert log.lines(training(), 104.9) == []
+    (line,) = log.lines(training(), 105.0)
+    assert line.startswith("training  epoch 1/2  step 300/1200")
+    assert log.lines(training(), 109.9) == []
+
+
+def test_an_epoch_an_evaluation_and_a_warning_do_not_wait() -> None:
+    log = ProgressLog(every_s=5.0)
+    log.lines(training(warnings=["old"]), 100.0)
+    status = training(
+        epoch=1,
+        newest_checkpoint="checkpoints/step-00000600",
+        evaluations=[
+            EvaluationResult(evaluation="epoch-1", global_step=600, results={"loss": 0.5})
+        ],
+        warnings=["old", "new"],
+    )
+    status.global_step = 600
+    assert log.lines(status, 100.1) == [
+        "evaluation epoch-1 at step 600: loss 0.5000",
+        "checkpoint checkpoints/step-00000600",
+        "warning: new",
+        "training  epoch 2/2  step 600/1200 (50 %)  loss 0.2500  120.0 steps/s  6002 examples/s",
+    ]
+    assert log.lines(status, 100.2) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.0, "0.0 s"), (59.9, "59.9 s"), (65.4, "1:05"), (3599.6, "1:00:00"), (7265.0, "2:01:05")],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
+
+
+def test_the_loss_comes_first() -> None:
+    assert metrics({"accuracy": 1.0, "loss": 0.5}) == "loss 0.5000, accuracy 1.0000"
