@@ -1,0 +1,199 @@
+"""Runs real clusters: the commands a user would type, as processes, on real ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JOBS = Path(__file__).resolve().parent / "jobs"
+EXAMPLES = ROOT / "examples"
+
+LIMIT_S = 240
+"""A hang guard, far above what any of these runs takes."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished ``coordinator up``."""
+
+    run_dir: Path
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return document
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest checkpoint's directory."""
+        return max((self.run_dir / "checkpoints").glob("step-*"))
+
+    def logs(self) -> str:
+        """All logs, for a failing test to show."""
+        return "\n".join(
+            f"== {path.name}\n{path.read_text()[-3000:]}"
+            for path in sorted((self.run_dir / "logs").glob("*.log"))
+        )
+
+
+def command(role: str, *args: str | Path) -> list[str]:
+    """``role`` is one of the three commands."""
+    return [sys.executable, "-m", f"{role}.cli", *map(str, args)]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **extra}
+
+
+def up(job: Path, run_dir: Path, *args: str | Path, check: bool = True, **env: str) -> Run:
+    """Runs ``coordinator up`` to its end."""
+    done = subprocess.run(
+        command("coordinator", "up", job, "--run-dir", run_dir, *args),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(**env),
+        check=False,
+    )
+    run = Run(run_dir, done.returncode, done.stdout, done.stderr)
+    if check:
+        assert run.code == 0, f"{run.stdout}\n{run.stderr}\n{run.logs()}"
+    assert not processes_of(run_dir), "a process outlived the job"
+    return run
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """Live processes that name the run directory or log into it."""
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (proc / "cmdline").read_bytes().decode(errors="replace")
+            out = str((proc / "fd" / "2").readlink())
+        except OSError:
+            continue
+        if proc.name != str(os.getpid()) and (str(run_dir) in line or str(run_dir) in out):
+            found.append(int(proc.name))
+    return found
+
+
+def wait_until_gone(pids: Sequence[int]) -> None:
+    """Waits for processes that are not children of this one."""
+    for pid in pids:
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([fd], [], [], LIMIT_S)[0], f"process {pid} is still there"
+        finally:
+            os.close(fd)
+
+
+class Process:
+    """One command of a cluster that is started by hand. Its output is read as it comes."""
+
+    def __init__(self, name: str, role: str, *args: str | Path, **env: str) -> None:
+        self.name = name
+        self._text = ""
+        self._changed = threading.Condition()
+        self.popen = subprocess.Popen(
+            command(role, *args),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(**env),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._ended = False
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            with self._changed:
+                self._text += line
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait(self) -> int:
+        """Its exit code."""
+        code = self.popen.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        return code
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Waits until the output matches ``pattern``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or re.search(pattern, self._text), LIMIT_S)
+            found = re.search(pattern, self._text)
+        assert found, f"{self.name} never said {pattern!r}:\n{self._text}"
+        return found
+
+    def text(self) -> str:
+        """Everything it has said so far."""
+        with self._changed:
+            return self._text
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+
+    def end(self) -> None:
+        """Kills what is left and lets go of the pipe."""
+        self.kill()
+        self.wait()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+class Hand:
+    """A cluster started by hand, process by process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.processes: list[Process] = []
+
+    def start(self, name: str, role: str, *args: str | Path, **env: str) -> Process:
+        process = Process(name, role, *args, **env)
+        self.processes.append(process)
+        return process
+
+    def coordinator(self, job: Path, *args: str | Path, bind: str = "127.0.0.1:0") -> Process:
+        where = ("--run-dir", self.run_dir, "--bind", bind)
+        return self.start("coordinator", "coordinator", "serve", "--job", job, *where, *args)
+
+    def logs(self) -> str:
+        return "\n".join(f"== {p.name}\n{p.text()[-3000:]}" for p in self.processes)
+
+
+@contextmanager
+def by_hand(folder: Path) -> Iterator[Hand]:
+    """Ends every process that the test left running."""
+    hand = Hand(folder)
+    try:
+        yield hand
+    finally:
+        for process in hand.processes:
+            process.end()
+
+
+def codes(processes: Sequence[Process]) -> list[int]:
+    return [process.wait() for process in processes]

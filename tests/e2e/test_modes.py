@@ -1,0 +1,132 @@
+"""Whole jobs on real clusters: what the two modes promise about the result."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from psrpc.checkpoint import load_variables
+from tests.e2e.cluster import EXAMPLES, JOBS, LIMIT_S, ROOT, environment, up
+
+pytestmark = pytest.mark.slow
+
+Variables = dict[str, npt.NDArray[np.float32]]
+
+
+def plain_loop(job: Path, out: Path, *overrides: str) -> Variables:
+    subprocess.run(
+        [sys.executable, "-m", "tests.e2e.plain_loop", str(job), str(out), *overrides],
+        check=True,
+        timeout=LIMIT_S,
+        cwd=ROOT,
+        env=environment(),
+    )
+    return dict(np.load(out))
+
+
+@pytest.fixture(scope="module")
+def dense_loop(tmp_path_factory: pytest.TempPathFactory) -> Variables:
+    return plain_loop(JOBS / "dense.py", tmp_path_factory.mktemp("loop") / "dense.npz")
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(1, 1), (3, 2)])
+def test_sync_ends_in_the_bits_of_a_plain_loop(
+    dense_loop: Variables, tmp_path: Path, workers: int, shards: int
+) -> None:
+    run = up(
+        JOBS / "dense.py",
+        tmp_path / "run",
+        *("--mode", "sync", "--workers", str(workers), "--shards", str(shards)),
+    )
+    # 62 batches of 20 (the last of 10) in rounds of 3: 21 rounds an epoch, none crosses it.
+    assert run.summary["global_step"] == 42
+    assert run.summary["batches"] == 124
+    assert run.summary["examples"] == 2 * 1230
+    trained = load_variables(run.checkpoint)
+    assert set(dense_loop) == set(trained)
+    for name, expected in dense_loop.items():
+        np.testing.assert_array_equal(trained[name], expected, err_msg=name)
+
+
+def test_sync_with_the_keras_engine_agrees_with_the_plain_loop(tmp_path: Path) -> None:
+    overrides = ("engine=keras", "epochs=5")
+    expected = plain_loop(JOBS / "dense.py", tmp_path / "loop.npz", "epochs=5")
+    sets = [part for override in overrides for part in ("--set", override)]
+    run = up(
+        JOBS / "dense.py",
+        tmp_path / "run",
+        *("--mode", "sync", "--workers", "2", "--shards", "2", *sets),
+    )
+    assert run.summary["global_step"] == 105
+    trained = load_variables(run.checkpoint)
+    for name, value in expected.items():
+        np.testing.assert_allclose(trained[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_async_applies_every_batch_once_and_learns(tmp_path: Path) -> None:
+    run = up(
+        JOBS / "dense.py",
+        tmp_path / "run",
+        *("--mode", "async", "--workers", "2", "--shards", "2", "--set", "epochs=10"),
+    )
+    summary = run.summary
+    assert summary["global_step"] == summary["batches"] == 620
+    assert summary["examples"] == 12_300
+    assert (summary["skipped"], summary["failed"]) == (0, 0)
+    assert summary["eval"]["accuracy"] > 0.9
+    assert (summary["mode"], summary["shards"], summary["workers"]) == ("async", 2, 2)
+    assert run.checkpoint.name == "step-00000620"
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_batch_normalization_and_dropout_evaluate_as_in_one_process(
+    tmp_path: Path, mode: str
+) -> None:
+    run = up(
+        JOBS / "normalized.py",
+        tmp_path / "run",
+        *("--mode", mode, "--workers", "2", "--shards", "2"),
+    )
+    alone = subprocess.run(
+        [sys.executable, "benchmarks/single_process.py", str(JOBS / "normalized.py")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=ROOT,
+        env=environment(),
+    )
+    expected = json.loads(alone.stdout.splitlines()[-1])["eval"]["accuracy"]
+    assert run.summary["eval"]["accuracy"] == pytest.approx(expected, abs=0.01)
+
+
+def small_copy(example: str, folder: Path) -> Path:
+    """The example beside a small slice of its data, where it looks for it."""
+    (folder / "data").mkdir()
+    with np.load(EXAMPLES / "data" / "mnist.npz") as whole:
+        slices = {
+            name: whole[name][: 2000 if "train" in name else 500]
+            for name in ("x_train", "y_train", "x_test", "y_test")
+        }
+    np.savez(folder / "data" / "mnist.npz", **slices)
+    return Path(shutil.copy(EXAMPLES / f"{example}.py", folder))
+
+
+@pytest.mark.parametrize(
+    "example", ["mnist_sigmoid", "mnist_dnn", "mnist_softmax", "mnist_cnn", "module_regression"]
+)
+def test_examples_train_on_a_small_slice(tmp_path: Path, example: str) -> None:
+    run = up(
+        small_copy(example, tmp_path),
+        tmp_path / "run",
+        *("--workers", "2", "--shards", "2", "--set", "epochs=1"),
+    )
+    assert run.summary["phase"] == "done"
+    assert run.summary["eval"]["loss"] > 0
