@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = keras.optimizers.deserialize(
         serialized_optimizer(job, loaded.optimizer_arguments, model.trainable_variables)
     )
-    model.compile(optimizer, job.loss, list(job.metrics))
+    model.compile(optimizer, job.loss, metrics=list(job.metrics))
     loss_of = keras.losses.get(job.loss)
     optimizer.build(model.trainable_variables)
 
