@@ -20,15 +20,14 @@ def flatten(x: np.ndarray, y: np.ndarray) -> Batch:
     return x.reshape(len(x), 784).astype(np.float32) / np.float32(255), y
 
 
-def build_model() -> keras.Model:
+def dense(units: int, activation: str) -> keras.layers.Layer:
+    # An initializer for each layer: one that is shared draws the same numbers twice.
     normal = keras.initializers.RandomNormal(stddev=1.0)
-    return keras.Sequential(
-        [
-            keras.Input((784,)),
-            keras.layers.Dense(100, activation="sigmoid", kernel_initializer=normal),
-            keras.layers.Dense(10, activation="softmax", kernel_initializer=normal),
-        ]
-    )
+    return keras.layers.Dense(units, activation=activation, kernel_initializer=normal)
+
+
+def build_model() -> keras.Model:
+    return keras.Sequential([keras.Input((784,)), dense(100, "sigmoid"), dense(10, "softmax")])
 
 
 job = Job(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from keras.src.utils.naming import reset_uids
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_exclusions
 from psrpc.errors import InvalidJob
 from worker.data import Batch, map_arrays
-from worker.job import Job
+from worker.job import Job, Loss
 from worker.loader import user_code
 from worker.overrides import override_optimizer
 
@@ -59,6 +59,119 @@ def build_model(job: Job, example: Batch) -> Any:
             f"model() made a {type(model).__name__}; expected a keras.Model or a tf.Module"
         )
     return model
+
+
+def build_loss(job: Job) -> Callable[..., Any]:
+    """The loss of a job with a Keras model: ``f(y_true, y_pred, sample_weight=None)``, a scalar.
+
+    The mean over the batch, whatever the user's function returns; with sample weights the sum of
+    weighted values divided by the number of examples, as in ``keras.Model.fit``.
+
+    ``crossentropy`` means the kind that fits the shapes, as in ``compile``.
+
+    Raises:
+        InvalidJob: when called: Keras has no loss of this name.
+    """
+
+    def mean_loss(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value = _loss(job.loss, y_true, y_pred)(y_true, y_pred, sample_weight=sample_weight)
+        # A loss with reduction=None gives one value per example.
+        return keras.ops.mean(value)
+
+    return mean_loss
+
+
+def _loss(loss: Loss, y_true: Any, y_pred: Any) -> Any:
+    if isinstance(loss, str):
+        name = loss
+        if loss.lower() in ("crossentropy", "ce"):
+            name = f"{_kind_of_labels(loss, y_true, y_pred)}_crossentropy"
+        try:
+            loss = keras.losses.get(name)
+        except ValueError:
+            raise InvalidJob(f"loss is {loss!r}; Keras has no loss of that name") from None
+    return loss if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
+
+
+class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
+    """A user's ``f(y_true, y_pred)``. Keras's own wrapper would do, were it public."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self._function(y_true, y_pred)
+
+
+def build_metrics(job: Job, y_true: Any, y_pred: Any) -> list[Any]:
+    """New metrics (``keras.metrics.Metric``) of a job, in its order.
+
+    ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
+    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``.
+
+    Raises:
+        InvalidJob: Keras has no metric of a name, or two metrics have one name.
+    """
+    metrics = [_metric(metric, y_true, y_pred) for metric in job.metrics]
+    names = ["loss", *(metric.name for metric in metrics)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidJob(f"two metrics are named {name!r}; give them different names")
+    return metrics
+
+
+def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
+    if isinstance(metric, str):
+        if metric.lower() in ("accuracy", "acc"):
+            return _accuracy(metric, y_true, y_pred)
+        try:
+            made = keras.metrics.get(metric)
+        except ValueError:
+            raise InvalidJob(
+                f"metrics contains {metric!r}; Keras has no metric of that name"
+            ) from None
+        if not isinstance(made, keras.metrics.Metric):
+            return keras.metrics.MeanMetricWrapper(made, name=metric)
+        made.name = metric
+        return made
+    if isinstance(metric, keras.metrics.Metric):
+        # A fresh one: what the job file made may be in use elsewhere in this process.
+        try:
+            return type(metric).from_config(metric.get_config())
+        except (NotImplementedError, TypeError):
+            raise InvalidJob(
+                f"metric {metric.name!r} cannot be made anew from its config; give a function "
+                "without arguments that makes it"
+            ) from None
+    name = getattr(metric, "__name__", type(metric).__name__)
+    if not _required_arguments(metric):
+        with user_code(f"metric {name}()"):
+            made = metric()
+        if not isinstance(made, keras.metrics.Metric):
+            raise InvalidJob(f"metric {name}() made a {type(made).__name__}; expected a metric")
+        return made
+    return keras.metrics.MeanMetricWrapper(metric, name=name)
+
+
+def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:
+    kinds = {
+        "binary": keras.metrics.BinaryAccuracy,
+        "sparse_categorical": keras.metrics.SparseCategoricalAccuracy,
+        "categorical": keras.metrics.CategoricalAccuracy,
+    }
+    return kinds[_kind_of_labels(name, y_true, y_pred)](name=name)
+
+
+def _kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:
+    """What labels are, by shapes alone; the rule of ``keras.Model.compile``."""
+    if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
+        raise InvalidJob(f"{name!r} needs a model of one output; give a function instead")
+    if y_pred.shape[-1] == 1:
+        return "binary"
+    if len(y_true.shape) < len(y_pred.shape) or y_true.shape[-1] == 1:
+        return "sparse_categorical"
+    return "categorical"
 
 
 def serialized_optimizer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,22 +95,39 @@ def user_code(what: str) -> Iterator[None]:
     except InvalidJob as error:
         raise InvalidJob(f"{what}: {error}") from None
     except (Exception, SystemExit) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-        text = "".join(
-            traceback.format_exception(type(error), error, _from_user(error.__traceback__))
-        )
-        raise UserCodeFailed(f"{what} raised {reason}", text) from None
+        trace = _from_user(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, trace)) if trace else ""
+        raise UserCodeFailed(f"{what} raised {_reason(error)}", text) from None
 
 
 def _from_user(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames, ours and the importer's, that led to the user's code."""
+    """The traceback without the frames, ours and the importer's, that led to the user's code. None
+    where no frame is the user's: then a library refused what the job gave it, and says why."""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not name.startswith((_OWN, "<frozen importlib")):
             break
         trace = trace.tb_next
-    return trace
+    rest = trace
+    while rest is not None and "site-packages" in rest.tb_frame.f_code.co_filename:
+        rest = rest.tb_next
+    return trace if rest is not None else None
+
+
+def _reason(error: BaseException) -> str:
+    """Class and message of an exception in one line, without the wrapping of Keras and TensorFlow:
+    the first puts "Exception encountered when calling ..." before it, the second the frames."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line]
+    if not lines:
+        return type(error).__name__
+    reason = lines[0]
+    if reason == "in user code:":
+        said = [line for line in lines if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)]
+        return said[-1] if said else lines[-1]
+    if reason.startswith("Exception encountered when calling") and len(lines) > 1:
+        reason += " " + lines[1]
+    return f"{type(error).__name__}: {reason}"
 
 
 class _BytesLoader(SourceLoader):

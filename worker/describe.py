@@ -1,0 +1,246 @@
+"""What the coordinator has to know of a job, found by building it once.
+
+The coordinator runs ``worker describe JOB`` as a child process and reads the JSON it prints, so
+that neither TensorFlow nor the user's code ever runs in the coordinator itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pserver.updates.allowlist import needs_single_shard, placement_for
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
+from psrpc.plan import VariableSpec, make_plan
+from worker.data import Batch, check_count, map_arrays
+from worker.job import Job
+from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
+from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
+
+FORMAT = 1
+"""Of the JSON. Load-bearing: the coordinator refuses others."""
+
+
+def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = None) -> int:
+    """Prints the description of the job at ``path`` as one JSON object on stdout.
+
+    Whatever else the job file or TensorFlow write to stdout goes to stderr instead. On an error
+    nothing is printed there; stderr gets the user's traceback, if the user's code raised, and one
+    line.
+
+    Returns:
+        The exit status: 0, or 2 on an error.
+    """
+    # The description needs no GPU, and the memory of one belongs to the workers.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if mode is not None:
+        settings = [*settings, f"mode={mode}"]
+    with redirected(STDOUT, STDERR) as stdout:
+        try:
+            import_tensorflow()
+            document = json.dumps(describe(load_job(path, settings)), allow_nan=False)
+        except InvalidJob as error:
+            if isinstance(error, UserCodeFailed):
+                sys.stderr.write(error.user_traceback)
+            sys.stderr.write(f"error: {error}\n")
+            return 2
+        with os.fdopen(os.dup(stdout), "w") as out:
+            out.write(document + "\n")
+    return 0
+
+
+def describe(loaded: LoadedJob) -> dict[str, Any]:
+    """The description of a job: plain JSON types, keys as the coordinator reads them.
+
+    Reads the data's size and first records, builds the model from the job's seed, traces one
+    training step without running it, and looks at the labels.
+
+    Raises:
+        InvalidJob: whatever makes the job impossible to train; the message names it.
+    """
+    from worker.build import serialized_optimizer
+
+    job = loaded.job
+    _check_paths(job)
+    records, eval_records = _check_data(job)
+    example = _first_records("train", job, min(job.batch_size, records))
+    variables, trained, metrics = _describe_model(job, example, eval_records)
+    # Every check of the plan that does not depend on the number of shards.
+    make_plan(variables, 1, "cut")
+    optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
+    return {
+        "format": FORMAT,
+        "name": loaded.name,
+        "job_sha256": loaded.sha256,
+        "mode": job.mode,
+        "replicas": job.replicas,
+        "batch_size": job.batch_size,
+        "epochs": job.epochs,
+        "seed": job.seed,
+        "train_records": records,
+        "eval_records": eval_records,
+        "data_fingerprint": job.train.fingerprint(),
+        "variables": [vars(v) | {"shape": list(v.shape)} for v in variables],
+        "optimizer": optimizer,
+        "engine": job.engine,
+        "placement": placement_for(optimizer, variables),
+        "needs_single_shard": needs_single_shard(optimizer),
+        "checkpoint_every": job.checkpoint_every,
+        "total_updates": job.total_updates(),
+        "metrics": ["loss", *metrics] if eval_records else ["loss"],
+    }
+
+
+def _check_paths(job: Job) -> None:
+    if job.init_from is not None and not Path(job.init_from).exists():
+        raise InvalidJob(
+            f"init_from is {str(job.init_from)!r}; there is no such file or checkpoint in "
+            f"{Path.cwd()}"
+        )
+
+
+def _check_data(job: Job) -> tuple[int, int]:
+    """How many records there are to train on and to evaluate on."""
+    with user_code("train"):
+        records = job.train.num_records
+    if not records:
+        raise InvalidJob("train holds no records; there is nothing to train on")
+    replicas = job.replicas if job.mode == "sync" and job.replicas else 1
+    needed = job.batch_size * replicas
+    if records < needed:
+        product = f"{job.batch_size} x replicas {replicas}" if replicas > 1 else job.batch_size
+        raise InvalidJob(
+            f"train holds {records} records, less than one global batch of {needed} (batch_size "
+            f"{product}); use more data, or a smaller batch_size{' or replicas' * (replicas > 1)}"
+        )
+    if job.eval is None:
+        return records, 0
+    with user_code("eval"):
+        eval_records = job.eval.num_records
+    if not eval_records:
+        raise InvalidJob("eval holds no records; give it some, or --set eval=none")
+    return records, eval_records
+
+
+def _first_records(name: str, job: Job, count: int) -> Batch:
+    """Records of the first batch: what a worker reads first, by the way in which it reads."""
+    with user_code(name):
+        if name == "eval":
+            assert job.eval is not None  # the caller has counted its records
+            return check_count(name, job.eval.read_range(0, count), count)
+        return check_count(name, job.train.read(job.seed, BatchId(0, 0, count)), count)
+
+
+def _describe_model(
+    job: Job, example: Batch, eval_records: int
+) -> tuple[list[VariableSpec], list[Any], list[str]]:
+    """The variables, those of them that are trained, and the names of the metrics."""
+    import keras
+
+    from worker.build import build_model
+    from worker.variables import model_variables
+
+    model = build_model(job, _head(example))
+    names: list[str] = []
+    if isinstance(model, keras.Model):
+        names = _check_outputs(job, model, example, eval_records)
+    elif job.metrics:
+        raise InvalidJob(
+            f"metrics is {list(job.metrics)!r}, but the model is a tf.Module; metrics need a "
+            "keras.Model, a tf.Module reports its loss"
+        )
+    found = model_variables(model)
+    if not any(spec.role == "trainable" for spec, _ in found):
+        raise InvalidJob("the model has no trainable variables; there is nothing to train")
+    without = _without_gradient(job, model, found, example)
+    found = model_variables(model, without)
+    if not any(spec.role == "trainable" for spec, _ in found):
+        raise InvalidJob(
+            f"the loss depends on none of the trainable variables ({', '.join(sorted(without))})"
+        )
+    trained = [variable for spec, variable in found if spec.role == "trainable"]
+    return [spec for spec, _ in found], trained, names
+
+
+def _head(batch: Batch, count: int = 2) -> Batch:
+    # Two records, since shapes of one are easily taken for something else.
+    head: Batch = map_arrays(lambda array: array[:count], batch)
+    return head
+
+
+def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> list[str]:
+    """Tries the model, the labels and the metrics on a few records; the metrics' names."""
+    import numpy as np
+    import tensorflow as tf
+
+    from worker.build import build_metrics
+    from worker.labels import check_labels, output_shape
+
+    head = _head(example)
+    with user_code("the model"):
+        outputs = model(map_arrays(tf.convert_to_tensor, head[0]), training=False)
+    shape = output_shape(outputs)
+    sources = [("train", job.train, example)]
+    if job.eval is not None:
+        few = min(job.batch_size, eval_records)
+        sources.append(("eval", job.eval, _first_records("eval", job, few)))
+    for name, source, batch in sources:
+        if shape is not None and isinstance(batch[1], np.ndarray):
+            with user_code(name):
+                check_labels(name, source, job.loss, batch[1], shape)
+    metrics = build_metrics(job, head[1], outputs)
+    for metric in metrics:
+        with user_code(f"metric {metric.name}"):
+            metric.update_state(map_arrays(tf.convert_to_tensor, head[1]), outputs)
+    return [metric.name for metric in metrics]
+
+
+def _without_gradient(
+    job: Job, model: Any, found: list[tuple[VariableSpec, Any]], example: Batch
+) -> set[str]:
+    """Names of trainable variables for which the step that workers run has no gradient, whatever
+    the values. The step is traced as they trace it, and not run."""
+    import keras
+    import tensorflow as tf
+
+    from worker.build import build_loss
+    from worker.keras_step import KerasStep
+    from worker.module_step import ModuleStep
+    from worker.variables import seed_variables
+
+    variables = [variable for _, variable in found]
+    trainable = [spec.role == "trainable" for spec, _ in found]
+    seeds = seed_variables(model)
+    step: KerasStep | ModuleStep
+    if isinstance(model, keras.Model):
+        step = KerasStep(model, build_loss(job), variables, trainable, seeds)
+    else:
+        assert callable(job.loss)  # build_model has checked it
+        step = ModuleStep(model, job.loss, variables, trainable)
+    without: set[str] = set()
+
+    def trace(values: list[tf.Tensor], states: tf.Tensor, batch: Batch) -> tf.Tensor:
+        loss, changes = step.differentiate(values, states, batch)
+        for (spec, _), change in zip(found, changes, strict=True):
+            if spec.role == "trainable" and change is None:
+                without.add(spec.name)
+        return loss
+
+    with user_code("the training step"):
+        loss = (
+            tf.function(trace)
+            .get_concrete_function(
+                [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in found],
+                tf.TensorSpec([len(seeds), 2], tf.int64),
+                map_arrays(tf.convert_to_tensor, example),
+            )
+            .structured_outputs
+        )
+    if loss.shape.rank != 0:
+        raise InvalidJob(f"the loss has shape {loss.shape}; expected the mean, a scalar")
+    return without

@@ -1,0 +1,107 @@
+"""Do the labels fit the loss? Found before the training starts, not as a NaN or a crash in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from psrpc.errors import InvalidJob
+from worker.data import Array, DataSource
+from worker.data_arrays import Arrays, Npz
+from worker.job import Loss
+
+_SCANNED_AT_ONCE = 8192
+_SPARSE = "sparse_categorical_crossentropy"
+_HINTS = {
+    "categorical_crossentropy": f"integer class labels need {_SPARSE}",
+    _SPARSE: "one-hot labels need categorical_crossentropy",
+}
+
+
+def check_labels(
+    name: str, source: DataSource, loss: Loss, example: Array, outputs: tuple[int, ...]
+) -> None:
+    """Refuses labels whose shape or values a built-in Keras loss cannot use. Of sources in memory
+    every label is looked at, of others ``example`` alone. A user's own function takes anything.
+
+    Args:
+        name: of the source, for errors.
+        example: some labels ``[n, ...]``.
+        outputs: shape of the model's output for one example.
+
+    Raises:
+        InvalidJob: names the loss, the shapes or the first label that does not fit.
+    """
+    kind = _loss_name(loss)
+    if kind is None:
+        return
+    shape = example.shape[1:]
+    expected = outputs[:-1] if kind == _SPARSE else outputs
+    if _squeezed(shape) != _squeezed(expected) or (kind == _SPARSE and not outputs):
+        hint = f"; {_HINTS[kind]}" if kind in _HINTS else ""
+        raise InvalidJob(
+            f"{name}: labels of shape {shape} per example do not fit the loss {kind} and a model "
+            f"whose output has shape {outputs}; expected labels of shape {expected}{hint}"
+        )
+    if kind == _SPARSE:
+        ignored = getattr(loss, "ignore_class", None)
+        for first, labels in _labels(source, example):
+            _check_classes(name, kind, first, labels, outputs[-1], ignored)
+
+
+def _check_classes(
+    name: str, kind: str, first: int | None, labels: Array, classes: int, ignored: int | None
+) -> None:
+    """``first`` is the number of the first record among ``labels``, if it is known."""
+    wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
+    if ignored is not None:
+        wrong &= labels != ignored
+    if wrong.any():
+        at = int(np.flatnonzero(wrong.reshape(len(labels), -1).any(axis=1))[0])
+        record = "a record" if first is None else f"record {first + at}"
+        raise InvalidJob(
+            f"{name}: {record} has label {labels[wrong].flat[0]}; {kind} with a model of {classes} "
+            f"outputs takes whole numbers from 0 to {classes - 1}"
+        )
+
+
+def _labels(source: DataSource, example: Array) -> Iterator[tuple[int | None, Array]]:
+    if not isinstance(source, Arrays | Npz):
+        yield None, example
+        return
+    for start in range(0, source.num_records, _SCANNED_AT_ONCE):
+        stop = min(start + _SCANNED_AT_ONCE, source.num_records)
+        yield start, np.asarray(source.read_range(start, stop)[1])
+
+
+def _loss_name(loss: Loss) -> str | None:
+    """The name under which Keras knows a built-in loss; None for a user's own."""
+    if isinstance(loss, str):
+        name = loss
+    elif type(loss).__module__.startswith("keras."):
+        name = type(loss).__name__
+    elif getattr(loss, "__module__", "").startswith("keras."):
+        name = getattr(loss, "__name__", "")
+    else:
+        return None
+    if name.lower() in ("crossentropy", "ce"):
+        return None  # chosen by the labels' shape
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    # Cosine similarity and CTC have rules of shape of their own.
+    return None if snake in ("ctc", "cosine_similarity") else snake
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without a last axis of 1, which Keras adds and removes as needed."""
+    return shape[:-1] if shape and shape[-1] == 1 else shape
+
+
+def output_shape(outputs: Any) -> tuple[int, ...] | None:
+    """Shape per example of a model's only output; None if there are several."""
+    if not keras.ops.is_tensor(outputs):
+        return None
+    return tuple(outputs.shape[1:])
