@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 POLL_S = 0.02
+OUTPUT_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,15 @@ class Exited:
     Attributes:
         name: e.g. ``"shard-0"``; the log file carries it too.
         status: the exit status; -N when signal N killed it.
-        log: where its output went.
+        log: where its output went, and that of earlier runs in the same directory.
+        log_start: where its own output begins in ``log``, in bytes.
     """
 
     name: str
     pid: int
     status: int
     log: Path
+    log_start: int = 0
 
     def how(self) -> str:
         """In words: "exit status 1" or "killed by SIGKILL"."""
@@ -39,11 +42,18 @@ class Exited:
         except ValueError:
             return f"killed by signal {-self.status}"
 
+    def output(self) -> list[str]:
+        """The last lines that it wrote, at most 64 KiB of them."""
+        with self.log.open("rb") as log:
+            log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+            return log.read().decode(errors="replace").splitlines()
+
 
 @dataclass(frozen=True)
 class _Child:
     name: str
     log: Path
+    log_start: int
     process: subprocess.Popen[bytes]
 
 
@@ -80,6 +90,7 @@ class Children:
         assert name not in self._alive, name
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            log_start = output.tell()
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -88,7 +99,7 @@ class Children:
                 env=dict(environment),
                 process_group=0,
             )
-        self._alive[name] = _Child(name, log, process)
+        self._alive[name] = _Child(name, log, log_start, process)
         return process.pid
 
     def alive(self) -> list[str]:
@@ -141,7 +152,7 @@ class Children:
         _kill_group(child)
         status = child.process.wait()
         del self._alive[child.name]
-        return Exited(child.name, child.process.pid, status, child.log)
+        return Exited(child.name, child.process.pid, status, child.log, child.log_start)
 
 
 def _has_ended(child: _Child) -> bool:

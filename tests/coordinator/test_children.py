@@ -57,6 +57,13 @@ def test_an_end_is_reported_once_with_status_and_log(shells: Shells) -> None:
     assert shells.children.alive() == []
 
 
+def test_output_is_that_of_this_run(shells: Shells) -> None:
+    for word in ("first", "second"):
+        shells.start("shard-0", f"echo {word}; printf 'no newline \\377'")
+        (exited,) = shells.children.wait(LONG_S)
+        assert exited.output() == [word, "no newline \ufffd"]
+
+
 def test_a_signal_is_named(shells: Shells) -> None:
     shells.start("worker-0", "kill -9 $$")
     (exited,) = shells.children.wait(LONG_S)

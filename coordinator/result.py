@@ -1,0 +1,93 @@
+"""``summary.json``, the result of a run, as ``coordinator up`` reads and shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from coordinator.display import duration
+
+NAME = "summary.json"
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary of a run; empty when there is none that can be read."""
+    try:
+        summary = json.loads((run_dir / NAME).read_text())
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def write_failure(run_dir: Path, job: str, reason: str, known: Mapping[str, Any]) -> None:
+    """Records that the job failed for a reason that its coordinator could not know.
+
+    Args:
+        known: what the coordinator had written, kept as it is beside the phase and the reason.
+    """
+    summary = {"job": job, **known, "phase": "failed", "reason": reason}
+    # A reader sees the old file or the new one, never half of one.
+    temporary = run_dir / f".{NAME}.tmp"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(run_dir / NAME)
+
+
+def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
+    """The figures of a finished run, two columns; what the summary lacks is left out."""
+    table = Table("", "", title=f"{summary.get('job', run_dir.name)}: {summary.get('phase', '?')}")
+    table.show_header = False
+    table.columns[1].justify = "right"
+    for label, value in _rows(summary, run_dir):
+        if value is not None:
+            table.add_row(label, value)
+    return table
+
+
+def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | None]]:
+    def count(key: str) -> str | None:
+        value = summary.get(key)
+        return None if value is None else f"{value:,}".replace(",", " ")
+
+    def number(key: str, form: str) -> str | None:
+        value = summary.get(key)
+        return None if value is None else form.format(value)
+
+    def seconds(key: str) -> str | None:
+        value = summary.get(key)
+        return None if value is None else duration(value)
+
+    replicas = summary.get("replicas")
+    mode = summary.get("mode")
+    if mode and replicas:
+        mode = f"{mode}, {replicas} replicas"
+    evaluated = summary.get("eval") or {}
+    return [
+        ("mode", mode),
+        ("shards", count("shards")),
+        ("workers", count("workers")),
+        ("steps", count("global_step")),
+        ("micro-batches", count("batches")),
+        ("examples", count("examples")),
+        ("seconds in all", seconds("wall_s")),
+        ("seconds in training", seconds("train_s")),
+        ("micro-batches per second", number("steps_per_s", "{:.1f}")),
+        ("examples per second", number("examples_per_s", "{:.0f}")),
+        ("mean staleness", number("mean_staleness", "{:.2f}")),
+        *((f"eval.{name}", f"{value:.4f}") for name, value in evaluated.items()),
+        ("refused, skipped, failed", _counts(summary)),
+        ("checkpoint", _place(run_dir, summary.get("checkpoint"))),
+        ("run directory", str(run_dir)),
+    ]
+
+
+def _counts(summary: Mapping[str, Any]) -> str | None:
+    values = [summary.get(key) for key in ("refused", "skipped", "failed")]
+    return None if None in values else ", ".join(map(str, values))
+
+
+def _place(run_dir: Path, checkpoint: str | None) -> str | None:
+    return str(run_dir / checkpoint) if checkpoint else None

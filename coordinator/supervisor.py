@@ -1,0 +1,252 @@
+"""Runs one job as child processes: starts them in order, watches them, and stops them all."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from coordinator.children import Children, Exited
+from coordinator.client import CoordinatorClient
+from coordinator.commands import (
+    UpOptions,
+    child_environment,
+    coordinator_command,
+    shard_command,
+    worker_command,
+    worker_environment,
+)
+from coordinator.screen import Screen
+from psrpc.errors import PsError
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+
+TICK_S = 0.1
+"""How soon an end of a child or a Ctrl-C is seen."""
+
+STATUS_S = 0.5
+"""Pause between two looks at the job's status."""
+
+ANNOUNCE_S = 3.0
+"""Pause between two words on what is awaited, before there is a status."""
+
+LEAVE_S = 30.0
+"""How long the processes of a job that has ended may take to leave."""
+
+STOP_S = 15.0
+"""How long all may take to leave before they are killed; asked once more after half of it."""
+
+LOG_LINES = 15
+"""Lines of a dead process's log that are shown."""
+
+ERROR = "error: "
+"""What the one line that says why a command failed starts with."""
+
+_ENDED = ("done", "failed")
+_LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+        reason: one line; empty when the job is done.
+        details: what else to show of a failure: the user's traceback, the last lines of a log.
+        own: the supervisor ended the job, so the coordinator cannot know the reason.
+    """
+
+    exit_status: int
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the end of a shard or worker means for the job, and a line that says so."""
+
+    kind: Literal["expected", "warn", "fail"]
+    line: str = ""
+
+
+def judge(exited: Exited, phase: str, workers_left: int) -> Verdict:
+    """Whether a job in ``phase`` goes on after a shard or worker has ended.
+
+    Args:
+        workers_left: processes that still run.
+    """
+    if phase in _ENDED:
+        return Verdict("expected")
+    what = f"{exited.name} (pid {exited.pid}) ended with {exited.how()}, see {exited.log}"
+    if not exited.name.startswith("worker"):
+        return Verdict("fail", f"{what}; a job cannot go on without all its shards")
+    if not workers_left:
+        return Verdict("fail", f"no worker is left: {what}")
+    if exited.status == 0:
+        return Verdict("expected")
+    return Verdict("warn", f"{what}; {workers_left} left, the job goes on")
+
+
+def plain_output(lines: list[str]) -> list[str]:
+    """What a process said that is no structured log: error lines and tracebacks."""
+    return [line for line in lines if not _LOG_LINE.match(line)]
+
+
+class Supervisor:
+    """Runs one job; use it once, from one thread.
+
+    Children are started in the order coordinator, then all shards and workers as soon as the
+    coordinator's address is known. A child that ends is not started again.
+    """
+
+    def __init__(self, options: UpOptions, screen: Screen) -> None:
+        self._options = options
+        self._screen = screen
+        self._children = Children()
+        self._status = GetJobStatusResponse()
+        self._stop_requests = 0
+
+    def stop(self) -> None:
+        """Ends the job; a second call kills. For signal handlers."""
+        self._stop_requests += 1
+
+    def run(self) -> Outcome:
+        """Blocks until the job has ended and no child is left."""
+        address_file = self._options.run_dir / "address"
+        earlier = _stamp(address_file)
+        with self._children:
+            self._start("coordinator", coordinator_command(self._options))
+            outcome = self._await_address(address_file, earlier)
+            if outcome is None:
+                outcome = self._run_members(address_file.read_text().strip())
+            self._wind_down(outcome)
+        self._screen.close()
+        return outcome
+
+    def _start(self, name: str, command: list[str]) -> None:
+        environment = child_environment(os.environ)
+        if name.startswith("worker"):
+            environment = worker_environment(os.environ, self._options.workers, os.cpu_count() or 1)
+        log = self._options.run_dir / "logs" / f"{name}.log"
+        self._children.start(name, command, log, environment)
+
+    def _await_address(self, address_file: Path, earlier: object) -> Outcome | None:
+        """Waits for the coordinator, which describes the job first; it is as long as that takes."""
+        began = said = time.monotonic()
+        while not self._stop_requests:
+            for exited in self._children.wait(TICK_S):
+                return self._coordinator_ended(exited)
+            if _stamp(address_file) not in (None, earlier):
+                return None
+            now = time.monotonic()
+            if now - said >= ANNOUNCE_S:
+                said = now
+                self._screen.note(f"waiting for the coordinator ({now - began:.0f} s)")
+        return _interrupted()
+
+    def _run_members(self, address: str) -> Outcome:
+        options = self._options
+        for shard in range(options.shards):
+            self._start(f"shard-{shard}", shard_command(options, address, shard))
+        for worker in range(options.workers):
+            self._start(f"worker-{worker}", worker_command(options, address))
+        with CoordinatorClient(address) as client:
+            return self._watch(client)
+
+    def _watch(self, client: CoordinatorClient) -> Outcome:
+        looked_at = 0.0
+        ended_at: float | None = None
+        while not self._stop_requests:
+            exits = self._children.wait(TICK_S)
+            for exited in exits:
+                if exited.name == "coordinator":
+                    return self._coordinator_ended(exited)
+            now = time.monotonic()
+            if exits or now - looked_at >= STATUS_S:
+                self._look(client)
+                looked_at = now
+            for exited in exits:
+                failed = self._member_ended(exited)
+                if failed is not None:
+                    return failed
+            if self._status.phase in _ENDED:
+                ended_at = ended_at or now
+                if now - ended_at > LEAVE_S:
+                    reason = f"the coordinator did not leave within {LEAVE_S:.0f} s of the end"
+                    return Outcome(1, self._status.reason or reason)
+        return _interrupted()
+
+    def _look(self, client: CoordinatorClient) -> None:
+        try:
+            self._status = client.get_job_status()
+        except PsError:
+            # It serves no more. If it is gone its exit status will tell, and if it hangs, its
+            # shards and workers will not wait for ever and tell by their own.
+            return
+        self._screen.show(self._status)
+
+    def _member_ended(self, exited: Exited) -> Outcome | None:
+        workers_left = sum(name.startswith("worker") for name in self._children.alive())
+        verdict = judge(exited, self._status.phase, workers_left)
+        if verdict.kind == "warn":
+            self._screen.note(f"warning: {verdict.line}")
+        if verdict.kind != "fail":
+            return None
+        # The coordinator may have ended the job, and told this process to leave, after the last
+        # look at its status; then its reason is the better one.
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            for ended in self._children.wait(deadline - time.monotonic()):
+                if ended.name == "coordinator":
+                    return self._coordinator_ended(ended)
+        output = plain_output(exited.output()) or exited.output()
+        status = 2 if exited.status == 2 else 1
+        return Outcome(status, verdict.line, output[-LOG_LINES:], own=True)
+
+    def _coordinator_ended(self, exited: Exited) -> Outcome:
+        if exited.status == 0:
+            return Outcome(0)
+        output = plain_output(exited.output())
+        if exited.status == 2:
+            return Outcome(2, details=output)
+        errors = [line for line in output if line.startswith(ERROR)]
+        if exited.status > 0 and errors:
+            return Outcome(exited.status, errors[-1].removeprefix(ERROR))
+        reason = f"the coordinator (pid {exited.pid}) ended with {exited.how()}, see {exited.log}"
+        return Outcome(1, reason, exited.output()[-LOG_LINES:], own=True)
+
+    def _wind_down(self, outcome: Outcome) -> None:
+        """Lets the others leave by themselves, asks those that do not, then kills."""
+        self._screen.show(self._status)
+        if outcome.own or outcome.exit_status == 130:
+            self._children.terminate("coordinator")
+        requests = self._stop_requests
+        deadline = time.monotonic() + STOP_S
+        asked = False
+        while self._children.alive() and self._stop_requests <= max(requests, 1):
+            self._children.wait(TICK_S)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            if left <= STOP_S / 2 and not asked:
+                asked = True
+                for name in self._children.alive():
+                    self._children.terminate(name)
+        self._children.kill()
+
+
+def _interrupted() -> Outcome:
+    return Outcome(130, "stopped by a signal", own=True)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tells a file from the one that an earlier run left at the same place."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return (stat.st_ino, stat.st_mtime_ns)

@@ -1,0 +1,187 @@
+"""``coordinator up JOB``: a whole cluster on this machine, for as long as one job runs."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from coordinator.commands import UpOptions
+from coordinator.result import NAME, read_summary, result_table, write_failure
+from coordinator.screen import open_screen
+from coordinator.supervisor import ERROR, Outcome, Supervisor
+from psrpc.errors import InvalidArgument
+from psrpc.process import on_stop_signals
+
+RUNS = Path("runs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator up``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
+    parser.add_argument("--mode", choices=("async", "sync"), help="overrides the job's mode")
+    parser.add_argument(
+        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint of --run-dir, or of the job's newest run",
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a field of the job; may be repeated",
+    )
+    parser.add_argument(
+        "--gpu", default="auto", metavar="auto|none|INDEX", help="for the workers; default: auto"
+    )
+    parser.add_argument("--gpu-memory-fraction", type=float, metavar="F", help="for the workers")
+    parser.add_argument(
+        "--intra-op-threads",
+        type=int,
+        metavar="N",
+        help="threads of one operation in a worker; default: the job's own number, else an even "
+        "share of the cores",
+    )
+    parser.add_argument(
+        "--connect-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long processes look for each other; default: 120",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("console", "json"),
+        default="console",
+        help="of the processes' logs in RUN_DIR/logs; default: console",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    errors = Console(stderr=True)
+    try:
+        made, run_dir = _run_dir(args)
+        options = _options(args, run_dir)
+    except InvalidArgument as error:
+        _say(f"{ERROR}{error}")
+        return 2
+    earlier = read_summary(run_dir)
+    screen = open_screen(errors)
+    supervisor = Supervisor(options, screen)
+    on_stop_signals(supervisor.stop)
+    screen.note(f"run directory {run_dir}")
+    outcome = supervisor.run()
+    return _conclude(outcome, options, earlier, made)
+
+
+def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
+    for name in ("shards", "workers", "replicas", "intra_op_threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            flag = name.replace("_", "-")
+            raise InvalidArgument(f"--{flag} is {value}; expected a whole number of at least 1")
+    if not args.connect_timeout > 0:
+        raise InvalidArgument(
+            f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
+        )
+    return UpOptions(
+        job=args.job,
+        shards=args.shards,
+        workers=args.workers,
+        run_dir=run_dir,
+        mode=args.mode,
+        replicas=args.replicas,
+        resume=args.resume,
+        overrides=tuple(args.overrides),
+        log_format=args.log_format,
+        connect_timeout_s=args.connect_timeout,
+        intra_op_threads=args.intra_op_threads,
+        gpu=args.gpu,
+        gpu_memory_fraction=args.gpu_memory_fraction,
+    )
+
+
+def _run_dir(args: argparse.Namespace) -> tuple[bool, Path]:
+    """The run directory, and whether it was made just now."""
+    name = Path(args.job).stem
+    if args.run_dir is not None:
+        made = not args.run_dir.exists()
+        try:
+            args.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(f"cannot make --run-dir {args.run_dir}: {error}") from None
+        return made, args.run_dir
+    if args.resume:
+        return False, newest_run(RUNS, name)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    for attempt in itertools.count(1):
+        path = RUNS / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InvalidArgument(f"cannot make {path}: {error}; say --run-dir") from None
+        return True, path
+    raise AssertionError("count never ends")
+
+
+def newest_run(runs: Path, name: str) -> Path:
+    """The newest run directory of the job called ``name`` that holds a checkpoint.
+
+    Raises:
+        InvalidArgument: there is none.
+    """
+    found = [path.parent for path in runs.glob(f"{name}-*/checkpoints") if any(path.iterdir())]
+    if not found:
+        raise InvalidArgument(
+            f"--resume found no checkpoint in {runs}/{name}-*; say which run with --run-dir"
+        )
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+
+def _conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) -> int:
+    """Completes the summary and shows the result."""
+    run_dir = options.run_dir
+    if outcome.exit_status == 2:
+        _say("\n".join(outcome.details))
+        if outcome.reason:
+            _say(f"{ERROR}{outcome.reason}")
+        if made:
+            # Nothing came of it, and a run directory would say that something did.
+            shutil.rmtree(run_dir)
+        return 2
+    summary = read_summary(run_dir)
+    if summary == earlier:
+        # It is an earlier run's, or was never written.
+        summary = {}
+    if outcome.exit_status == 0 and not summary:
+        outcome = Outcome(1, f"the coordinator left no {NAME} in {run_dir}")
+    if outcome.exit_status and (outcome.own or not summary):
+        write_failure(run_dir, Path(options.job).stem, outcome.reason, summary)
+        summary = read_summary(run_dir)
+    if summary.get("global_step"):
+        Console().print(result_table(summary, run_dir))
+    if outcome.exit_status:
+        _say("\n".join(outcome.details))
+        _say(f"{ERROR}{outcome.reason}")
+    return outcome.exit_status
+
+
+def _say(text: str) -> None:
+    if text:
+        print(text, file=sys.stderr)  # noqa: T201
