@@ -1,0 +1,201 @@
+"""Evaluations of frozen snapshots, as tasks that any worker may take while training goes on.
+
+Pure: the engine's loop is the only caller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinator.work import Evaluate, Merge, MetricVariable, Wait
+from psrpc.errors import InvalidArgument
+
+TASK_RECORDS = 2000
+"""Records of one task, about; a task is made of whole batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished evaluation: Keras metric name to value, of the state at ``global_step``."""
+
+    evaluation: str
+    global_step: int
+    snapshot: str
+    values: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Evaluation:
+    name: str
+    snapshot: str
+    global_step: int
+    ranges: list[tuple[int, int]]
+    ready: bool = False
+    holders: dict[int, str] = field(default_factory=dict)
+    states: dict[int, tuple[MetricVariable, ...]] = field(default_factory=dict)
+    merger: str | None = None
+
+
+class Evaluations:
+    """A queue of evaluations; the oldest is worked on, and each task counts once, the first
+    result winning. Not thread-safe."""
+
+    def __init__(self, records: int, batch_size: int) -> None:
+        self._ranges = _cut(records, batch_size)
+        self._queue: deque[_Evaluation] = deque()
+        self._finished: set[str] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no evaluation is queued or running."""
+        return not self._queue
+
+    def add(self, name: str, snapshot: str, global_step: int) -> None:
+        """Queues the evaluation of a snapshot that has been ordered."""
+        self._queue.append(_Evaluation(name, snapshot, global_step, self._ranges))
+
+    def snapshot_taken(self, snapshot: str) -> None:
+        """All shards keep the snapshot now; its evaluation may begin."""
+        for evaluation in self._queue:
+            if evaluation.snapshot == snapshot:
+                evaluation.ready = True
+
+    def drop(self, snapshot: str) -> list[str]:
+        """Gives up the evaluations of a snapshot that failed; returns their names."""
+        dropped = [e.name for e in self._queue if e.snapshot == snapshot]
+        self._queue = deque(e for e in self._queue if e.snapshot != snapshot)
+        self._finished.update(dropped)
+        return dropped
+
+    def lease(self, worker: str) -> Evaluate | Merge | Wait | None:
+        """Work for ``worker``: what it holds already, an open task, or the merge. None when
+        there is nothing for it and nothing to wait for but other workers."""
+        current = self._queue[0] if self._queue and self._queue[0].ready else None
+        if current is None:
+            return None
+        if len(current.states) == len(current.ranges):
+            if current.merger in (None, worker):
+                current.merger = worker
+                return Merge(current.name, _total(current.states))
+            return None
+        held = next((t for t, holder in current.holders.items() if holder == worker), None)
+        if held is None:
+            taken = current.holders.keys() | current.states.keys()
+            held = next((t for t in range(len(current.ranges)) if t not in taken), None)
+        if held is None:
+            return None
+        current.holders[held] = worker
+        start, stop = current.ranges[held]
+        return Evaluate(current.name, held, current.snapshot, start, stop)
+
+    def report(
+        self,
+        worker: str,
+        evaluation: str,
+        task: int,
+        records: int,
+        states: tuple[MetricVariable, ...],
+    ) -> bool:
+        """Records a task's metric states; whether they count (the first result does).
+
+        Raises:
+            InvalidArgument: no such evaluation or task, another number of records than it has,
+                or states of another form than the other tasks'.
+        """
+        found = self._find(evaluation)
+        if found is None:
+            return False
+        if not 0 <= task < len(found.ranges):
+            raise InvalidArgument(
+                f"evaluation {evaluation} has tasks 0..{len(found.ranges) - 1}, not {task}"
+            )
+        start, stop = found.ranges[task]
+        if records != stop - start:
+            raise InvalidArgument(
+                f"{worker} evaluated {records} records for task {task} of {evaluation}; "
+                f"expected {stop - start} (records {start}..{stop - 1})"
+            )
+        shapes = [v.shape for v in states]
+        for other in found.states.values():
+            if [v.shape for v in other] != shapes:
+                raise InvalidArgument(
+                    f"{worker} sent metric variables of shapes {shapes} for task {task} of "
+                    f"{evaluation}; other tasks have {[v.shape for v in other]}"
+                )
+        if found.holders.get(task) == worker:
+            del found.holders[task]
+        if task in found.states:
+            return False
+        found.holders.pop(task, None)
+        found.states[task] = states
+        return True
+
+    def merged(self, evaluation: str, values: Mapping[str, float]) -> Result | None:
+        """Records the results of a merge; None when they are known already.
+
+        Raises:
+            InvalidArgument: there is no such evaluation, or its tasks are not done.
+        """
+        found = self._find(evaluation)
+        if found is None:
+            return None
+        if len(found.states) < len(found.ranges):
+            raise InvalidArgument(f"evaluation {evaluation} was merged before its tasks were done")
+        self._queue.remove(found)
+        self._finished.add(evaluation)
+        return Result(evaluation, found.global_step, found.snapshot, dict(values))
+
+    def release(self, worker: str) -> int:
+        """Opens what ``worker`` holds to everyone; returns how many tasks that were."""
+        opened = 0
+        for evaluation in self._queue:
+            mine = [t for t, holder in evaluation.holders.items() if holder == worker]
+            for task in mine:
+                del evaluation.holders[task]
+            if evaluation.merger == worker:
+                evaluation.merger = None
+                opened += 1
+            opened += len(mine)
+        return opened
+
+    def waiting_for(self) -> str:
+        """What the oldest evaluation waits for, in words; empty when there is none."""
+        if not self._queue:
+            return ""
+        current = self._queue[0]
+        if not current.ready:
+            return f"evaluation {current.name} waits for snapshot {current.snapshot}"
+        if len(current.states) == len(current.ranges):
+            return f"evaluation {current.name} is merged by {current.merger or 'nobody yet'}"
+        holders = ", ".join(sorted(set(current.holders.values()))) or "a worker"
+        return (
+            f"evaluation {current.name} has {len(current.states)} of {len(current.ranges)} "
+            f"tasks; awaited: {holders}"
+        )
+
+    def _find(self, evaluation: str) -> _Evaluation | None:
+        """The evaluation, or None when it has been finished."""
+        found = next((e for e in self._queue if e.name == evaluation), None)
+        if found is None and evaluation not in self._finished:
+            raise InvalidArgument(f"there is no evaluation {evaluation!r}")
+        return found
+
+
+def _cut(records: int, batch_size: int) -> list[tuple[int, int]]:
+    """Ranges of whole batches and about ``TASK_RECORDS`` records."""
+    size = max(1, round(TASK_RECORDS / batch_size)) * batch_size
+    return [(start, min(start + size, records)) for start in range(0, records, size)]
+
+
+def _total(states: Mapping[int, tuple[MetricVariable, ...]]) -> tuple[MetricVariable, ...]:
+    """The sum over tasks, in task order, so that it does not depend on who was faster."""
+    ordered = [states[task] for task in sorted(states)]
+    return tuple(
+        MetricVariable(
+            variables[0].shape,
+            tuple(sum(values) for values in zip(*(v.values for v in variables), strict=True)),
+        )
+        for variables in zip(*ordered, strict=True)
+    )

@@ -1,0 +1,84 @@
+"""Stops a job that has gone wrong without an error: gradients that are NaN, losses that explode.
+
+Asynchronous divergence is often finite: staleness acts like more momentum (Mitliagkas et al.
+2016, "Asynchrony begets Momentum"), so the loss settles on a high plateau instead of becoming NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from psrpc.batch import BatchId
+
+SKIPPED_IN_A_ROW = 10
+WINDOW_STEPS = 20
+FACTOR = 3.0
+PATIENCE_STEPS = 200
+
+
+class Guard:
+    """Watches batches as they are done; each method returns why the job must stop, or None.
+
+    Pure and not thread-safe.
+    """
+
+    def __init__(self, mode: str, first_loss: float | None = None) -> None:
+        """``first_loss`` is the mean loss of the first window, where an earlier run of the job
+        has seen it."""
+        self._mode = mode
+        self._first_loss = first_loss
+        self._window: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._skipped = 0
+        self._above = 0
+
+    @property
+    def first_loss(self) -> float | None:
+        """Mean loss of the first window; None until it is full."""
+        return self._first_loss
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last window; NaN before the first step."""
+        return sum(self._window) / len(self._window) if self._window else math.nan
+
+    def batch(self, batch: BatchId, skipped: bool) -> str | None:
+        """One batch is done; ``skipped`` when its gradient was NaN or infinite."""
+        self._skipped = self._skipped + 1 if skipped else 0
+        if self._skipped < SKIPPED_IN_A_ROW:
+            return None
+        return (
+            f"{SKIPPED_IN_A_ROW} batches in a row had a NaN or infinite gradient, the last one "
+            f"{batch}; lower the learning rate (--set optimizer.learning_rate=...), or look for "
+            "NaN in the data or a logarithm of zero in the loss"
+        )
+
+    def step(self, loss: float) -> str | None:
+        """One step is done with this mean loss. A NaN loss (of a gradient that was finite) is
+        left out of the mean."""
+        if math.isnan(loss):
+            return None
+        self._window.append(loss)
+        if len(self._window) < WINDOW_STEPS:
+            return None
+        mean = self.loss
+        if self._first_loss is None:
+            self._first_loss = mean
+        # Three times a loss that is not positive says nothing; such a job is not guarded.
+        if not (self._first_loss > 0 and mean > FACTOR * self._first_loss):
+            self._above = 0
+            return None
+        self._above += 1
+        if self._above < PATIENCE_STEPS:
+            return None
+        return (
+            f"training diverged: the mean loss of {WINDOW_STEPS} steps stayed above {FACTOR:g} "
+            f"times its first value for {PATIENCE_STEPS} steps (now {mean:.4g}, first "
+            f"{self._first_loss:.4g}); {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        lower = "lower the learning rate (--set optimizer.learning_rate=...)"
+        if self._mode == "sync":
+            return lower
+        return f"{lower}, or train with --mode sync: staleness acts like more momentum"

@@ -1,0 +1,45 @@
+"""The phases of a job, and what takes it from one to the next. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["waiting", "initializing", "training", "finishing", "done", "failed"]
+
+ENDED: tuple[Phase, ...] = ("done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is true of a job now. ``saved`` is the step-0 checkpoint (or the one restored)."""
+
+    shards_ready: bool
+    initialized: bool
+    saved: bool
+    trained: bool
+    final_saved: bool
+    final_evaluated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The next phase and why it has come."""
+
+    phase: Phase
+    reason: str
+
+
+def next_phase(phase: Phase, facts: Facts) -> Transition | None:
+    """Where the job goes from ``phase``, or None if it stays."""
+    if phase == "waiting" and facts.shards_ready:
+        if facts.initialized:
+            return Transition("training", "all shards are restored")
+        return Transition("initializing", "all shards are ready")
+    if phase == "initializing" and facts.initialized and facts.saved:
+        return Transition("training", "all shards are initialized and saved")
+    if phase == "training" and facts.trained:
+        return Transition("finishing", "all batches are done")
+    if phase == "finishing" and facts.final_saved and facts.final_evaluated:
+        return Transition("done", "the final state is saved and evaluated")
+    return None

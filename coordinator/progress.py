@@ -1,0 +1,131 @@
+"""Counters and rates of a run: for its status, its summary and its curves.
+
+Pure: time comes in, and nothing here locks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coordinator.work import Report
+
+RATE_WINDOW_S = 10.0
+_BUCKET_S = 0.5
+
+
+class Meter:
+    """Events per second over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._buckets: deque[tuple[float, float]] = deque()
+        self._since: float | None = None
+
+    def add(self, amount: float, now: float) -> None:
+        """``amount`` more events at ``now``."""
+        if self._since is None:
+            self._since = now
+        if self._buckets and now - self._buckets[-1][0] < _BUCKET_S:
+            start, old = self._buckets[-1]
+            self._buckets[-1] = (start, old + amount)
+        else:
+            self._buckets.append((now, amount))
+
+    def rate(self, now: float) -> float:
+        """Events per second; 0 before there are enough to say."""
+        while self._buckets and now - self._buckets[0][0] > RATE_WINDOW_S:
+            self._buckets.popleft()
+        if not self._buckets or self._since is None:
+            return 0.0
+        span = min(RATE_WINDOW_S, now - self._since)
+        return sum(amount for _, amount in self._buckets) / span if span >= _BUCKET_S else 0.0
+
+
+@dataclass(slots=True)
+class WorkerProgress:
+    """What one worker has done."""
+
+    batches: int = 0
+    steps: Meter = field(default_factory=Meter)
+
+
+@dataclass(slots=True)
+class _Mean:
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float, weight: float) -> None:
+        self.total += value * weight
+        self.weight += weight
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight if self.weight else math.nan
+
+
+class Progress:
+    """Counts what this run of the job has done. ``skipped`` starts from what an earlier run had
+    skipped; ``batches`` and ``examples`` are this run's alone, since rates are made of them."""
+
+    def __init__(self, skipped: int = 0) -> None:
+        self.batches = 0
+        self.examples = 0
+        self.skipped = skipped
+        self.failed = 0
+        self.began: float | None = None
+        self.last_done: float | None = None
+        self.workers: dict[str, WorkerProgress] = {}
+        self.steps = Meter()
+        self.records = Meter()
+        self._staleness = _Mean()
+        self._epochs: dict[int, _Mean] = {}
+
+    @property
+    def mean_staleness(self) -> float:
+        """Over all applied batches; 0 before the first."""
+        return self._staleness.value if self._staleness.weight else 0.0
+
+    @property
+    def train_s(self) -> float:
+        """From the first training lease to the last batch done."""
+        if self.began is None or self.last_done is None:
+            return 0.0
+        return self.last_done - self.began
+
+    def leased(self, now: float) -> None:
+        """A training lease went out."""
+        if self.began is None:
+            self.began = now
+
+    def done(self, worker: str, report: Report, now: float) -> None:
+        """One batch counts."""
+        self.batches += 1
+        self.last_done = now
+        mine = self.workers.setdefault(worker, WorkerProgress())
+        mine.batches += 1
+        mine.steps.add(1, now)
+        self.steps.add(1, now)
+        if report.skipped:
+            self.skipped += 1
+            return
+        count = report.batch.count
+        self.examples += count
+        self.records.add(count, now)
+        self._staleness.add(report.staleness, 1)
+        if math.isfinite(report.loss):
+            self._epochs.setdefault(report.batch.epoch, _Mean()).add(report.loss, count)
+
+    def epoch_loss(self, epoch: int) -> float:
+        """Mean training loss of an epoch that is over (NaN if nothing was seen); forgets it."""
+        return self._epochs.pop(epoch, _Mean()).value
+
+
+def mean_loss(reports: Iterable[Report]) -> float:
+    """Mean over the examples of a round's micro-batches that took part; NaN if none did."""
+    mean = _Mean()
+    for report in reports:
+        if not report.skipped:
+            mean.add(report.loss, report.batch.count)
+    return mean.value

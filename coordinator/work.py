@@ -1,0 +1,171 @@
+"""What the coordinator hands out and gets back, as plain values.
+
+The pure cores speak these; ``messages`` turns them into protobuf and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from psrpc.batch import BatchId
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a batch; ``number`` is unique in a job and rises."""
+
+    batch: BatchId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The fate of one batch, as a worker tells it. ``loss`` is the mean over the batch and may be
+    NaN; ``staleness`` is the greatest over the shards."""
+
+    batch: BatchId
+    attempt: int
+    loss: float = 0.0
+    staleness: int = 0
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrder:
+    """Tells the shards to freeze their state under ``name``: to ``write`` it into ``directory``
+    (relative to the run directory), to ``keep`` it for pulls until it is released, or both."""
+
+    name: str
+    global_step: int
+    write: bool = False
+    keep: bool = False
+    directory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decided round: exactly ``attempts``, in batch-id order, turn version ``round`` into
+    ``round + 1``."""
+
+    generation: int
+    round: int
+    attempts: tuple[Attempt, ...]
+    snapshots: tuple[SnapshotOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tells the shards to forget a kept snapshot."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over; ``reason`` says why it failed."""
+
+    failed: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Initialize:
+    """Initialize every shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Run these batches in order and push each (async)."""
+
+    batches: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Compute one micro-batch of a round, stage it, commit it (sync)."""
+
+    round: int
+    attempt: Attempt
+    decision: Decision | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate records ``[start, stop)`` of the evaluation data on a kept snapshot."""
+
+    evaluation: str
+    task: int
+    snapshot: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricVariable:
+    """One variable of a metric: additive over tasks. ``values`` are row-major."""
+
+    shape: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Turn the summed metric states of an evaluation into results."""
+
+    evaluation: str
+    states: tuple[MetricVariable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No work now, and why."""
+
+    reason: str
+
+
+Command: TypeAlias = Decision | SnapshotOrder | Release | Ended
+Work: TypeAlias = Initialize | Train | Round | Evaluate | Merge | Wait | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where training stands. ``step`` is the global step, ``batches`` counts micro-batches,
+    ``examples`` those that took part (skipped ones do not); all over the whole job."""
+
+    step: int
+    total_steps: int
+    epoch: int
+    batches: int
+    examples: int
+
+
+class Schedule(Protocol):
+    """Who trains what next: the ledger (async) or the rounds (sync)."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch of the job is done."""
+
+    @property
+    def span(self) -> Span:
+        """Where training stands."""
+
+    def lease(
+        self, worker: str, now: float, received: int, workers: int, /
+    ) -> Train | Round | Wait:
+        """Work for ``worker``. ``received`` is the greatest attempt that reached it, ``workers``
+        how many share what is left."""
+
+    def report(self, worker: str, reports: Sequence[Report], now: float, /) -> list[Report]:
+        """Records batches that are done on all shards; returns those that count now."""
+
+    def release(self, worker: str) -> list[BatchId]:
+        """Takes back what ``worker`` holds, so that others get it; returns what that was."""
+
+    def take_finished_epochs(self) -> list[int]:
+        """Epochs whose batches have all been done since the last call."""
+
+    def waiting_for(self) -> str:
+        """What the next step waits for, in words."""
