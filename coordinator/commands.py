@@ -1,72 +1,104 @@
-"""The command streams of the shards: one bounded queue per stream that is open."""
+"""The command lines of the processes that ``coordinator up`` starts."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from coordinator.work import Command, Ended
-from psrpc.errors import ResourceExhausted
-
-QUEUE = 64
-"""Commands that a stream may lag behind; a slower one is cut and must connect again."""
-
-
-class _Stream:
-    def __init__(self, missed: Sequence[Command]) -> None:
-        self.queue: asyncio.Queue[Command | None] = asyncio.Queue()
-        self.overrun = False
-        for command in missed:
-            self.queue.put_nowait(command)
-
-    def put(self, command: Command | None) -> None:
-        if self.queue.qsize() >= QUEUE + 1:
-            self.overrun = True
-        if not self.overrun:
-            self.queue.put_nowait(command)
+from psrpc.process import with_malloc_settings
 
 
-class Commands:
-    """Sends commands to whichever shards have a stream open. Loses nothing for the others,
-    because whoever opens a stream says what its shard has missed. Used from one event loop."""
+@dataclass(frozen=True)
+class UpOptions:
+    """What ``coordinator up`` was asked for; None leaves a choice to the job.
 
-    def __init__(self, shards: int) -> None:
-        self._streams: list[_Stream | None] = [None] * shards
-        self._told = [False] * shards
+    Attributes:
+        job: the job file, as the user wrote it.
+        overrides: ``key=value``, in order.
+        intra_op_threads: threads of one TensorFlow operation in a worker; None means the job's
+            own number, and where it has none an even share of the machine's cores.
+        connect_timeout_s: how long shards and workers look for the coordinator.
+    """
 
-    def told(self, shard: int) -> bool:
-        """Whether the shard has been handed the word that the job is over."""
-        return self._told[shard]
+    job: str
+    shards: int
+    workers: int
+    run_dir: Path
+    mode: str | None = None
+    replicas: int | None = None
+    resume: bool = False
+    overrides: tuple[str, ...] = ()
+    log_format: str = "console"
+    connect_timeout_s: float = 120.0
+    intra_op_threads: int | None = None
+    gpu: str = "auto"
+    gpu_memory_fraction: float | None = None
 
-    def send(self, command: Command) -> None:
-        """To every shard."""
-        for stream in self._streams:
-            if stream is not None:
-                stream.put(command)
 
-    async def stream(self, shard: int, missed: Sequence[Command]) -> AsyncIterator[Command]:
-        """The commands for ``shard`` from now on, after those in ``missed``, until the job is
-        over. A newer stream of the same shard ends this one.
+def coordinator_command(options: UpOptions) -> list[str]:
+    """Serves on a port that the operating system chooses and writes to ``RUN_DIR/address``."""
+    command = _module("coordinator.cli", "serve", "--job", options.job)
+    command += ["--shards", str(options.shards), "--run-dir", str(options.run_dir)]
+    command += ["--bind", "127.0.0.1:0"]
+    if options.mode is not None:
+        command += ["--mode", options.mode]
+    if options.replicas is not None:
+        command += ["--replicas", str(options.replicas)]
+    if options.resume:
+        command.append("--resume")
+    for override in options.overrides:
+        command += ["--set", override]
+    return command + _of_every_child(options)
 
-        Raises:
-            ResourceExhausted: the reader is too slow; it has to connect again.
-        """
-        stream = _Stream(missed)
-        older, self._streams[shard] = self._streams[shard], stream
-        if older is not None:
-            older.put(None)
-        try:
-            while True:
-                command = await stream.queue.get()
-                if command is None:
-                    return
-                yield command
-                if isinstance(command, Ended):
-                    # The reader has come back for more, so it has got this one.
-                    self._told[shard] = True
-                    return
-                if stream.overrun and stream.queue.empty():
-                    raise ResourceExhausted(f"shard {shard} lags {QUEUE} commands behind")
-        finally:
-            if self._streams[shard] is stream:
-                self._streams[shard] = None
+
+def shard_command(options: UpOptions, address: str, shard: int) -> list[str]:
+    """Shard number ``shard``, which finds the coordinator at ``address``."""
+    command = _module("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
+    return command + _of_every_member(options, address)
+
+
+def worker_command(options: UpOptions, address: str) -> list[str]:
+    """A worker, which finds the coordinator at ``address``."""
+    command = _module("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
+    if options.gpu_memory_fraction is not None:
+        command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
+    if options.intra_op_threads is not None:
+        command += ["--intra-op-threads", str(options.intra_op_threads)]
+    return command + _of_every_member(options, address)
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the coordinator and the shards."""
+    return {
+        **with_malloc_settings(dict(environment)),
+        # So that a child that is slow to start can tell that its parent is gone already.
+        "PSRPC_PARENT_PID": str(os.getpid()),
+        # A log is read while it is written.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def worker_environment(environment: Mapping[str, str], workers: int, cores: int) -> dict[str, str]:
+    """The environment of one of ``workers`` workers that share ``cores`` cores.
+
+    TensorFlow gives every operation as many threads as there are cores; with several workers that
+    is too many. It reads this variable only where neither the job nor an option says a number.
+    """
+    share = str(max(1, cores // workers))
+    return {"TF_NUM_INTRAOP_THREADS": share, **child_environment(environment)}
+
+
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", name, *arguments]
+
+
+def _of_every_member(options: UpOptions, address: str) -> list[str]:
+    timeout = ["--connect-timeout", f"{options.connect_timeout_s:g}"]
+    return ["--coordinator", address, *timeout, *_of_every_child(options)]
+
+
+def _of_every_child(options: UpOptions) -> list[str]:
+    return ["--log-format", options.log_format, "--die-with-parent"]
