@@ -65,8 +65,7 @@ def build_loss(job: Job) -> Callable[..., Any]:
     """The loss of a job with a Keras model: ``f(y_true, y_pred, sample_weight=None)``, a scalar.
 
     The mean over the batch, whatever the user's function returns; with sample weights the sum of
-    weighted values divided by the number of examples, as in ``keras.Model.fit``.
-
+    weighted values divided by the number of examples, as in ``keras.Model.fit``. The name
     ``crossentropy`` means the kind that fits the shapes, as in ``compile``.
 
     Raises:
@@ -97,7 +96,8 @@ class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
     """A user's ``f(y_true, y_pred)``. Keras's own wrapper would do, were it public."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
+        # The name becomes a TensorFlow scope, which must not begin with an underscore.
+        super().__init__(name="loss")
         self._function = function
 
     def call(self, y_true: Any, y_pred: Any) -> Any:

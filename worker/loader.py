@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,14 @@ from dataclasses import dataclass, field
 from importlib.abc import SourceLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 from psrpc.errors import InvalidJob
 from worker.job import Job
 from worker.overrides import override_job
 
-_OWN = str(Path(__file__).parent)
+_TRACED = "in user code:"
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
 
 
 @dataclass(frozen=True)
@@ -95,23 +97,30 @@ def user_code(what: str) -> Iterator[None]:
     except InvalidJob as error:
         raise InvalidJob(f"{what}: {error}") from None
     except (Exception, SystemExit) as error:
-        trace = _from_user(error.__traceback__)
-        text = "".join(traceback.format_exception(type(error), error, trace)) if trace else ""
-        raise UserCodeFailed(f"{what} raised {_reason(error)}", text) from None
+        raise UserCodeFailed(f"{what} raised {_reason(error)}", _user_text(error)) from None
 
 
-def _from_user(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames, ours and the importer's, that led to the user's code. None
-    where no frame is the user's: then a library refused what the job gave it, and says why."""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_OWN, "<frozen importlib")):
-            break
+def _user_text(error: BaseException) -> str:
+    """The traceback from the first frame of the user's code on. Empty where no frame is the
+    user's: then a library refused what the job gave it, and its message says why."""
+    if str(error).startswith(_TRACED):
+        # TensorFlow has made a function of the user's code; the frames are in its message.
+        frames = re.findall(r'( *File "(.*)", line .*\n(?: {6,}.*\n)*)', str(error))
+        shown = [text for text, name in frames if not _is_library(name)]
+        return f"{_TRACED}\n{''.join(shown)}\n" if shown else ""
+    trace = error.__traceback__
+    while trace is not None and _is_library(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    rest = trace
-    while rest is not None and "site-packages" in rest.tb_frame.f_code.co_filename:
-        rest = rest.tb_next
-    return trace if rest is not None else None
+    if trace is None and not isinstance(error, SyntaxError):
+        return ""
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _is_library(filename: str) -> bool:
+    """Whether a file is not the user's but ours, TensorFlow's, or Python's."""
+    return filename.startswith(_NOT_THE_USERS) or any(
+        part in filename for part in ("site-packages", "__autograph_generated_file")
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -122,7 +131,7 @@ def _reason(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     reason = lines[0]
-    if reason == "in user code:":
+    if reason == _TRACED:
         said = [line for line in lines if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)]
         return said[-1] if said else lines[-1]
     if reason.startswith("Exception encountered when calling") and len(lines) > 1:
