@@ -74,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
     """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
     errors = Console(stderr=True)
     try:
+        _check(args)
         made, run_dir = _run_dir(args)
-        options = _options(args, run_dir)
     except InvalidArgument as error:
         _say(f"{ERROR}{error}")
         return 2
+    options = _options(args, run_dir)
     earlier = read_summary(run_dir)
     screen = open_screen(errors)
     supervisor = Supervisor(options, screen)
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     return _conclude(outcome, options, earlier, made)
 
 
-def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
+def _check(args: argparse.Namespace) -> None:
+    """Refuses numbers that no process could use, before anything is made or started."""
     for name in ("shards", "workers", "replicas", "intra_op_threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -98,6 +100,9 @@ def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
         raise InvalidArgument(
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
         )
+
+
+def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
     return UpOptions(
         job=args.job,
         shards=args.shards,
@@ -157,10 +162,8 @@ def newest_run(runs: Path, name: str) -> Path:
 def _conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) -> int:
     """Completes the summary and shows the result."""
     run_dir = options.run_dir
-    if outcome.exit_status == 2:
+    if outcome.exit_status == 2 and not outcome.own:
         _say("\n".join(outcome.details))
-        if outcome.reason:
-            _say(f"{ERROR}{outcome.reason}")
         if made:
             # Nothing came of it, and a run directory would say that something did.
             shutil.rmtree(run_dir)

@@ -1,0 +1,53 @@
+# make setup | demo | test | lint | types | protos: the same targets here and in CI.
+# Every target makes .venv first where it is missing or older than pyproject.toml.
+
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+INSTALLED := .venv/.installed
+
+help:
+	@echo "make setup        make .venv and install everything"
+	@echo "make demo         train MNIST on 2 shards and 2 workers"
+	@echo "make test         every test that needs no Docker"
+	@echo "make test-fast    those that take no time"
+	@echo "make test-docker  build the image and train on it"
+	@echo "make lint types   ruff, mypy"
+	@echo "make protos       generate psrpc/v1 from protos/"
+	@echo "make clean        remove .venv, caches and runs"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml scripts/setup
+	./scripts/setup
+
+demo: $(INSTALLED)
+	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
+
+test: $(INSTALLED)
+	$(PYTEST) -m "not docker" -n 2 --dist loadfile
+
+test-fast: $(INSTALLED)
+	$(PYTEST) -m "not docker and not slow"
+
+test-docker: $(INSTALLED)
+	$(PYTEST) -m docker tests/docker
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(INSTALLED)
+	$(PY) -m mypy
+	$(PY) -m mypy scripts/generate_protos.py
+
+protos: $(INSTALLED)
+	$(PY) scripts/generate_protos.py
+
+protos-check: $(INSTALLED)
+	$(PY) scripts/generate_protos.py --check
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build runs *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help setup demo test test-fast test-docker lint types protos protos-check clean
