@@ -1,0 +1,89 @@
+"""The arrays that pushes arrive in: allocated once, used again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from psrpc.errors import NotReady
+from psrpc.plan import Plan, aligned_empty
+
+Buffers = dict[str, npt.NDArray[Any]]
+"""Arena name -> aligned ``[shard length]`` array."""
+
+_GENEROUS_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Loan:
+    """A set of buffers in somebody's hands. With ``keep`` set it outlives the loan's block."""
+
+    buffers: Buffers
+    keep: bool = False
+
+
+def pool_size(nbytes: int, replicas: int) -> int:
+    """How many pushes of ``nbytes`` a shard holds at once.
+
+    Sync: two attempts of each of the round's micro-batches, and two on their way. Async: two, so
+    that one can arrive while another is applied, and more of them where they are small.
+    """
+    if replicas:
+        return 2 * replicas + 2
+    return 2 + min(14, _GENEROUS_BYTES // max(nbytes, 1))
+
+
+class BufferPool:
+    """At most ``size`` sets of buffers for one shard's part of the arenas. Thread-safe."""
+
+    def __init__(self, plan: Plan, shard: int, size: int) -> None:
+        self._arenas = [(a.name, a.shard_length(shard), a.dtype) for a in plan.arenas]
+        self._size = size
+        self._made = 0
+        # The one released last is taken first: it is still in the cache.
+        self._free: list[Buffers] = []
+        self._changed = threading.Condition()
+
+    def acquire(self, timeout_s: float) -> Buffers:
+        """A set that nobody else holds; its contents are undefined.
+
+        Raises:
+            NotReady: none became free within ``timeout_s``.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free or self._made < self._size, timeout_s):
+                raise NotReady(
+                    f"all {self._size} buffers for arriving gradients are in use;"
+                    f" none became free within {timeout_s:.1f} s"
+                )
+            if self._free:
+                return self._free.pop()
+            self._made += 1
+        return {name: aligned_empty(length, dtype) for name, length, dtype in self._arenas}
+
+    @contextmanager
+    def loan(self, timeout_s: float) -> Iterator[Loan]:
+        """:meth:`acquire` for the length of a block, unless the borrower keeps it longer."""
+        loan = Loan(self.acquire(timeout_s))
+        try:
+            yield loan
+        finally:
+            if not loan.keep:
+                self.release(loan.buffers)
+
+    def release(self, buffers: Buffers) -> None:
+        """Gives a set back."""
+        with self._changed:
+            self._free.append(buffers)
+            self._changed.notify()
+
+    @property
+    def in_use(self) -> int:
+        """How many sets are held by somebody."""
+        with self._changed:
+            return self._made - len(self._free)

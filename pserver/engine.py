@@ -1,0 +1,420 @@
+"""One shard: its parameters, its applied-set and the rules for changing either."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from pserver.applied import AppliedSet
+from pserver.assembly import Assembly, Extent, check_extents
+from pserver.buffers import BufferPool, Loan, pool_size
+from pserver.counters import Counters, ShardReport
+from pserver.fence import Fence, ShardIdentity, admit
+from pserver.requests import (
+    Decision,
+    InitializeRequest,
+    PullRequest,
+    PushRequest,
+    PushResult,
+    Snapshot,
+    SnapshotOrder,
+    Values,
+)
+from pserver.shelf import SnapshotShelf
+from pserver.staging import Missing, Staged, Staging, weighted_mean
+from pserver.updates.engine import Slots, UpdateEngine
+from psrpc.codec import Piece
+from psrpc.errors import (
+    InvalidArgument,
+    JobFailed,
+    NotReady,
+    PsError,
+    RoundPassed,
+    StaleGeneration,
+)
+from psrpc.plan import Plan
+
+NDArray = npt.NDArray[Any]
+
+
+class SnapshotSink(Protocol):
+    """Where snapshots go that were ordered; does not block."""
+
+    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
+        """``snapshot`` was taken by ``order``."""
+
+    def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
+        """No snapshot could be taken."""
+
+    def repeated(self, order: SnapshotOrder) -> None:
+        """The order was carried out before; what came of it may have to be told again."""
+
+
+class ShardEngine:
+    """Thread-safe. One lock guards everything that changes, the update engine included.
+
+    Streams are assembled in buffers of their own before the lock is taken, so pushes arrive side
+    by side and only the update itself is done one at a time.
+    """
+
+    def __init__(
+        self, identity: ShardIdentity, plan: Plan, updates: UpdateEngine, sink: SnapshotSink
+    ) -> None:
+        self.identity = identity
+        self.plan = plan
+        self._updates = updates
+        self._sink = sink
+        self._pool = BufferPool(
+            plan,
+            identity.shard,
+            pool_size(plan.shard_nbytes(identity.shard), identity.replicas),
+        )
+        self._changed = threading.Condition()  # its lock is the lock
+        self._version = 0
+        self._initialized = False
+        self._applied = AppliedSet()
+        self._staging = Staging(identity.replicas)
+        self._shelf = SnapshotShelf()
+        self._counters = Counters()
+        # Readers of one version share its values; a reference of our own would keep them alive
+        # and make the next update copy.
+        self._current: weakref.ref[Values] | None = None
+        self._failure = ""
+        self._closed = False
+
+    # -- parameters come in ------------------------------------------------------------------
+
+    def restore(
+        self, values: Mapping[str, NDArray], slots: Slots, applied: AppliedSet, version: int
+    ) -> None:
+        """Takes over the state of a checkpoint; before anyone is served.
+
+        Raises:
+            CheckpointError: the slots are another optimizer's.
+        """
+        with self._changed:
+            self._updates.load(values)
+            self._updates.load_slots(slots)
+            self._applied = applied
+            self._version = version
+            self._initialized = True
+
+    def initialize(
+        self, request: InitializeRequest, pieces: Iterable[Piece], timeout_s: float
+    ) -> tuple[int, bool]:
+        """Sets all values, once. Returns the version and whether the shard had some already."""
+        with self._changed:
+            self._admit(request.fence)
+        check_extents(self.plan, self.identity.shard, request.extents)
+        with self._arriving(request.extents, pieces, timeout_s) as loan, self._changed:
+            self._admit(request.fence)
+            if self._initialized:
+                return self._version, True
+            with self._fatal():
+                self._updates.load(loan.buffers)
+            self._initialized = True
+            self._changed.notify_all()
+            return self._version, False
+
+    # -- gradients come in -------------------------------------------------------------------
+
+    def push(self, request: PushRequest, pieces: Iterable[Piece], timeout_s: float) -> PushResult:
+        """Async: applies the gradient; sync: stages it. A repeated push changes nothing.
+
+        Args:
+            pieces: the stream after its header; read to its end before anything is changed.
+            timeout_s: how long to wait for a buffer.
+        """
+        return self._push(request, pieces, timeout_s, pull=False)[0]
+
+    def push_pull(
+        self, request: PushRequest, pieces: Iterable[Piece], timeout_s: float
+    ) -> tuple[PushResult, Values]:
+        """:meth:`push` and the newest values, with nothing in between. Async only."""
+        if self.identity.mode != "async":
+            raise InvalidArgument(
+                "PushPull is for async jobs and this one is sync; use PushGradients and Pull"
+            )
+        result, values = self._push(request, pieces, timeout_s, pull=True)
+        assert values is not None
+        return result, values
+
+    def _push(
+        self, request: PushRequest, pieces: Iterable[Piece], timeout_s: float, *, pull: bool
+    ) -> tuple[PushResult, Values | None]:
+        self._check(request)
+        if request.skipped:
+            for piece in pieces:
+                raise InvalidArgument(
+                    f"a skipped push of {request.batch} carries {len(piece.data)} bytes;"
+                    " expected none"
+                )
+            with self._changed:
+                result = self._accept(request, None)
+                return result, self._values() if pull else None
+        with self._arriving(request.extents, pieces, timeout_s) as loan, self._changed:
+            result = self._accept(request, loan)
+            return result, self._values() if pull else None
+
+    def _check(self, request: PushRequest) -> None:
+        """All that can be said of a push before its data; refuses before anything is allocated."""
+        with self._changed:
+            self._admit(request.fence)
+            self._need_values()
+            version = self._version
+        if request.examples != request.batch.count:
+            raise InvalidArgument(
+                f"a push of {request.batch} says it has {request.examples} examples;"
+                f" expected {request.batch.count}"
+            )
+        if request.base_version > version:
+            raise InvalidArgument(
+                f"a push of {request.batch} has base version {request.base_version};"
+                f" shard {self.identity.shard} is at {version}"
+            )
+        if not request.skipped:
+            check_extents(self.plan, self.identity.shard, request.extents)
+        elif request.extents:
+            raise InvalidArgument(
+                f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
+                " expected none"
+            )
+
+    def _accept(self, request: PushRequest, loan: Loan | None) -> PushResult:
+        """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
+        self._admit(request.fence)
+        if self._applied.contains(request.batch):
+            self._counters.already_applied += 1
+            return PushResult("already_applied", self._version)
+        if self.identity.mode == "sync":
+            return self._stage(request, loan)
+        if loan is None:
+            self._applied.add(request.batch, skipped=True)
+            self._counters.skipped += 1
+            return PushResult("skipped", self._version)
+        staleness = self._version - request.base_version
+        self._apply(loan.buffers)
+        self._applied.add(request.batch)
+        self._counters.count_applied(staleness)
+        return PushResult("applied", self._version, staleness)
+
+    def _stage(self, request: PushRequest, loan: Loan | None) -> PushResult:
+        if request.base_version < self._version:
+            raise RoundPassed(
+                f"a push of {request.batch} is for round {request.base_version};"
+                f" shard {self.identity.shard} is at round {self._version}"
+            )
+        if self._staging.admit(request.attempt):
+            gradients = None
+            if loan is not None:
+                loan.keep = True
+                gradients = loan.buffers
+            self._staging.stage(request.attempt, Staged(request.examples, gradients))
+            self._counters.staged += 1
+        return PushResult("staged", self._version)
+
+    def decide(self, decision: Decision) -> None:
+        """Applies a decided round, once: a round that was applied before changes nothing.
+
+        Raises:
+            StaleGeneration: the decision is of another generation.
+            NotReady: the round is not the next one, or attempts it names are not here.
+        """
+        with self._changed:
+            self._decide(decision)
+
+    def _decide(self, decision: Decision) -> None:
+        me = f"shard {self.identity.shard}"
+        if decision.generation != self.identity.generation:
+            raise StaleGeneration(
+                f"the decision of round {decision.round} is of generation {decision.generation};"
+                f" {me} is in {self.identity.generation}"
+            )
+        if decision.round < self._version:
+            return
+        if decision.round > self._version:
+            raise NotReady(
+                f"{me} cannot apply round {decision.round}: it waits for the decision of round"
+                f" {self._version}"
+            )
+        found = self._staging.decide(decision.attempts)
+        if isinstance(found, Missing):
+            raise NotReady(
+                f"{me} cannot apply round {decision.round}: it does not hold"
+                f" {', '.join(map(str, found.attempts))}"
+            )
+        if found.parts:
+            self._apply(weighted_mean(found.parts))
+        else:
+            self._version += 1
+            self._current = None
+        for attempt in decision.attempts:
+            skipped = attempt.batch in found.skipped
+            self._applied.add(attempt.batch, skipped=skipped)
+            if skipped:
+                self._counters.skipped += 1
+            else:
+                self._counters.count_applied(0)
+        for dropped in self._staging.clear():
+            if dropped.gradients is not None:
+                self._pool.release(dropped.gradients)
+        for order in decision.snapshots:
+            self._take(order)
+        self._changed.notify_all()
+
+    def _apply(self, gradients: Mapping[str, NDArray]) -> None:
+        self._current = None
+        with self._fatal():
+            self._updates.apply(gradients)
+        self._version += 1
+
+    # -- parameters go out -------------------------------------------------------------------
+
+    def pull(self, request: PullRequest, timeout_s: float) -> Values:
+        """The values asked for; a round is waited for, ``timeout_s`` at most."""
+        with self._changed:
+            self._admit(request.fence)
+            if isinstance(request.source, str):
+                return self._shelf.get(request.source)
+            self._need_values()
+            if request.decision is not None:
+                self._decide(request.decision)
+            if request.source is not None:
+                self._await_round(request.source, timeout_s)
+            return self._values()
+
+    def _await_round(self, wanted: int, timeout_s: float) -> None:
+        if self.identity.mode != "sync":
+            raise InvalidArgument(
+                f"round {wanted} was asked for and this job is async; ask for the newest values"
+            )
+        self._changed.wait_for(lambda: self._version >= wanted or self._closed, timeout_s)
+        if self._version > wanted:
+            raise RoundPassed(
+                f"round {wanted} was asked for; shard {self.identity.shard} is at round"
+                f" {self._version}"
+            )
+        if self._version < wanted:
+            raise NotReady(f"shard {self.identity.shard} {self._waiting_for()}")
+
+    def _values(self) -> Values:
+        """The present values, shared with whoever else reads this version. Holds the lock."""
+        values = self._current() if self._current is not None else None
+        if values is None:
+            values = Values(self._version, self.identity.generation, self._updates.snapshot())
+            self._current = weakref.ref(values)
+        return values
+
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def take_snapshot(self, order: SnapshotOrder) -> None:
+        """Freezes the present state by ``order``; the sink is told. An order counts once."""
+        with self._changed:
+            self._take(order)
+
+    def _take(self, order: SnapshotOrder) -> None:
+        if not self._shelf.first_time(order):
+            self._sink.repeated(order)
+            return
+        try:
+            self._need_values()
+            self._shelf.check_room(order)
+        except PsError as error:
+            self._sink.failed(order, self._version, str(error))
+            return
+        values = self._values()
+        self._shelf.put(order, values)
+        snapshot = Snapshot(values, self._updates.slots(), tuple(self._applied.to_epochs()))
+        self._sink.taken(order, snapshot)
+
+    def release_snapshot(self, name: str) -> None:
+        """Forgets a kept snapshot; one that is not kept is no error."""
+        with self._changed:
+            self._shelf.release(name)
+
+    # -- what it is doing --------------------------------------------------------------------
+
+    def report(self) -> ShardReport:
+        """The figures of this moment."""
+        with self._changed:
+            return ShardReport(
+                version=self._version,
+                initialized=self._initialized,
+                nbytes=self.plan.shard_nbytes(self.identity.shard),
+                counters=replace(self._counters, staleness=self._counters.staleness_counts()),
+                staged_now=len(self._staging),
+                waiting_for=self._waiting_for(),
+            )
+
+    def applied(self) -> AppliedSet:
+        """A copy of the applied-set."""
+        with self._changed:
+            return AppliedSet.from_epochs(self._applied.to_epochs())
+
+    @property
+    def failure(self) -> str:
+        """Why this shard can no longer be trusted; empty when it can."""
+        return self._failure
+
+    def close(self) -> None:
+        """Lets go of everybody who waits in here."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def refusals_counted(self) -> Iterator[None]:
+        """Counts a push that is refused; wraps the whole call, parsing included."""
+        try:
+            yield
+        except NotReady:
+            raise
+        except PsError:
+            with self._changed:
+                self._counters.refused += 1
+            raise
+
+    # -- within ------------------------------------------------------------------------------
+
+    def _admit(self, fence: Fence) -> None:
+        if self._failure:
+            raise JobFailed(self._failure)
+        admit(fence, self.identity, self.plan.hash)
+
+    def _need_values(self) -> None:
+        if not self._initialized:
+            raise NotReady(f"shard {self.identity.shard} {self._waiting_for()}")
+
+    def _waiting_for(self) -> str:
+        if not self._initialized:
+            return "waits for a worker to initialize it"
+        if self.identity.mode == "async":
+            return ""
+        return (
+            f"waits for the decision of round {self._version}; it holds"
+            f" {self._staging.micro_batches} of {self.identity.replicas} micro-batches"
+        )
+
+    @contextmanager
+    def _arriving(
+        self, extents: Sequence[Extent], pieces: Iterable[Piece], timeout_s: float
+    ) -> Iterator[Loan]:
+        """Buffers that a stream has filled, to its end."""
+        with self._pool.loan(timeout_s) as loan:
+            Assembly(self.plan, extents, loan.buffers).accept_all(pieces)
+            yield loan
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """An update that fails halfway leaves parameters that nobody may use."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = f"the update of shard {self.identity.shard} failed: {error}"
+            raise

@@ -1,0 +1,103 @@
+"""What a shard is asked to do, as plain values: the servicer's words to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from pserver.applied import AppliedEpoch
+from pserver.assembly import Extent
+from pserver.fence import Fence
+from pserver.staging import Attempt
+from pserver.updates.engine import Slots
+from psrpc.batch import BatchId
+
+NDArray = npt.NDArray[Any]
+Outcome = Literal["applied", "already_applied", "staged", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class InitializeRequest:
+    """The header of ``Initialize``."""
+
+    fence: Fence
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """The header of ``PushGradients`` and ``PushPull``."""
+
+    fence: Fence
+    worker: str
+    attempt: Attempt
+    base_version: int
+    examples: int
+    skipped: bool
+    extents: tuple[Extent, ...]
+
+    @property
+    def batch(self) -> BatchId:
+        """The batch that the gradient is of."""
+        return self.attempt.batch
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What became of a push."""
+
+    outcome: Outcome
+    version: int
+    staleness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrder:
+    """See the message of the same name."""
+
+    name: str
+    write: bool
+    keep: bool
+    directory: str
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """See the message of the same name."""
+
+    generation: int
+    round: int
+    attempts: tuple[Attempt, ...]
+    snapshots: tuple[SnapshotOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """``source`` is None for the newest values, a round, or the name of a snapshot."""
+
+    fence: Fence
+    worker: str
+    source: int | str | None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Values:
+    """All arenas of a shard at one version, ``[shard length]`` each, read-only."""
+
+    version: int
+    generation: int
+    arrays: Mapping[str, NDArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A shard's whole state at one moment: what a checkpoint of it holds."""
+
+    values: Values
+    slots: Slots
+    applied: tuple[AppliedEpoch, ...]

@@ -1,0 +1,85 @@
+"""A shard's gRPC server: the ParameterServer service and the standard health service."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from pserver.engine import ShardEngine
+from pserver.servicer import ParameterServerServicer, method_handlers
+from pserver.wire import SERVICE
+from psrpc.channel import bind, make_server
+from psrpc.errors import NotReady
+from psrpc.interceptor import ErrorInterceptor
+
+THREADS = 128
+"""Calls that are served at once; threads are made when needed. Waiting for a round takes one."""
+
+
+class ShardServer:
+    """Listens from ``start`` on; answers data calls once ``open`` has given it an engine.
+
+    Thread-safe once started. As a context manager it starts and stops.
+    """
+
+    def __init__(self, shard: int, address: str) -> None:
+        """``address`` is HOST:PORT to listen on, port 0 for any."""
+        self._shard = shard
+        self._address = address
+        self._engine: ShardEngine | None = None
+        self._server: grpc.Server | None = None
+        self._health = health.HealthServicer()
+        self.port = 0
+
+    def start(self) -> int:
+        """Listens; returns the port. Raises PortInUse."""
+        server = make_server(THREADS, [ErrorInterceptor()])
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    SERVICE, method_handlers(ParameterServerServicer(self._engine_or_refuse))
+                ),
+            )
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.port = bind(server, self._address)
+        server.start()
+        self._server = server
+        return self.port
+
+    def open(self, engine: ShardEngine) -> None:
+        """The shard is ready: data calls are answered from now on."""
+        self._engine = engine
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float) -> None:
+        """Takes no more calls, lets those under way finish for ``grace_s``, and waits."""
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        if self._engine is not None:
+            self._engine.close()
+        if self._server is not None:
+            self._server.stop(grace_s).wait()
+
+    def __enter__(self) -> ShardServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop(grace_s=0)
+
+    def _engine_or_refuse(self) -> ShardEngine:
+        if self._engine is None:
+            raise NotReady(f"shard {self._shard} is starting: it builds its update engine")
+        return self._engine
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", SERVICE):
+            self._health.set(name, status)

@@ -1,0 +1,160 @@
+"""The gradients of an open round, held until the coordinator names those that count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidArgument, ResourceExhausted
+
+NDArray = npt.NDArray[Any]
+
+MAX_ATTEMPTS = 2
+"""Attempts of one micro-batch that are held at once."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Attempt:
+    """One try at a micro-batch."""
+
+    batch: BatchId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of {self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What an attempt brought: its gradient by arena, or None where that was not finite."""
+
+    examples: int
+    gradients: dict[str, NDArray] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One summand of a round's mean."""
+
+    weight: np.float32
+    gradients: Mapping[str, NDArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The round can be applied: the summands in batch-id order, none when all were skipped."""
+
+    parts: tuple[Part, ...]
+    skipped: frozenset[BatchId]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The round cannot be applied: these named attempts are not here."""
+
+    attempts: tuple[Attempt, ...]
+
+
+class Staging:
+    """The attempts staged for the open round. Not thread-safe.
+
+    A round has K micro-batches with at most :data:`MAX_ATTEMPTS` attempts each, so no more than
+    2 K gradients are ever held.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+        self._held: dict[BatchId, dict[int, Staged]] = {}
+
+    def __len__(self) -> int:
+        """How many attempts are held."""
+        return sum(len(attempts) for attempts in self._held.values())
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches have at least one attempt here."""
+        return len(self._held)
+
+    def admit(self, attempt: Attempt) -> bool:
+        """Whether ``attempt`` is new; False when it is held already.
+
+        Raises:
+            InvalidArgument: its batch overlaps another one that is staged.
+            ResourceExhausted: no room for one more attempt, or for one more micro-batch.
+        """
+        batch = attempt.batch
+        held = self._held.get(batch, {})
+        if attempt.attempt in held:
+            return False
+        if len(held) >= MAX_ATTEMPTS:
+            numbers = " and ".join(map(str, sorted(held)))
+            raise ResourceExhausted(
+                f"{attempt} cannot be staged: attempts {numbers} are held;"
+                f" expected at most {MAX_ATTEMPTS}"
+            )
+        if not held:
+            for other in self._held:
+                if other.epoch == batch.epoch and (
+                    other.first < batch.first + batch.count
+                    and batch.first < other.first + other.count
+                ):
+                    raise InvalidArgument(
+                        f"{batch} overlap {other}, which are staged; batches never overlap"
+                    )
+            if len(self._held) >= self._replicas:
+                raise ResourceExhausted(
+                    f"{attempt} cannot be staged: the round holds {len(self._held)} micro-batches"
+                    f" already; expected at most {self._replicas}"
+                )
+        return True
+
+    def stage(self, attempt: Attempt, staged: Staged) -> None:
+        """Holds a new attempt; :meth:`admit` has said that it is."""
+        assert self.admit(attempt)
+        self._held.setdefault(attempt.batch, {})[attempt.attempt] = staged
+
+    def decide(self, attempts: tuple[Attempt, ...]) -> Ready | Missing:
+        """What the round that names ``attempts`` is made of. Changes nothing.
+
+        The weight of a micro-batch of n examples is float32(n / Σ n) over those that were not
+        skipped.
+        """
+        ordered = sorted(attempts)
+        found = [(a, self._held.get(a.batch, {}).get(a.attempt)) for a in ordered]
+        missing = tuple(a for a, staged in found if staged is None)
+        if missing:
+            return Missing(missing)
+        skipped = frozenset(a.batch for a, s in found if s is not None and s.gradients is None)
+        finite = [
+            (s.examples, s.gradients) for _, s in found if s is not None and s.gradients is not None
+        ]
+        total = sum(examples for examples, _ in finite)
+        parts = tuple(Part(np.float32(n / total), gradients) for n, gradients in finite)
+        return Ready(parts, skipped)
+
+    def clear(self) -> list[Staged]:
+        """Empties the stage; returns what was held, so that its buffers can be used again."""
+        dropped = [s for attempts in self._held.values() for s in attempts.values()]
+        self._held.clear()
+        return dropped
+
+
+def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
+    """Σ w_k g_k in the order given: one multiply and one add per element.
+
+    The first gradient's arrays receive the sum, the others are scaled in place: none of them may
+    be used as a gradient afterwards.
+    """
+    total = parts[0].gradients
+    for name, gradient in total.items():
+        gradient *= parts[0].weight
+        for part in parts[1:]:
+            summand = part.gradients[name]
+            summand *= part.weight
+            gradient += summand
+    return total

@@ -1,0 +1,197 @@
+"""Between messages and the shard's own words; and the streams that carry tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from pserver.applied import AppliedEpoch
+from pserver.assembly import Extent
+from pserver.fence import Fence
+from pserver.requests import (
+    Decision,
+    InitializeRequest,
+    Outcome,
+    PullRequest,
+    PushRequest,
+    PushResult,
+    SnapshotOrder,
+    Values,
+)
+from pserver.staging import Attempt
+from psrpc.batch import BatchId
+from psrpc.codec import Piece, parse_message
+from psrpc.errors import InvalidArgument
+from psrpc.plan import Plan
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+
+SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
+
+_OUTCOMES: dict[Outcome, pb.PushOutcome] = {
+    "applied": pb.PUSH_OUTCOME_APPLIED,
+    "already_applied": pb.PUSH_OUTCOME_ALREADY_APPLIED,
+    "staged": pb.PUSH_OUTCOME_STAGED,
+    "skipped": pb.PUSH_OUTCOME_SKIPPED,
+}
+_BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.items()}
+
+Header = TypeVar("Header", bound=Message)
+
+
+def read_stream(messages: Iterator[bytes], header: type[Header]) -> tuple[Header, Iterator[Piece]]:
+    """The header of a tensor stream, and its chunks as they arrive.
+
+    Raises:
+        InvalidArgument: no header where one must be, or bytes that are none; the iterator raises
+            it as well.
+    """
+    first = next(messages, None)
+    if first is None:
+        raise InvalidArgument("the stream is empty; expected a header")
+    message = parse_message(first)
+    if message.header is None:
+        raise InvalidArgument("the stream begins without a header")
+    return parse_header(message.header, header), _pieces(message.chunk, messages)
+
+
+def parse_header(data: bytes, header: type[Header]) -> Header:
+    """A message of class ``header``; raises InvalidArgument when the bytes are none."""
+    try:
+        return header.FromString(data)
+    except DecodeError as error:
+        raise InvalidArgument(f"a header cannot be read as {header.__name__}: {error}") from None
+
+
+def _pieces(first: Piece | None, messages: Iterable[bytes]) -> Iterator[Piece]:
+    if first is not None:
+        yield first
+    for data in messages:
+        message = parse_message(data)
+        if message.header is not None:
+            raise InvalidArgument("the stream has a second header; expected chunks only")
+        if message.chunk is not None:
+            yield message.chunk
+
+
+def stream_parts(plan: Plan, values: Values) -> list[tuple[int, memoryview]]:
+    """All arenas as the codec wants them, in plan order; empty ones make no chunk."""
+    return [
+        (index, values.arrays[arena.name].view(np.uint8).data)
+        for index, arena in enumerate(plan.arenas)
+        if values.arrays[arena.name].size
+    ]
+
+
+def to_extents(extents: Iterable[Extent]) -> list[types.Extent]:
+    """Extents as messages."""
+    return [types.Extent(arena=arena, nbytes=nbytes) for arena, nbytes in extents]
+
+
+def from_extents(extents: Iterable[types.Extent]) -> tuple[Extent, ...]:
+    """Extents as pairs."""
+    return tuple((extent.arena, extent.nbytes) for extent in extents)
+
+
+def to_batch(batch: BatchId) -> types.BatchId:
+    """A batch id as a message."""
+    return types.BatchId(epoch=batch.epoch, first=batch.first, count=batch.count)
+
+
+def _from_attempt(batch: types.BatchId, attempt: int) -> Attempt:
+    if batch.count < 1:
+        raise InvalidArgument(f"a batch id has count {batch.count}; expected at least 1")
+    return Attempt(BatchId(batch.epoch, batch.first, batch.count), attempt)
+
+
+def _from_fence(fence: types.Fence) -> Fence:
+    return Fence(fence.generation, fence.policy, fence.plan_hash, fence.shard_incarnation)
+
+
+def from_initialize(header: pb.InitializeHeader) -> InitializeRequest:
+    """The header of ``Initialize``."""
+    return InitializeRequest(_from_fence(header.fence), from_extents(header.extents))
+
+
+def from_push(header: pb.PushHeader) -> PushRequest:
+    """The header of a push; raises InvalidArgument for a batch of nothing."""
+    return PushRequest(
+        fence=_from_fence(header.fence),
+        worker=header.worker,
+        attempt=_from_attempt(header.batch, header.attempt),
+        base_version=header.base_version,
+        examples=header.examples,
+        skipped=header.skipped,
+        extents=from_extents(header.extents),
+    )
+
+
+def from_order(order: types.SnapshotOrder) -> SnapshotOrder:
+    """An order for a snapshot."""
+    return SnapshotOrder(order.name, order.write, order.keep, order.directory, order.global_step)
+
+
+def from_decision(decision: types.Decision) -> Decision:
+    """A decided round."""
+    return Decision(
+        generation=decision.generation,
+        round=decision.round,
+        attempts=tuple(_from_attempt(a.batch, a.attempt) for a in decision.attempts),
+        snapshots=tuple(map(from_order, decision.snapshots)),
+    )
+
+
+def from_pull(request: pb.PullRequest) -> PullRequest:
+    """A pull; raises InvalidArgument when it does not say of what."""
+    source: int | str | None
+    match request.WhichOneof("source"):
+        case "newest":
+            source = None
+        case "round":
+            source = request.round
+        case "snapshot":
+            source = request.snapshot
+        case _:
+            raise InvalidArgument("a pull names no source; expected newest, round or snapshot")
+    decision = from_decision(request.decision) if request.HasField("decision") else None
+    return PullRequest(_from_fence(request.fence), request.worker, source, decision)
+
+
+def to_push_result(result: PushResult) -> pb.PushResult:
+    """What became of a push, as a message."""
+    return pb.PushResult(
+        outcome=_OUTCOMES[result.outcome], version=result.version, staleness=result.staleness
+    )
+
+
+def from_push_result(result: pb.PushResult) -> PushResult:
+    """What became of a push; raises InvalidArgument for an outcome that was not set."""
+    if result.outcome not in _BY_NUMBER:
+        raise InvalidArgument(f"a push result has outcome {result.outcome}; expected 1 to 4")
+    return PushResult(_BY_NUMBER[result.outcome], result.version, result.staleness)
+
+
+def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
+    """What goes before pulled values."""
+    return pb.PullHeader(
+        version=values.version,
+        generation=values.generation,
+        extents=to_extents(
+            (index, values.arrays[arena.name].nbytes) for index, arena in enumerate(plan.arenas)
+        ),
+    )
+
+
+def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:
+    """An applied-set as messages."""
+    return [
+        types.AppliedEpoch(
+            epoch=item["epoch"],
+            applied=[types.Interval(start=a, stop=b) for a, b in item["applied"]],
+            skipped=[types.Interval(start=a, stop=b) for a, b in item["skipped"]],
+        )
+        for item in epochs
+    ]

@@ -1,0 +1,268 @@
+"""One shard's file of a checkpoint: safetensors, readable by any tool that knows the format.
+
+Tensor names are ``variable/NAME`` (the shard's slice of a variable, flat), ``slot/SLOT/NAME`` (the
+same elements of an optimizer slot), ``whole/SLOT/NAME`` (a slot of another shape than its
+variable) and ``scalar/NAME``. Where a slice lies in its variable stands in the metadata, under the
+key ``psrpc``, as JSON; names are labels and never parsed. All of it is load-bearing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from psrpc.errors import CheckpointError
+from psrpc.plan import Plan
+
+NDArray = npt.NDArray[Any]
+
+FORMAT = 1
+METADATA_KEY = "psrpc"
+
+_DTYPES = {
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "int32": "I32",
+    "uint64": "U64",
+    "uint32": "U32",
+    "bool": "BOOL",
+}
+"""numpy's names and safetensors'."""
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """All that a shard holds, cut for it.
+
+    Attributes:
+        values: arena name -> ``[shard length]``.
+        elements: slot name -> trainable arena name -> ``[shard length]``; arenas of which the
+            shard has nothing may be left out.
+        variables: slot name -> variable name -> array of a shape of its own.
+        scalars: name -> ``[]``.
+        version: updates applied.
+        applied: the applied-set as plain JSON, one entry per epoch.
+    """
+
+    values: Mapping[str, NDArray]
+    elements: Mapping[str, Mapping[str, NDArray]] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, NDArray]] = field(default_factory=dict)
+    scalars: Mapping[str, NDArray] = field(default_factory=dict)
+    version: int = 0
+    applied: Sequence[Mapping[str, Any]] = ()
+
+
+class Entry(TypedDict):
+    """What one tensor of the file is. ``start`` and ``stop`` count elements of the variable."""
+
+    kind: Literal["variable", "slot", "whole", "scalar"]
+    slot: str
+    variable: str
+    start: int
+    stop: int
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class ShardHeader:
+    """The metadata of a file."""
+
+    shard: int
+    shards: int
+    plan_hash: str
+    run_id: str
+    generation: int
+    global_step: int
+    version: int
+    applied: Sequence[Mapping[str, Any]]
+    entries: Mapping[str, Entry]
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file as it was written: what the manifest will hold against it."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+def shard_file_name(shard: int, shards: int) -> str:
+    """The name of a shard's file within its checkpoint."""
+    return f"shard-{shard}-of-{shards}.safetensors"
+
+
+def write_shard_file(
+    path: Path,
+    plan: Plan,
+    shard: int,
+    state: ShardState,
+    *,
+    run_id: str,
+    generation: int,
+    global_step: int,
+) -> WrittenFile:
+    """Writes and fsyncs the file and then its directory; arrays are not copied.
+
+    Raises:
+        CheckpointError: the operating system refused; the file may be there in part.
+    """
+    tensors: list[tuple[str, Entry, NDArray]] = list(_tensors(plan, shard, state))
+    header = {
+        "format": FORMAT,
+        "shard": shard,
+        "shards": plan.shards,
+        "plan_hash": plan.hash.hex(),
+        "run_id": run_id,
+        "generation": generation,
+        "global_step": global_step,
+        "version": state.version,
+        "applied": list(state.applied),
+        "entries": {name: entry for name, entry, _ in tensors},
+    }
+    document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(header)}}
+    at = 0
+    for name, _, array in tensors:
+        document[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [at, at + array.nbytes],
+        }
+        at += array.nbytes
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    try:
+        with path.open("wb", buffering=0) as file:
+            nbytes = 0
+            for piece in (len(text).to_bytes(8, "little"), text, *(_bytes(a) for *_, a in tensors)):
+                digest.update(piece)
+                nbytes += _write_all(file.fileno(), piece)
+            os.fsync(file.fileno())
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+    return WrittenFile(path.name, nbytes, digest.hexdigest())
+
+
+def fsync_directory(path: Path) -> None:
+    """Makes the names in a directory last. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class ShardFile:
+    """An open file, to be read tensor by tensor; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError when it is not a file of this format."""
+        self.path = path
+        try:
+            self._file = safe_open(str(path), framework="np")
+            document = json.loads((self._file.metadata() or {})[METADATA_KEY])
+            if document["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {document['format']}; this version reads {FORMAT}"
+                )
+            del document["format"]
+            self.header = ShardHeader(**document)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a shard's file: {error}") from error
+
+    def __enter__(self) -> ShardFile:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.__exit__(None, None, None)
+
+    def read(self, name: str) -> NDArray:
+        """A tensor, as a new array."""
+        try:
+            array: NDArray = self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{self.path} lacks tensor {name!r}: {error}") from error
+        return array
+
+
+def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, Entry, NDArray]]:
+    shapes = {v.name: list(v.shape) for v in plan.variables}
+    for arena in plan.arenas:
+        slots = [
+            (s, arrays[arena.name]) for s, arrays in state.elements.items() if arena.name in arrays
+        ]
+        for piece in plan.shard_slices(arena, shard):
+            name, size = piece.variable.name, piece.stop - piece.start
+            place = slice(piece.offset, piece.offset + size)
+            shape = shapes[name]
+            yield (
+                f"variable/{name}",
+                Entry(
+                    kind="variable",
+                    slot="",
+                    variable=name,
+                    start=piece.start,
+                    stop=piece.stop,
+                    shape=shape,
+                ),
+                state.values[arena.name][place],
+            )
+            for slot, array in slots:
+                yield (
+                    f"slot/{slot}/{name}",
+                    Entry(
+                        kind="slot",
+                        slot=slot,
+                        variable=name,
+                        start=piece.start,
+                        stop=piece.stop,
+                        shape=shape,
+                    ),
+                    array[place],
+                )
+    for slot, arrays in state.variables.items():
+        for name, array in arrays.items():
+            yield (
+                f"whole/{slot}/{name}",
+                Entry(
+                    kind="whole",
+                    slot=slot,
+                    variable=name,
+                    start=0,
+                    stop=array.size,
+                    shape=list(array.shape),
+                ),
+                array,
+            )
+    for name, array in state.scalars.items():
+        yield (
+            f"scalar/{name}",
+            Entry(kind="scalar", slot=name, variable="", start=0, stop=1, shape=[]),
+            np.asarray(array),
+        )
+
+
+def _bytes(array: NDArray) -> memoryview:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8).data if flat.size else memoryview(b"")
+
+
+def _write_all(handle: int, data: bytes | memoryview) -> int:
+    view = memoryview(data)
+    written = 0
+    while written < len(view):
+        written += os.write(handle, view[written:])
+    return written
