@@ -34,13 +34,13 @@ class Exited:
     log_start: int = 0
 
     def how(self) -> str:
-        """In words: "exit status 1" or "killed by SIGKILL"."""
+        """In words: "exit status 1" or "signal SIGKILL"."""
         if self.status >= 0:
             return f"exit status {self.status}"
         try:
-            return f"killed by {signal.Signals(-self.status).name}"
+            return f"signal {signal.Signals(-self.status).name}"
         except ValueError:
-            return f"killed by signal {-self.status}"
+            return f"signal {-self.status}"
 
     def output(self) -> list[str]:
         """The last lines that it wrote, at most 64 KiB of them."""

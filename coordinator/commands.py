@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,8 +38,53 @@ class UpOptions:
     gpu_memory_fraction: float | None = None
 
 
-def coordinator_command(options: UpOptions) -> list[str]:
-    """Serves on a port that the operating system chooses and writes to ``RUN_DIR/address``."""
+@dataclass(frozen=True)
+class Command:
+    """A process to start."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of one job, by name.
+
+    Attributes:
+        coordinator: serves, and writes its address to ``RUN_DIR/address``.
+        members: given that address, the others: ``shard-0``, …, ``worker-0``, …
+    """
+
+    coordinator: Command
+    members: Callable[[str], dict[str, Command]]
+
+
+def cluster(options: UpOptions, environment: Mapping[str, str], cores: int) -> Cluster:
+    """The processes that ``coordinator up`` starts.
+
+    Args:
+        environment: of this process; the children's are made from it.
+        cores: of this machine, for the workers to share.
+    """
+    common = _child_environment(environment)
+    # TensorFlow gives every operation as many threads as there are cores; with several workers
+    # that is too many. It reads this only where neither the job nor an option says a number.
+    threads = str(max(1, cores // options.workers))
+    shared = {"TF_NUM_INTRAOP_THREADS": threads, **common}
+
+    def members(address: str) -> dict[str, Command]:
+        found = {
+            f"shard-{shard}": Command(_shard(options, address, shard), common)
+            for shard in range(options.shards)
+        }
+        for worker in range(options.workers):
+            found[f"worker-{worker}"] = Command(_worker(options, address), shared)
+        return found
+
+    return Cluster(Command(_coordinator(options), common), members)
+
+
+def _coordinator(options: UpOptions) -> list[str]:
     command = _module("coordinator.cli", "serve", "--job", options.job)
     command += ["--shards", str(options.shards), "--run-dir", str(options.run_dir)]
     command += ["--bind", "127.0.0.1:0"]
@@ -54,14 +99,12 @@ def coordinator_command(options: UpOptions) -> list[str]:
     return command + _of_every_child(options)
 
 
-def shard_command(options: UpOptions, address: str, shard: int) -> list[str]:
-    """Shard number ``shard``, which finds the coordinator at ``address``."""
+def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
     command = _module("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
     return command + _of_every_member(options, address)
 
 
-def worker_command(options: UpOptions, address: str) -> list[str]:
-    """A worker, which finds the coordinator at ``address``."""
+def _worker(options: UpOptions, address: str) -> list[str]:
     command = _module("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
     if options.gpu_memory_fraction is not None:
         command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
@@ -70,8 +113,7 @@ def worker_command(options: UpOptions, address: str) -> list[str]:
     return command + _of_every_member(options, address)
 
 
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the coordinator and the shards."""
+def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **with_malloc_settings(dict(environment)),
         # So that a child that is slow to start can tell that its parent is gone already.
@@ -79,16 +121,6 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         # A log is read while it is written.
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def worker_environment(environment: Mapping[str, str], workers: int, cores: int) -> dict[str, str]:
-    """The environment of one of ``workers`` workers that share ``cores`` cores.
-
-    TensorFlow gives every operation as many threads as there are cores; with several workers that
-    is too many. It reads this variable only where neither the job nor an option says a number.
-    """
-    share = str(max(1, cores // workers))
-    return {"TF_NUM_INTRAOP_THREADS": share, **child_environment(environment)}
 
 
 def _module(name: str, *arguments: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -11,14 +10,7 @@ from typing import Literal
 
 from coordinator.children import Children, Exited
 from coordinator.client import CoordinatorClient
-from coordinator.commands import (
-    UpOptions,
-    child_environment,
-    coordinator_command,
-    shard_command,
-    worker_command,
-    worker_environment,
-)
+from coordinator.commands import Cluster, Command
 from coordinator.screen import Screen
 from psrpc.errors import PsError
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
@@ -103,8 +95,9 @@ class Supervisor:
     coordinator's address is known. A child that ends is not started again.
     """
 
-    def __init__(self, options: UpOptions, screen: Screen) -> None:
-        self._options = options
+    def __init__(self, cluster: Cluster, run_dir: Path, screen: Screen) -> None:
+        self._cluster = cluster
+        self._run_dir = run_dir
         self._screen = screen
         self._children = Children()
         self._status = GetJobStatusResponse()
@@ -116,10 +109,10 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Blocks until the job has ended and no child is left."""
-        address_file = self._options.run_dir / "address"
+        address_file = self._run_dir / "address"
         earlier = _stamp(address_file)
         with self._children:
-            self._start("coordinator", coordinator_command(self._options))
+            self._start("coordinator", self._cluster.coordinator)
             outcome = self._await_address(address_file, earlier)
             if outcome is None:
                 outcome = self._run_members(address_file.read_text().strip())
@@ -127,15 +120,13 @@ class Supervisor:
         self._screen.close()
         return outcome
 
-    def _start(self, name: str, command: list[str]) -> None:
-        environment = child_environment(os.environ)
-        if name.startswith("worker"):
-            environment = worker_environment(os.environ, self._options.workers, os.cpu_count() or 1)
-        log = self._options.run_dir / "logs" / f"{name}.log"
-        self._children.start(name, command, log, environment)
+    def _start(self, name: str, command: Command) -> None:
+        log = self._run_dir / "logs" / f"{name}.log"
+        self._children.start(name, command.arguments, log, command.environment)
 
     def _await_address(self, address_file: Path, earlier: object) -> Outcome | None:
-        """Waits for the coordinator, which describes the job first; it is as long as that takes."""
+        """Waits until the coordinator serves; before that it describes the job, which takes as
+        long as the user's code takes."""
         began = said = time.monotonic()
         while not self._stop_requests:
             for exited in self._children.wait(TICK_S):
@@ -145,15 +136,14 @@ class Supervisor:
             now = time.monotonic()
             if now - said >= ANNOUNCE_S:
                 said = now
-                self._screen.note(f"waiting for the coordinator ({now - began:.0f} s)")
+                self._screen.note(
+                    f"waiting for the coordinator to read the job ({now - began:.0f} s)"
+                )
         return _interrupted()
 
     def _run_members(self, address: str) -> Outcome:
-        options = self._options
-        for shard in range(options.shards):
-            self._start(f"shard-{shard}", shard_command(options, address, shard))
-        for worker in range(options.workers):
-            self._start(f"worker-{worker}", worker_command(options, address))
+        for name, command in self._cluster.members(address).items():
+            self._start(name, command)
         with CoordinatorClient(address) as client:
             return self._watch(client)
 
@@ -221,13 +211,15 @@ class Supervisor:
 
     def _wind_down(self, outcome: Outcome) -> None:
         """Lets the others leave by themselves, asks those that do not, then kills."""
-        self._screen.show(self._status)
+        if self._status.phase:
+            # Its last steps may have been made after the last look.
+            self._status.phase = self._status.phase if outcome.exit_status else "done"
+            self._screen.show(self._status)
         if outcome.own or outcome.exit_status == 130:
             self._children.terminate("coordinator")
-        requests = self._stop_requests
         deadline = time.monotonic() + STOP_S
         asked = False
-        while self._children.alive() and self._stop_requests <= max(requests, 1):
+        while self._children.alive() and self._stop_requests < 2:
             self._children.wait(TICK_S)
             left = deadline - time.monotonic()
             if left <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import shutil
 import sys
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coordinator.commands import UpOptions
+from coordinator.commands import UpOptions, cluster
 from coordinator.result import NAME, read_summary, result_table, write_failure
 from coordinator.screen import open_screen
 from coordinator.supervisor import ERROR, Outcome, Supervisor
@@ -82,11 +83,12 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args, run_dir)
     earlier = read_summary(run_dir)
     screen = open_screen(errors)
-    supervisor = Supervisor(options, screen)
+    processes = cluster(options, os.environ, os.cpu_count() or 1)
+    supervisor = Supervisor(processes, run_dir, screen)
     on_stop_signals(supervisor.stop)
     screen.note(f"run directory {run_dir}")
     outcome = supervisor.run()
-    return _conclude(outcome, options, earlier, made)
+    return conclude(outcome, options, earlier, made)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -159,7 +161,7 @@ def newest_run(runs: Path, name: str) -> Path:
     return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
-def _conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) -> int:
+def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) -> int:
     """Completes the summary and shows the result."""
     run_dir = options.run_dir
     if outcome.exit_status == 2 and not outcome.own:

@@ -67,12 +67,12 @@ def test_output_is_that_of_this_run(shells: Shells) -> None:
 def test_a_signal_is_named(shells: Shells) -> None:
     shells.start("worker-0", "kill -9 $$")
     (exited,) = shells.children.wait(LONG_S)
-    assert (exited.status, exited.how()) == (-signal.SIGKILL, "killed by SIGKILL")
+    assert (exited.status, exited.how()) == (-signal.SIGKILL, "signal SIGKILL")
 
 
 def test_a_status_is_named() -> None:
     assert Exited("x", 1, 0, Path("x.log")).how() == "exit status 0"
-    assert Exited("x", 1, -63, Path("x.log")).how() == "killed by signal 63"
+    assert Exited("x", 1, -63, Path("x.log")).how() == "signal 63"
 
 
 def test_poll_does_not_report_the_living(shells: Shells) -> None:
@@ -101,7 +101,7 @@ def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
     shells.start("deaf", f"trap '' TERM; echo up > {ready}; read line < {never}")
     assert ready.read_text() == "up\n"
     (exited,) = shells.children.stop(grace_s=0.0)
-    assert exited.how() == "killed by SIGKILL"
+    assert exited.how() == "signal SIGKILL"
 
 
 def test_what_a_child_started_ends_with_it(shells: Shells) -> None:

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from coordinator.commands import UpOptions, cluster
+
+ALL = UpOptions(
+    job="job.py",
+    shards=2,
+    workers=3,
+    run_dir=Path("runs/x"),
+    mode="sync",
+    replicas=4,
+    resume=True,
+    overrides=("epochs=3", "optimizer.learning_rate=0.1"),
+    log_format="json",
+    connect_timeout_s=7.5,
+    intra_op_threads=2,
+    gpu="1",
+    gpu_memory_fraction=0.25,
+)
+
+
+def line(arguments: object) -> str:
+    assert isinstance(arguments, list)
+    assert arguments[:2] == [sys.executable, "-m"]
+    return " ".join(arguments[2:])
+
+
+def test_every_option_reaches_its_process() -> None:
+    processes = cluster(ALL, {}, cores=8)
+    assert line(processes.coordinator.arguments) == (
+        "coordinator.cli serve --job job.py --shards 2 --run-dir runs/x --bind 127.0.0.1:0 "
+        "--mode sync --replicas 4 --resume --set epochs=3 --set optimizer.learning_rate=0.1 "
+        "--log-format json --die-with-parent"
+    )
+    members = processes.members("127.0.0.1:9")
+    assert list(members) == ["shard-0", "shard-1", "worker-0", "worker-1", "worker-2"]
+    every = "--coordinator 127.0.0.1:9 --connect-timeout 7.5 --log-format json --die-with-parent"
+    assert line(members["shard-1"].arguments) == (
+        f"pserver.cli serve --shard 1 --bind 127.0.0.1:0 {every}"
+    )
+    assert line(members["worker-2"].arguments) == (
+        "worker.cli run --job job.py --gpu 1 --gpu-memory-fraction 0.25 --intra-op-threads 2 "
+        f"{every}"
+    )
+
+
+def test_what_was_not_said_is_left_to_the_job() -> None:
+    options = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
+    processes = cluster(options, {}, cores=1)
+    assert line(processes.coordinator.arguments) == (
+        "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind 127.0.0.1:0 "
+        "--log-format console --die-with-parent"
+    )
+    assert "--intra-op-threads" not in processes.members("a:1")["worker-0"].arguments
+
+
+def test_workers_share_the_cores() -> None:
+    for cores, share in ((8, "2"), (2, "1")):
+        members = cluster(ALL, {}, cores).members("a:1")
+        assert members["worker-0"].environment["TF_NUM_INTRAOP_THREADS"] == share
+        assert "TF_NUM_INTRAOP_THREADS" not in members["shard-0"].environment
+
+
+def test_the_environment_is_passed_on() -> None:
+    member = cluster(ALL, {"HOME": "/h", "MALLOC_TOP_PAD_": "1"}, 8).members("a:1")["shard-0"]
+    assert member.environment["HOME"] == "/h"
+    assert member.environment["MALLOC_TOP_PAD_"] == "1"
+    assert member.environment["PSRPC_PARENT_PID"] == str(os.getpid())

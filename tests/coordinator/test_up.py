@@ -1,0 +1,175 @@
+"""What ``coordinator up`` refuses, and how it concludes a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinator import up
+from coordinator.commands import UpOptions
+from coordinator.supervisor import Outcome
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--shards", "0"], "--shards is 0; expected a whole number of at least 1"),
+        (["--workers", "-1"], "--workers is -1; expected a whole number of at least 1"),
+        (["--replicas", "0"], "--replicas is 0; expected a whole number of at least 1"),
+        (
+            ["--intra-op-threads", "0"],
+            "--intra-op-threads is 0; expected a whole number of at least 1",
+        ),
+        (["--connect-timeout", "nan"], "--connect-timeout is nan; expected seconds above 0"),
+        (
+            ["--resume"],
+            "--resume found no checkpoint in runs/job-*; say which run with --run-dir",
+        ),
+        (["--run-dir", "file"], "cannot make --run-dir file: [Errno 17] File exists: 'file'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert up.run(parse("job.py", *arguments)) == 2
+    assert capsys.readouterr() == ("", f"error: {line}\n")
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def test_resume_takes_the_newest_run_that_has_a_checkpoint() -> None:
+    for age, name in enumerate(("job-1", "job-2", "job-3", "jobs-4", "job-5")):
+        folder = Path("runs") / name / "checkpoints"
+        folder.mkdir(parents=True)
+        if name != "job-5":
+            (folder / "step-00000001").mkdir()
+        os.utime(folder.parent, ns=(0, age if name != "job-2" else 99))
+    assert up.newest_run(Path("runs"), "job") == Path("runs/job-2")
+
+
+def options(run_dir: str = "runs/x") -> UpOptions:
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
+    return UpOptions(job="job.py", shards=1, workers=1, run_dir=Path(run_dir))
+
+
+def write_summary(**values: object) -> None:
+    Path("runs/x").mkdir(parents=True, exist_ok=True)
+    Path("runs/x/summary.json").write_text(json.dumps(values))
+
+
+def read_summary() -> object:
+    return json.loads(Path("runs/x/summary.json").read_text())
+
+
+def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    write_summary(
+        job="mnist_dnn",
+        phase="done",
+        mode="sync",
+        replicas=2,
+        shards=2,
+        workers=2,
+        global_step=1200,
+        batches=2400,
+        examples=120000,
+        wall_s=65.2,
+        train_s=41.0,
+        steps_per_s=58.53,
+        examples_per_s=2926.8,
+        eval={"loss": 0.1, "accuracy": 0.9712},
+        checkpoint="checkpoints/step-00001200",
+        refused=0,
+        skipped=1,
+        failed=0,
+        mean_staleness=None,
+    )
+    assert up.conclude(Outcome(0), options(), earlier={}, made=True) == 0
+    out, err = capsys.readouterr()
+    cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in out.splitlines()]
+    assert [cell for cell in cells if cell] == [
+        ["mode", "sync, 2 replicas"],
+        ["shards", "2"],
+        ["workers", "2"],
+        ["steps", "1 200"],
+        ["micro-batches", "2 400"],
+        ["examples", "120 000"],
+        ["seconds in all", "1:05"],
+        ["seconds in training", "41.0 s"],
+        ["micro-batches per second", "58.5"],
+        ["examples per second", "2927"],
+        ["eval.loss", "0.1000"],
+        ["eval.accuracy", "0.9712"],
+        ["refused, skipped, failed", "0, 1, 0"],
+        ["checkpoint", "runs/x/checkpoints/step-00001200"],
+        ["run directory", "runs/x"],
+    ]
+    assert "mnist_dnn: done" in out
+    assert err == ""
+
+
+def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = Outcome(2, details=["error: no job file at job.py"])
+    assert up.conclude(outcome, options(), earlier={}, made=True) == 2
+    assert capsys.readouterr() == ("", "error: no job file at job.py\n")
+    assert not Path("runs/x").exists()
+
+
+def test_bad_input_leaves_the_users_own_directory_alone() -> None:
+    write_summary(phase="done")
+    outcome = Outcome(2, details=["error: runs/x is in use"])
+    assert up.conclude(outcome, options(), earlier={"phase": "done"}, made=False) == 2
+    assert read_summary() == {"phase": "done"}
+
+
+def test_a_job_that_failed_before_it_had_a_summary_gets_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = Outcome(1, "shard-0 is gone", ["MemoryError"], own=True)
+    assert up.conclude(outcome, options(), earlier={}, made=True) == 1
+    assert capsys.readouterr() == ("", "MemoryError\nerror: shard-0 is gone\n")
+    assert read_summary() == {"job": "job", "phase": "failed", "reason": "shard-0 is gone"}
+
+
+def test_the_supervisors_reason_replaces_the_coordinators() -> None:
+    write_summary(job="j", phase="failed", reason="stopped by signal", examples=5)
+    outcome = Outcome(1, "shard-0 is gone", own=True)
+    assert up.conclude(outcome, options(), earlier={}, made=True) == 1
+    assert read_summary() == {
+        "job": "j",
+        "phase": "failed",
+        "reason": "shard-0 is gone",
+        "examples": 5,
+    }
+
+
+def test_the_coordinators_reason_stays() -> None:
+    write_summary(job="j", phase="failed", reason="ten NaN")
+    assert up.conclude(Outcome(1, "job failed: ten NaN"), options(), earlier={}, made=True) == 1
+    assert read_summary() == {"job": "j", "phase": "failed", "reason": "ten NaN"}
+
+
+def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    write_summary(job="j", phase="done", global_step=7)
+    earlier = {"job": "j", "phase": "done", "global_step": 7}
+    assert up.conclude(Outcome(0), options(), earlier=earlier, made=False) == 1
+    assert capsys.readouterr() == (
+        "",
+        "error: the coordinator left no summary.json in runs/x\n",
+    )
