@@ -208,7 +208,16 @@ def serialized_optimizer(
         serialized[EXCLUDED] = excluded
     serialized = override_optimizer(serialized, arguments)
     check_optimizer(serialized)
-    return dict(serialized)
+    if arguments:
+        # The ranges of arguments are Keras's business; the job file's own have passed already.
+        try:
+            keras.optimizers.deserialize(
+                {key: value for key, value in serialized.items() if key != EXCLUDED}
+            )
+        except (ValueError, TypeError) as error:
+            shown = " ".join(f"--set optimizer.{key}={text}" for key, text in arguments.items())
+            raise InvalidJob(f"{shown}: {' '.join(str(error).split())}") from None
+    return serialized
 
 
 def _required_arguments(function: Any) -> int:

@@ -167,8 +167,9 @@ class Npz:
         path = existing_file("Npz", self._path)
         x, y, weight = self._keys
         try:
-            # No pickles: a data file must not be able to run code.
-            with np.load(path, allow_pickle=False) as file:
+            # No pickles: a data file must not be able to run code. Opened here, since numpy does
+            # not close what it opens of a damaged file.
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 loaded = {
                     key: self._column(file, key)
                     for key in {*(x.values() if isinstance(x, Mapping) else (x,)), y, weight}

@@ -95,7 +95,11 @@ class Csv:
             if self._index is None:
                 path = existing_file("Csv", self._path)
                 index = _LineIndex(path, self._header, self._delimiter)
-                self._x_columns, self._y_column = self._columns(index.columns)
+                try:
+                    self._x_columns, self._y_column = self._columns(index.columns)
+                except InvalidJob:
+                    index.file.close()
+                    raise
                 self._index = index
             return self._index
 
@@ -157,20 +161,20 @@ class _LineIndex:
 
     def __init__(self, path: Path, header: bool, delimiter: str) -> None:
         self._path = path
-        self.file = path.open("rb")
-        starts, stops = _line_spans(self.file)
-        # Line numbers as an editor counts them, from 1; blank lines are no records.
-        numbers = np.flatnonzero(stops > starts) + 1
-        self._spans = np.stack([numbers, starts[numbers - 1], stops[numbers - 1]], axis=1)
-        self.num_records = len(self._spans)
         self.columns: list[str] = []
-        if self.num_records:
-            [(_, text)] = self.lines(np.array([0]))
-            first = next(csv.reader([text.removeprefix("\ufeff")], delimiter=delimiter))
-            self.columns = first if header else [str(i) for i in range(len(first))]
-            if header:
-                self._spans = self._spans[1:]
-                self.num_records -= 1
+        self.file = path.open("rb")
+        try:
+            self._spans = _record_spans(self.file)
+            if len(self._spans):
+                [(_, text)] = self.lines(np.array([0]))
+                first = next(csv.reader([text.removeprefix("\ufeff")], delimiter=delimiter))
+                self.columns = first if header else [str(i) for i in range(len(first))]
+        except BaseException:
+            self.file.close()
+            raise
+        if header:
+            self._spans = self._spans[1:]
+        self.num_records = len(self._spans)
         self.order = RecordOrder(self.num_records)
 
     def lines(self, records: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
@@ -186,22 +190,23 @@ class _LineIndex:
         return found
 
 
-def _line_spans(file: BinaryIO) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """``[lines]`` each: where the text of every line begins, and where it ends before its line
-    break (``\\n`` or ``\\r\\n``)."""
-    breaks, carriage = [], []
-    offset, last = 0, b""
+def _record_spans(file: BinaryIO) -> npt.NDArray[np.int64]:
+    """``[records, 3]``: of every line that is not blank its number as an editor counts, from 1,
+    where its text begins, and where it ends before its line break (``\\n`` or ``\\r\\n``)."""
+    found, returns = [], []
+    offset, last = 0, 0
     while data := file.read(_SCAN_NBYTES):
-        bytes_ = np.frombuffer(last[-1:] + data, np.uint8)
-        at = np.flatnonzero(bytes_[len(last[-1:]) :] == ord("\n"))
-        breaks.append(at + offset)
-        before = at - 1 + len(last[-1:])
-        carriage.append((before >= 0) & (bytes_[before] == ord("\r")))
+        here = np.frombuffer(data, np.uint8)
+        before = np.concatenate([np.array([last], np.uint8), here[:-1]])
+        at = np.flatnonzero(here == ord("\n"))
+        found.append(at + offset)
+        returns.append(before[at] == ord("\r"))
         offset += len(data)
-        last = data
-    ends = np.concatenate([*breaks, np.empty(0, np.int64)]).astype(np.int64)
-    returns = np.concatenate([*carriage, np.empty(0, bool)]).astype(np.int64)
-    starts = np.concatenate([[0], ends + 1]).astype(np.int64)
+        last = data[-1]
+    breaks = np.concatenate([*found, np.empty(0, np.int64)])
+    cut = np.concatenate([*returns, np.empty(0, bool)])
+    starts = np.concatenate([[0], breaks + 1])
     # What follows the last line break is a line too, if only an empty one.
-    stops = np.concatenate([ends - returns, [offset]]).astype(np.int64)
-    return starts, stops
+    stops = np.concatenate([breaks - cut, [offset]])
+    lines = np.flatnonzero(stops > starts)
+    return np.column_stack([lines + 1, starts[lines], stops[lines]]).astype(np.int64)

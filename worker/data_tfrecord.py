@@ -130,11 +130,14 @@ class _RecordIndex:
     def __init__(self, paths: list[Path]) -> None:
         self._files: list[BinaryIO] = []
         spans = [np.empty((0, 3), np.int64)]
-        for number, path in enumerate(paths):
-            file = path.open("rb")
-            self._files.append(file)
-            found = _scan(file, path)
-            spans.append(np.column_stack([np.full(len(found), number), found]))
+        try:
+            for number, path in enumerate(paths):
+                self._files.append(path.open("rb"))
+                found = _scan(self._files[-1], path)
+                spans.append(np.column_stack([np.full(len(found), number), found]))
+        except BaseException:
+            self.close()
+            raise
         self._spans = np.concatenate(spans)
         self.num_records = len(self._spans)
         self.order = RecordOrder(self.num_records)

@@ -82,6 +82,18 @@ FIELDS: dict[str, _Kind | None] = {
 }
 """Every field of a job; None marks those that no text can express."""
 
+_OPTIONAL = frozenset(
+    {
+        "clipnorm",
+        "clipvalue",
+        "ema_overwrite_frequency",
+        "global_clipnorm",
+        "gradient_accumulation_steps",
+        "weight_decay",
+    }
+)
+"""Arguments of Keras optimizers that None switches off."""
+
 
 def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]]:
     """The job with ``key=value`` settings applied, and the settings ``optimizer.*``, still text,
@@ -137,7 +149,8 @@ def override_optimizer(
             raise _unknown(
                 setting, OPTIMIZER_PREFIX + argument, [OPTIMIZER_PREFIX + key for key in config]
             )
-        config[argument] = _parsed(setting, _kind_of(config[argument]), text)
+        kind = _kind_of(config[argument])
+        config[argument] = _parsed(setting, _or_none(kind) if argument in _OPTIONAL else kind, text)
     return changed
 
 
@@ -149,8 +162,7 @@ def _kind_of(value: Any) -> _Kind:
         return _INTEGER
     if isinstance(value, str):
         return _NAME
-    # Keras writes optional arguments (clipnorm, weight_decay) as None when they are not used.
-    return _FLOAT if isinstance(value, float) else _or_none(_FLOAT)
+    return _FLOAT
 
 
 def _parsed(setting: str, kind: _Kind, text: str) -> Any:

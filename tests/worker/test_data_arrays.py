@@ -1,0 +1,186 @@
+"""Arrays and .npz files: what is read, in which order, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psrpc.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.errors import InvalidJob
+from worker import Arrays, Batch, DataSource, Npz
+
+
+def source(records: int = 23, **options: Any) -> Arrays:
+    x = np.arange(records * 2, dtype=np.float32).reshape(records, 2)
+    return Arrays(x, np.arange(records), **options)
+
+
+def epoch_labels(data: DataSource, seed: int, epoch: int, batch_size: int) -> list[int]:
+    """The labels of an epoch's batches, in order; they are the records' numbers."""
+    labels: list[int] = []
+    for index in range(batches_per_epoch(data.num_records, batch_size)):
+        batch = cut_batch(epoch, index, data.num_records, batch_size)
+        x, y = data.read(seed, batch)
+        assert len(x) == len(y) == batch.count
+        labels += y.tolist()
+    return labels
+
+
+def test_an_epoch_holds_every_record_once_in_its_own_order() -> None:
+    data = source()
+    first, second = (epoch_labels(data, 0, epoch, 5) for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(23))
+    assert first != second
+    # Positions decide, not how batches are cut.
+    assert epoch_labels(data, 0, 0, 7) == first
+    assert epoch_labels(source(), 0, 0, 23) == first
+
+
+def test_x_and_y_stay_together_and_are_contiguous() -> None:
+    x, y = source().read(3, BatchId(0, 4, 6))
+    assert (x[:, 0] == 2 * y).all()
+    assert x.flags.c_contiguous
+    assert y.flags.c_contiguous
+
+
+def test_a_range_is_in_the_order_of_the_source() -> None:
+    assert source().read_range(3, 7)[1].tolist() == [3, 4, 5, 6]
+
+
+def test_inputs_may_be_nested_and_weighted() -> None:
+    x = {"a": np.arange(10), "b": (np.arange(10) * 2, np.arange(10) * 3)}
+    data = Arrays(x, np.arange(10), np.arange(10) / 10)
+    inputs, y, weight = data.read(0, BatchId(0, 2, 3))
+    assert (inputs["a"] == y).all()
+    assert (inputs["b"][1] == 3 * y).all()
+    assert (weight == y / 10).all()
+
+
+def test_a_map_sees_whole_batches() -> None:
+    def add(x: np.ndarray, y: np.ndarray) -> Batch:
+        return x.sum(axis=1), y + 1
+
+    x, y = source(map=add).read_range(0, 4)
+    assert x.tolist() == [1, 5, 9, 13]
+    assert y.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("mapped", "says"),
+    [
+        (lambda x, y: (x[:-1], y), "map gave 3 records; it was asked for 4"),
+        (lambda x, _y: x, "map gave ndarray; expected (x, y)"),
+        (lambda x, y: (x, y, x, y), "map gave 4 parts; expected (x, y)"),
+        (lambda x, y: (x, y.sum()), "map gave a scalar; it was asked for 4"),
+    ],
+)
+def test_a_map_must_keep_the_batch_whole(mapped: Any, says: str) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        source(map=mapped).read_range(0, 4)
+    assert says in str(raised.value)
+
+
+def test_arrays_of_different_lengths_are_named() -> None:
+    with pytest.raises(InvalidJob, match="x has 5, y has 4 records"):
+        Arrays(np.zeros((5, 2)), np.zeros(4))
+    with pytest.raises(InvalidJob, match="scalar"):
+        Arrays(np.zeros(3), np.float32(1))
+    with pytest.raises(InvalidJob, match="dtype object"):
+        Arrays(np.array([[1], [1, 2]], object), np.zeros(2))
+
+
+@pytest.mark.parametrize("batch", [BatchId(0, 20, 4), BatchId(0, 23, 1), BatchId(0, 0, 0)])
+def test_positions_outside_the_data_are_refused(batch: BatchId) -> None:
+    with pytest.raises(InvalidJob, match="Arrays has 23 records"):
+        source().read(0, batch)
+
+
+def test_fingerprints_tell_contents_apart() -> None:
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+    same = Arrays(x, y).fingerprint()
+    assert Arrays(x.copy(), y.copy()).fingerprint() == same
+    changed = x.copy()
+    changed[4, 1] += 1
+    others = [Arrays(changed, y), Arrays(x.astype(np.float32), y), Arrays(x.reshape(6, 1, 2), y)]
+    assert len({same, *(other.fingerprint() for other in others)}) == 4
+
+
+@pytest.fixture
+def npz(tmp_path: Path) -> Path:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.arange(20).reshape(10, 2), z=np.arange(10) * 2, y=np.arange(10))
+    return path
+
+
+def test_npz_reads_what_arrays_read(npz: Path) -> None:
+    data = Npz(npz)
+    assert data.num_records == 10
+    expected = Arrays(np.arange(20).reshape(10, 2), np.arange(10)).read(1, BatchId(2, 3, 5))
+    x, y = data.read(1, BatchId(2, 3, 5))
+    assert (x == expected[0]).all()
+    assert (y == expected[1]).all()
+    data.close()
+    assert data.read_range(2, 3)[1].tolist() == [2]
+
+
+def test_npz_takes_several_inputs_and_a_part_of_the_file(npz: Path) -> None:
+    data = Npz(npz, x={"pair": "x", "double": "z"}, sample_weight="z", records=(4, 8))
+    assert data.num_records == 4
+    x, y, weight = data.read_range(0, 2)
+    assert x["double"].tolist() == weight.tolist() == [8, 10]
+    assert x["pair"].tolist() == [[8, 9], [10, 11]]
+    assert y.tolist() == [4, 5]
+
+
+def test_npz_says_what_is_wrong(npz: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="no file"):
+        Npz(tmp_path / "absent.npz").read_range(0, 1)
+    with pytest.raises(InvalidJob, match="has no array 'label'; it has x, z, y"):
+        _ = Npz(npz, y="label").num_records
+    with pytest.raises(InvalidJob, match=r"array 'x' has 10 records; \[5, 20\) is not a part"):
+        _ = Npz(npz, records=(5, 20)).num_records
+    for name, content in (("text.npz", b"hello"), ("cut.npz", npz.read_bytes()[:200])):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidJob, match="cannot be read as"):
+            _ = Npz(tmp_path / name).num_records
+    with (tmp_path / "one.npy").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(InvalidJob, match="cannot be read as"):
+        _ = Npz(tmp_path / "one.npy").num_records
+
+
+def test_npz_never_unpickles(tmp_path: Path) -> None:
+    np.savez(tmp_path / "o.npz", x=np.array([{"a": 1}], object), y=np.zeros(1))
+    with pytest.raises(InvalidJob, match="cannot be read as"):
+        _ = Npz(tmp_path / "o.npz").num_records
+
+
+def test_npz_fingerprint_is_of_contents_and_settings_not_of_the_place(
+    npz: Path, tmp_path: Path
+) -> None:
+    same = Npz(npz).fingerprint()
+    copy = tmp_path / "elsewhere.npz"
+    copy.write_bytes(npz.read_bytes())
+    assert Npz(copy).fingerprint() == same
+    assert Npz(npz, x="z").fingerprint() != same
+    content = bytearray(npz.read_bytes())
+    content[200] ^= 1
+    copy.write_bytes(content)
+    assert Npz(copy).fingerprint() != same
+
+
+def test_large_files_are_hashed_by_pieces(tmp_path: Path) -> None:
+    from worker.data import hash_files
+
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(70 << 20)
+    same = hash_files([path])
+    assert hash_files([path]) == same
+    with path.open("r+b") as file:
+        file.seek((70 << 20) - 10)
+        file.write(b"x")
+    assert hash_files([path]) != same

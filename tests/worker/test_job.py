@@ -1,0 +1,86 @@
+"""What a Job refuses, and the number of its updates."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psrpc.errors import InvalidJob
+from worker import Arrays, Job
+
+
+def make_job(records: int = 100, **fields: Any) -> Job:
+    data = Arrays(np.zeros((records, 2), np.float32), np.zeros(records, np.int64))
+    return Job(
+        **{
+            "model": lambda: None,
+            "loss": "mse",
+            "optimizer": "sgd",
+            "train": data,
+            "batch_size": 10,
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("batch_size", 0, "batch_size is 0 (int); expected a whole number of at least 1"),
+        ("batch_size", 2.0, "batch_size is 2.0 (float)"),
+        ("batch_size", True, "batch_size is True (bool)"),
+        ("epochs", -3, "epochs is -3 (int)"),
+        ("epochs", math.nan, "epochs is nan (float)"),
+        ("seed", -1, "seed is -1 (int); expected a whole number of at least 0"),
+        ("replicas", 0, "replicas is 0 (int)"),
+        ("checkpoint_every", 0, "checkpoint_every is 0 (int)"),
+        ("intra_op_threads", "2", "intra_op_threads is '2' (str)"),
+        ("mode", "ssp", "mode is 'ssp' (str); expected async or sync"),
+        ("engine", "jax", "engine is 'jax' (str); expected keras or numpy"),
+        ("mode", "sync", "replicas is not set"),
+        ("model", 3, "model is 3 (int); expected a function"),
+        ("loss", 3, "loss is 3 (int); expected a Keras loss"),
+        ("loss", dict, "loss is <class 'dict'> (type)"),
+        ("optimizer", 0.1, "optimizer is 0.1 (float); expected a Keras optimizer"),
+        ("metrics", "accuracy", "metrics is 'accuracy' (str); expected a list"),
+        ("metrics", [3], "metrics contains 3 (int)"),
+        ("train", np.zeros(3), "expected a data source"),
+        ("train", Arrays, "expected a data source"),
+        ("eval", [1], "eval is [1] (list); expected a data source"),
+        ("init_from", 3, "init_from is 3 (int); expected a path"),
+    ],
+)
+def test_a_job_names_the_field_the_value_and_what_is_expected(
+    field: str, value: Any, says: str
+) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        make_job(**{field: value})
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_updates_of_the_whole_job_in_both_modes() -> None:
+    job = make_job(records=101, batch_size=10, epochs=4, replicas=3)
+    # 11 batches, the last of one record; 4 rounds, the last of two batches.
+    assert job.total_updates() == 4 * 11
+    assert replace(job, mode="sync").total_updates() == 4 * 4
+
+
+def test_a_job_file_can_be_checked_without_tensorflow() -> None:
+    code = "import sys; from worker import Job, Npz, Function, Csv, TfRecords, Arrays; "
+    code += "import worker.overrides, worker.loader, worker.seeds; "
+    code += "print([m for m in ('tensorflow', 'keras') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_worker_imports_next_to_nothing() -> None:
+    code = "import sys, worker; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
