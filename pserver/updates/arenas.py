@@ -75,34 +75,34 @@ class ShardArenas:
             if not (array.flags.c_contiguous and array.flags.writeable):
                 raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")
 
-    def empty(self) -> dict[str, NDArray]:
-        """Arrays for the arenas of which this shard owns nothing."""
-        return {n: np.empty(0, self.dtypes[n]) for n, k in self.lengths.items() if not k}
+    def ordered(self, owned: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        """All arenas in the plan's order: ``owned``, and empty arrays for the others."""
+        return {n: owned[n] if n in owned else np.empty(0, self.dtypes[n]) for n in self.lengths}
 
+    def check_slots(self, given: Slots, own: Slots, what: str) -> None:
+        """Passes slots of the names, shapes and dtypes that ``own`` has.
 
-def check_slots(given: Slots, own: Slots, what: str) -> None:
-    """Passes slots of the names, shapes and dtypes that ``own`` has.
+        Empty arrays are not counted; a shard without trainable elements takes ``iterations`` alone.
 
-    Empty arrays are not counted; a shard without trainable elements takes ``iterations`` alone.
-
-    Raises:
-        CheckpointError: names ``what`` (the optimizer) and the difference.
-    """
-    have, need = _signature(given), _signature(own)
-    if set(need) == {ITERATIONS}:
-        have = {k: v for k, v in have.items() if k == ITERATIONS}
-    if have == need:
-        return
-    missing = [k for k in need if k not in have]
-    unknown = [k for k in have if k not in need]
-    other = [
-        f"{k} is {have[k]}, expected {need[k]}" for k in need if have.get(k, need[k]) != need[k]
-    ]
-    parts = [f"{w} {', '.join(n)}" for w, n in (("missing", missing), ("unknown", unknown)) if n]
-    raise CheckpointError(
-        f"the optimizer slots do not fit {what}: {'; '.join(parts + other)}; "
-        "resume with the optimizer that wrote them"
-    )
+        Raises:
+            CheckpointError: names ``what`` (the optimizer) and the difference.
+        """
+        have, need = _signature(given), _signature(own)
+        if not self.trainable:
+            have = {k: v for k, v in have.items() if k == ITERATIONS}
+        if have == need:
+            return
+        missing = [k for k in need if k not in have]
+        unknown = [k for k in have if k not in need]
+        other = [
+            f"{k} is {have[k]}, expected {need[k]}" for k in need if have.get(k, need[k]) != need[k]
+        ]
+        found = (("missing", missing), ("unknown", unknown))
+        parts = [f"{what_is} {', '.join(names)}" for what_is, names in found if names]
+        raise CheckpointError(
+            f"the optimizer slots do not fit {what}: {'; '.join(parts + other)}; "
+            "resume with the optimizer that wrote them"
+        )
 
 
 def _signature(slots: Slots) -> dict[str, str]:

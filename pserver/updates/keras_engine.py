@@ -14,7 +14,7 @@ import structlog
 import tensorflow as tf
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, needs_single_shard, placement_for
-from pserver.updates.arenas import ShardArenas, check_slots
+from pserver.updates.arenas import ShardArenas
 from pserver.updates.engine import NDArray, Slots, frozen
 from pserver.updates.keras_slots import SlotVariables
 from psrpc.errors import InvalidJob
@@ -202,7 +202,7 @@ class KerasEngine:
                 values = {
                     p.arena: _view(v) for p, v in zip(self._pieces, self._variables, strict=True)
                 }
-            return values | {n: _view(v) for n, v in self._state.items()} | self._arenas.empty()
+            return self._arenas.ordered(values | {n: _view(v) for n, v in self._state.items()})
 
     def _flatten(self) -> dict[str, NDArray]:
         """The trainable arenas of whole variables; joined once between two updates."""
@@ -254,7 +254,8 @@ class KerasEngine:
         return frozen(np.concatenate(parts)) if self._whole else parts[0]
 
     def load_slots(self, slots: Slots) -> None:
-        check_slots(slots, self.slots(), f"{self._serialized['class_name']} on the keras engine")
+        what = f"{self._serialized['class_name']} on the keras engine"
+        self._arenas.check_slots(slots, self.slots(), what)
         own = self._slot_variables
         with tf.device(_DEVICE):
             for slot, variables in own.elements.items():

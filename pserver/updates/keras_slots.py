@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
 _OWN_SHAPE = {("Adafactor", "r"), ("Adafactor", "c")}
 """Slots whose shape is not the variable's: a row and a column statistic of each matrix."""
 
@@ -34,16 +32,17 @@ class SlotVariables:
         self.variables: dict[str, list[Any]] = {}
         self.scalars: dict[str, Any] = {}
         accounted = set()
+        keras_variable = type(optimizer._iterations)
         for attribute, value in vars(optimizer).items():
             name = attribute.lstrip("_")
-            if isinstance(value, keras.Variable):
+            if isinstance(value, keras_variable):
                 accounted.add(id(value))
                 if name not in _FROM_CONFIG and (variables or attribute == "_iterations"):
                     self.scalars[name] = value
             elif (
                 isinstance(value, list)
                 and attribute not in _NOT_SLOTS
-                and any(isinstance(v, keras.Variable) for v in value)
+                and any(isinstance(v, keras_variable) for v in value)
             ):
                 assert len(value) == len(variables), f"{attribute} has {len(value)} variables"
                 accounted |= {id(v) for v in value}

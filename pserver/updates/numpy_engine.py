@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer
-from pserver.updates.arenas import ShardArenas, check_slots
+from pserver.updates.arenas import ShardArenas
 from pserver.updates.engine import ITERATIONS, NDArray, Slots, frozen, scalar
 from pserver.updates.rules import make_rule
 from pserver.updates.schedules import make_schedule
@@ -114,7 +114,7 @@ class NumpyEngine:
             )
 
     def snapshot(self) -> dict[str, NDArray]:
-        return self._arenas.empty() | {n: frozen(a.copy()) for n, a in self._values.items()}
+        return self._arenas.ordered({n: frozen(a.copy()) for n, a in self._values.items()})
 
     def slots(self) -> Slots:
         return Slots(
@@ -127,7 +127,7 @@ class NumpyEngine:
 
     def load_slots(self, slots: Slots) -> None:
         own = Slots(self._slots, scalars={ITERATIONS: scalar(self._iterations, "int64")})
-        check_slots(slots, own, f"{self._name} on the numpy engine")
+        self._arenas.check_slots(slots, own, f"{self._name} on the numpy engine")
         for slot, arrays in self._slots.items():
             for name, array in arrays.items():
                 np.copyto(array, slots.elements[slot][name])

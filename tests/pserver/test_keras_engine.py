@@ -1,0 +1,298 @@
+"""What the keras engine promises beside its arithmetic: buffers, snapshots, odd shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog.testing
+
+from pserver.updates.engine import NDArray, make_engine
+from pserver.updates.schedules import make_schedule
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
+from psrpc.plan import Placement, VariableSpec, aligned_empty, make_plan
+
+from .engine_cases import CONSTRAINED, MODEL, Shards, initial, plain_keras, schedule, serialized
+
+pytestmark = pytest.mark.slow
+
+NAME = "float32.trainable"
+
+
+def aligned(values: NDArray) -> NDArray:
+    copy = aligned_empty(len(values), str(values.dtype))
+    np.copyto(copy, values)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "variables"),
+    [
+        (serialized("Adam"), MODEL),
+        (serialized("Lamb"), MODEL),
+        (serialized("Lamb"), (VariableSpec("w", (64, 64), "float32", "trainable"),)),
+    ],
+    ids=["cut", "whole", "whole, one variable"],
+)
+def test_a_snapshot_and_its_slots_stay_while_updates_go_on(
+    optimizer: dict[str, Any], variables: tuple[VariableSpec, ...]
+) -> None:
+    cluster = Shards("keras", optimizer, 1, variables)
+    (engine,) = cluster.engines
+    cluster.train(range(2))
+    snapshot, slots = engine.snapshot(), engine.slots()
+    held = [*snapshot.values(), *(a for s in slots.elements.values() for a in s.values())]
+    held += slots.scalars.values()
+    before = [array.copy() for array in held]
+    cluster.train(range(2, 5))
+    for array, copy in zip(held, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+        assert not array.flags.writeable
+    later = engine.snapshot()
+    for name, array in snapshot.items():
+        assert not np.array_equal(later[name], array), name
+    assert engine.slots().iterations == 5
+
+
+def test_a_snapshot_with_cut_placement_is_no_copy() -> None:
+    plan = make_plan([VariableSpec("w", (4096,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("keras", serialized("SGD"), plan, 0)
+    engine.load({NAME: np.ones(4096, np.float32)})
+    assert np.shares_memory(engine.snapshot()[NAME], engine.snapshot()[NAME])
+
+
+@pytest.mark.parametrize("placement", ["cut", "whole"])
+def test_loaded_values_and_staged_gradients_are_left_alone(placement: Placement) -> None:
+    """Aligned arrays, which TensorFlow could alias: ours to write on again after each call."""
+    plan = make_plan([VariableSpec("w", (8192,), "float32", "trainable")], 1, placement)
+    engine = make_engine("keras", serialized("SGD", learning_rate=1.0), plan, 0)
+    values = aligned(np.full(8192, 3, np.float32))
+    engine.load({NAME: values})
+    values.fill(np.nan)
+    staging = engine.staging()
+    assert staging[NAME] is engine.staging()[NAME]
+    for step in range(3):
+        staging[NAME].fill(step)
+        engine.apply(staging)
+        assert (staging[NAME] == step).all()
+        staging[NAME].fill(np.nan)
+    assert (engine.snapshot()[NAME] == 0).all()
+    held = engine.slots()
+    engine.load_slots(held)
+    staging[NAME].fill(1)
+    engine.apply(staging)
+    assert held.iterations == 3
+    assert engine.slots().iterations == 4
+
+
+def test_unfit_buffers_never_reach_tensorflow() -> None:
+    plan = make_plan([VariableSpec("w", (100,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("keras", serialized("SGD"), plan, 0)
+    engine.load({NAME: np.ones(100, np.float32)})
+    shifted = aligned_empty(101, "float32")[1:]
+    with pytest.raises(InvalidArgument, match="not on a 64-byte boundary"):
+        engine.apply({NAME: shifted})
+    frozen = aligned_empty(100, "float32")
+    frozen.flags.writeable = False
+    with pytest.raises(InvalidArgument, match="not contiguous and writable"):
+        engine.apply({NAME: frozen})
+    with pytest.raises(InvalidArgument, match="not contiguous and writable"):
+        engine.apply({NAME: aligned_empty(200, "float32")[::2]})
+    with pytest.raises(InvalidArgument, match="missing"):
+        engine.apply({"float32.state": frozen})
+    assert (engine.snapshot()[NAME] == 1).all()
+    assert engine.slots().iterations == 0
+
+
+def test_compiling_leaves_no_trace() -> None:
+    """The compiled step is tried on zeros in ``load``; weight decay or an average would show."""
+    optimizer = serialized("Nadam", weight_decay=0.5, use_ema=True)
+    engine = Shards("keras", optimizer, 1).engines[0]
+    slots = engine.slots()
+    assert slots.scalars == {"iterations": 0, "u_product": 1}
+    for slot, arrays in slots.elements.items():
+        assert not arrays[NAME].any(), slot
+    expected = Shards("keras", optimizer, 1).cut(initial())[0]
+    for name, value in engine.snapshot().items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def test_an_empty_mapping_changes_nothing() -> None:
+    engine = Shards("keras", serialized("SGD"), 1).engines[0]
+    before = engine.snapshot()
+    engine.apply({})
+    for name, value in engine.snapshot().items():
+        np.testing.assert_array_equal(value, before[name])
+    assert engine.slots().iterations == 0
+
+
+def test_loading_again_starts_afresh() -> None:
+    cluster = Shards("keras", serialized("ScheduleFreeAdamW"), 1)
+    cluster.train(range(3))
+    first = cluster.values()
+    cluster.engines[0].load(cluster.cut(initial())[0])
+    cluster.train(range(3))
+    for name, value in cluster.values().items():
+        np.testing.assert_array_equal(value, first[name])
+
+
+def test_shards_that_own_little_or_nothing() -> None:
+    variables = (
+        VariableSpec("w", (3,), "float32", "trainable"),
+        VariableSpec("mean", (2,), "float32", "state"),
+    )
+    plan = make_plan(variables, 3, "whole")
+    engines = [make_engine("keras", serialized("Nadam"), plan, k) for k in range(3)]
+    for engine, owned in zip(engines, ((3, 0), (0, 2), (0, 0)), strict=True):
+        engine.load({n: np.ones_like(a) for n, a in engine.staging().items()})
+        staging = engine.staging()
+        for array in staging.values():
+            array.fill(1)
+        engine.apply(staging)
+        assert tuple(len(a) for a in engine.snapshot().values()) == owned
+        slots = engine.slots()
+        assert slots.iterations == 1
+        assert set(slots.scalars) == ({"iterations", "u_product"} if owned[0] else {"iterations"})
+    np.testing.assert_array_equal(engines[1].snapshot()["float32.state"], [2, 2])
+    engines[1].load_slots(engines[0].slots())
+    engines[2].load_slots(engines[0].slots())
+
+
+def test_slots_of_another_optimizer_are_refused() -> None:
+    adam, lamb = (Shards("keras", serialized(n), 1).engines[0] for n in ("Adam", "Adafactor"))
+    with pytest.raises(CheckpointError, match=r"missing.* v/float32.*unknown momentums/float32"):
+        lamb.load_slots(adam.slots())
+    with pytest.raises(CheckpointError, match="missing momentums/float32"):
+        adam.load_slots(lamb.slots())
+
+
+def test_an_optimizer_that_xla_does_not_compile_runs_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import keras
+    import tensorflow as tf
+
+    optimizer = serialized("SGD", learning_rate=0.1)
+    expected = plain_keras(optimizer, 2)
+    update_step = keras.optimizers.SGD.update_step
+
+    def with_python_inside(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        same = tf.numpy_function(lambda g: g, [gradient], gradient.dtype)
+        same.set_shape(gradient.shape)
+        update_step(self, same, variable, learning_rate)
+
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", with_python_inside)
+    with structlog.testing.capture_logs() as logs:
+        cluster = Shards("keras", optimizer, 1)
+    assert [line["optimizer"] for line in logs] == ["SGD"]
+    cluster.train(range(2))
+    for name, value in cluster.values().items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "variables", "shards", "placement", "message"),
+    [
+        (serialized("Lamb"), MODEL, 1, "cut", "Lamb needs whole variables"),
+        (serialized("SGD"), CONSTRAINED, 1, "cut", "SGD needs whole variables"),
+        (serialized("SGD", global_clipnorm=1.0), MODEL, 2, "cut", "global_clipnorm=1.0"),
+        (serialized("SGD", momentum=2.0), MODEL, 1, "cut", "Keras refuses.*momentum"),
+        (serialized("SGD", betta=2.0), MODEL, 1, "cut", "Keras refuses.*betta"),
+        (
+            serialized("AdamW") | {"excluded_from_weight_decay": ["bias"]},
+            MODEL,
+            1,
+            "whole",
+            "names bias: no such variable",
+        ),
+    ],
+)
+def test_jobs_that_the_plan_cannot_give_are_refused(
+    optimizer: dict[str, Any],
+    variables: tuple[VariableSpec, ...],
+    shards: int,
+    placement: Placement,
+    message: str,
+) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        make_engine("keras", optimizer, make_plan(variables, shards, placement), 0)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        schedule(
+            "ExponentialDecay",
+            initial_learning_rate=0.1,
+            decay_steps=7,
+            decay_rate=0.9,
+            staircase=True,
+        ),
+        schedule("PiecewiseConstantDecay", boundaries=[3, 50], values=[0.3, 0.2, 0.1]),
+        schedule(
+            "PolynomialDecay",
+            initial_learning_rate=0.1,
+            decay_steps=30,
+            end_learning_rate=0.02,
+            power=0.5,
+            cycle=False,
+        ),
+        schedule(
+            "PolynomialDecay",
+            initial_learning_rate=0.1,
+            decay_steps=30,
+            end_learning_rate=0.02,
+            power=2.0,
+            cycle=True,
+        ),
+        schedule(
+            "InverseTimeDecay",
+            initial_learning_rate=0.1,
+            decay_steps=7,
+            decay_rate=0.9,
+            staircase=False,
+        ),
+        schedule(
+            "CosineDecay",
+            initial_learning_rate=0.1,
+            decay_steps=70,
+            alpha=0.01,
+            warmup_target=None,
+            warmup_steps=9,
+        ),
+        schedule(
+            "CosineDecay",
+            initial_learning_rate=0.01,
+            decay_steps=70,
+            alpha=0.01,
+            warmup_target=0.1,
+            warmup_steps=9,
+        ),
+        schedule(
+            "CosineDecayRestarts",
+            initial_learning_rate=0.1,
+            first_decay_steps=10,
+            t_mul=2.0,
+            m_mul=0.8,
+            alpha=0.01,
+        ),
+        schedule(
+            "CosineDecayRestarts",
+            initial_learning_rate=0.1,
+            first_decay_steps=10,
+            t_mul=1.0,
+            m_mul=0.8,
+            alpha=0.01,
+        ),
+    ],
+    ids=lambda document: document["class_name"],
+)
+def test_schedules_in_numpy_are_those_of_keras(document: dict[str, Any]) -> None:
+    import keras
+
+    expected = getattr(keras.optimizers.schedules, document["class_name"])(**document["config"])
+    rate = make_schedule(document)
+    for step in (*range(32), 49, 50, 51, 69, 70, 71, 90, 150):
+        # Absolute, for the floor: at the foot of a cosine 1 + cos(x) has no digits left.
+        np.testing.assert_allclose(rate(step), float(expected(step)), rtol=1e-6, atol=1e-8)

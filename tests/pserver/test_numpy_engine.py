@@ -1,0 +1,199 @@
+"""What the numpy engine promises by itself; its formulas are held against Keras elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pserver.updates import numpy_engine
+from pserver.updates.engine import Slots, make_engine, scalar
+from pserver.updates.schedules import make_schedule
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
+from psrpc.plan import VariableSpec, make_plan
+
+from .engine_cases import CONSTRAINED, MODEL, Shards, initial, schedule, serialized
+
+RULES = {
+    "SGD": serialized("SGD"),
+    "Nesterov": serialized("SGD", momentum=0.9, nesterov=True),
+    "Adagrad": serialized("Adagrad", weight_decay=0.1),
+    "Adam": serialized("Adam", clipvalue=0.5, amsgrad=True),
+}
+
+
+def bits(cluster: Shards) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in cluster.values().items()}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_same_bits_however_the_arena_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Shards("numpy", RULES[name], 1)
+    one.train(range(5))
+    for shards, block in ((2, 32768), (3, 32768), (1, 48), (5, 16)):
+        monkeypatch.setattr(numpy_engine, "_BLOCK", block)
+        other = Shards("numpy", RULES[name], shards)
+        other.train(range(5))
+        assert bits(other) == bits(one), (shards, block)
+
+
+def test_one_step_of_sgd_by_hand() -> None:
+    plan = make_plan([VariableSpec("w", (2,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("numpy", serialized("SGD", learning_rate=0.5, momentum=0.5), plan, 0)
+    name = "float32.trainable"
+    engine.load({name: np.array([1, 2], np.float32)})
+    for _ in range(2):
+        engine.apply({name: np.array([1, -2], np.float32)})
+    # m1 = -0.5 g, m2 = 0.5 m1 - 0.5 g = -0.75 g, w = w0 + m1 + m2
+    assert engine.snapshot()[name].tolist() == [1 - 1.25, 2 + 2.5]
+    slots = engine.slots()
+    assert slots.elements["momentums"][name].tolist() == [-0.75, 1.5]
+    assert slots.iterations == 2
+
+
+def test_a_snapshot_and_its_slots_stay_while_updates_go_on() -> None:
+    cluster = Shards("numpy", serialized("Adam"), 1)
+    cluster.train(range(2))
+    (engine,) = cluster.engines
+    snapshot, slots = engine.snapshot(), engine.slots()
+    held = [*snapshot.values(), *(a for s in slots.elements.values() for a in s.values())]
+    before = [array.copy() for array in held]
+    cluster.train(range(2, 5))
+    for array, copy in zip(held, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+        assert not array.flags.writeable
+    assert not np.array_equal(engine.snapshot()["float32.trainable"], snapshot["float32.trainable"])
+
+
+def test_state_takes_deltas_and_no_optimizer_step() -> None:
+    plan = make_plan(MODEL, 1, "cut")
+    engine = make_engine("numpy", serialized("SGD", weight_decay=0.5), plan, 0)
+    values = {a.name: np.ones(a.length, np.float32) for a in plan.arenas}
+    engine.load(values)
+    engine.apply({name: np.full_like(v, 0.25) for name, v in values.items()})
+    np.testing.assert_array_equal(engine.snapshot()["float32.state"], np.full(7, 1.25))
+
+
+def test_an_empty_mapping_changes_nothing() -> None:
+    cluster = Shards("numpy", serialized("Adam"), 1)
+    before = bits(cluster)
+    cluster.engines[0].apply({})
+    assert bits(cluster) == before
+    assert cluster.engines[0].slots().iterations == 0
+
+
+def test_loading_again_starts_afresh() -> None:
+    cluster = Shards("numpy", serialized("Adam"), 1)
+    cluster.train(range(3))
+    first = bits(cluster)
+    cluster.engines[0].load(cluster.cut(initial())[0])
+    cluster.train(range(3))
+    assert bits(cluster) == first
+
+
+def test_shards_that_own_little_or_nothing() -> None:
+    variables = (
+        VariableSpec("w", (3,), "float32", "trainable"),
+        VariableSpec("mean", (2,), "float32", "state"),
+    )
+    plan = make_plan(variables, 3, "whole")
+    engines = [make_engine("numpy", serialized("Adam"), plan, k) for k in range(3)]
+    for engine, owned in zip(engines, ((3, 0), (0, 2), (0, 0)), strict=True):
+        engine.load({n: np.ones_like(a) for n, a in engine.staging().items()})
+        staging = engine.staging()
+        assert tuple(len(a) for a in staging.values()) == owned
+        for array in staging.values():
+            array.fill(1)
+        engine.apply(staging)
+        assert tuple(len(a) for a in engine.snapshot().values()) == owned
+        slots = engine.slots()
+        assert slots.iterations == 1
+        assert set(slots.elements) == ({"momentums", "velocities"} if owned[0] else set())
+    np.testing.assert_array_equal(engines[1].snapshot()["float32.state"], [2, 2])
+    engines[1].load_slots(engines[0].slots())
+    assert engines[1].slots().iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "float32.trainable is missing"),
+        (
+            {"float32.trainable": np.zeros(3, np.float32)},
+            r"got float32\[3\]; expected float32\[2\]",
+        ),
+        ({"float32.trainable": np.zeros((2, 1), np.float32)}, r"got float32\[2, 1\]"),
+        ({"float32.trainable": np.zeros(2, np.float64)}, "got float64"),
+        ({"float32.trainable": np.zeros(2, np.float32), "x": np.zeros(1)}, "'x' is unknown"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(given: dict[str, Any], message: str) -> None:
+    plan = make_plan([VariableSpec("w", (2,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("numpy", serialized("SGD"), plan, 0)
+    with pytest.raises(InvalidArgument, match=message):
+        engine.load(given)
+    engine.load({"float32.trainable": np.ones(2, np.float32)})
+    if given:
+        with pytest.raises(InvalidArgument, match=message):
+            engine.apply(given)
+        assert engine.snapshot()["float32.trainable"].tolist() == [1, 1]
+
+
+def test_slots_of_another_optimizer_are_refused() -> None:
+    adam, sgd = (Shards("numpy", serialized(n), 1).engines[0] for n in ("Adam", "SGD"))
+    with pytest.raises(CheckpointError, match=r"do not fit SGD.*unknown momentums/float32"):
+        sgd.load_slots(adam.slots())
+    with pytest.raises(CheckpointError, match=r"do not fit Adam.*missing momentums/float32"):
+        adam.load_slots(sgd.slots())
+    short = {"float32.trainable": np.zeros(3, np.float32)}
+    slots = Slots(
+        {"momentums": short, "velocities": short}, scalars={"iterations": scalar(1, "int64")}
+    )
+    with pytest.raises(CheckpointError, match=r"float32\[3\], expected float32\[287\]"):
+        adam.load_slots(slots)
+    assert adam.slots().iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (serialized("RMSprop"), "has no RMSprop; it has SGD, Adagrad, Adam, AdamW"),
+        (serialized("SGD", clipnorm=1.0), r"SGD\(clipnorm=1.0\).*Use engine keras"),
+        (serialized("Adam", use_ema=True), r"Adam\(use_ema=True\)"),
+        (serialized("Adam", gradient_accumulation_steps=2), "gradient_accumulation_steps=2"),
+        (
+            serialized("AdamW", weight_decay=0.1) | {"excluded_from_weight_decay": ["b"]},
+            "but b are excluded",
+        ),
+        (
+            serialized(
+                "SGD",
+                learning_rate=schedule(
+                    "ExponentialDecay",
+                    initial_learning_rate=1,
+                    decay_steps=2,
+                    decay_rate=0.5,
+                    staircase=False,
+                ),
+            ),
+            "has the rate 1; write 1.0",
+        ),
+        (serialized("MyOptimizer"), "MyOptimizer cannot be built"),
+    ],
+)
+def test_what_the_numpy_engine_does_not_do(optimizer: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        make_engine("numpy", optimizer, make_plan(MODEL, 1, "whole"), 0)
+
+
+def test_constraints_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="'net/dense/kernel' has NonNeg"):
+        make_engine("numpy", serialized("SGD"), make_plan(CONSTRAINED, 1, "whole"), 0)
+
+
+def test_a_piecewise_schedule_changes_after_its_boundary() -> None:
+    rate = make_schedule(
+        schedule("PiecewiseConstantDecay", boundaries=[2, 4], values=[1.0, 0.5, 0.25])
+    )
+    assert [float(rate(step)) for step in range(7)] == [1, 1, 1, 0.5, 0.5, 0.25, 0.25]
