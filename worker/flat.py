@@ -8,7 +8,7 @@ but outside the gradient tape, and the gradients leave it joined in the order of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from psrpc.errors import InvalidJob
 from psrpc.plan import Plan
-from worker.data import Batch
+from worker.data import Array, Batch
 from worker.devices import Device
 
 
@@ -46,14 +46,14 @@ class StepResult:
     """What one step gives.
 
     Attributes:
-        updates: per arena ``[length]`` in its dtype, contiguous: gradients of trainable arenas,
-            new minus old value of state arenas. Views of TensorFlow's memory, maybe even of the
-            parameters that the step was given.
+        updates: arena name -> ``[length]`` in its dtype, contiguous, read-only: gradients of
+            trainable arenas, new minus old value of state arenas. Views of TensorFlow's memory,
+            maybe even of the parameters that the step was given.
         loss: mean over the batch, with the model's own losses.
         finite: no element of ``updates`` is NaN or infinite.
     """
 
-    updates: tuple[memoryview, ...]
+    updates: Mapping[str, Array]
     loss: float
     finite: bool
 
@@ -71,7 +71,7 @@ class FlatStep:
         self._step = step
         self._plan = plan
         self._device = device
-        self._function = tf.function(self._run, jit_compile=jit_compile, autograph=False)
+        self._function = tf.function(self._run, jit_compile=jit_compile)
         self._traces: dict[object, Callable[..., Any]] = {}
 
     def __call__(
@@ -97,10 +97,15 @@ class FlatStep:
         with self._device.scope():
             *updates, vitals = trace(arenas, seeds, batch)
         loss, power = memoryview(self._device.send(vitals))
-        views = tuple(memoryview(self._device.send(update)) for update in updates)
+        views = {
+            arena.name: np.asarray(memoryview(self._device.send(update)))
+            for arena, update in zip(self._plan.arenas, updates, strict=True)
+        }
         # The sum of squares is one pass over memory; it overflows before its terms do, so only
         # when it is not finite is each element looked at.
-        finite = math.isfinite(power) or all(bool(np.isfinite(view).all()) for view in views)
+        finite = math.isfinite(power) or all(
+            bool(np.isfinite(view).all()) for view in views.values()
+        )
         return StepResult(views, loss, finite)
 
     def _run(

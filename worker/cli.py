@@ -1,0 +1,178 @@
+"""``worker run | describe | export``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The ``worker`` command. Ends the process with its exit status."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Parses ``arguments`` (default: the command line's), does what they ask; the exit status.
+
+    Nothing heavy is imported before it is needed, so that ``--help`` answers at once.
+    """
+    options = make_parser().parse_args(arguments)
+    if options.command == "describe":
+        from worker.describe import describe_main
+
+        return describe_main(options.job, options.set, options.mode)
+    if options.command == "export":
+        from worker.export import export_main
+
+        return export_main(options.job, options.checkpoint, options.to, options.set)
+    return _run(options)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
+    parser = argparse.ArgumentParser(
+        prog="worker", description="Computes gradients for a training job."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="take part in a job until it ends")
+    run.add_argument(
+        "--coordinator",
+        default="localhost:5000",
+        metavar="HOST:PORT",
+        help="where the coordinator is (default: %(default)s)",
+    )
+    run.add_argument(
+        "--job",
+        metavar="FILE",
+        help="this machine's copy of the job file (default: the coordinator's path for it)",
+    )
+    run.add_argument(
+        "--gpu",
+        default="auto",
+        metavar="auto|none|INDEX",
+        help="the GPU to compute on; auto takes the first one there is (default: %(default)s)",
+    )
+    run.add_argument(
+        "--gpu-memory-fraction",
+        type=_fraction,
+        metavar="F",
+        help="take this part of the GPU's memory, between 0 and 1 (default: as it is needed)",
+    )
+    run.add_argument(
+        "--intra-op-threads",
+        type=_positive,
+        metavar="N",
+        help="threads of one TensorFlow operation (default: as the job says)",
+    )
+    run.add_argument(
+        "--connect-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="give up on a missing coordinator or shard after S seconds (default: 120)",
+    )
+    run.add_argument(
+        "--log-format",
+        choices=("console", "json"),
+        default="console",
+        help="how to write logs (default: %(default)s)",
+    )
+    run.add_argument(
+        "--die-with-parent",
+        action="store_true",
+        help="end at once when the process that started this one ends",
+    )
+
+    describe = commands.add_parser("describe", help="print what a job is, as JSON")
+    describe.add_argument("job", metavar="JOB", help="the job file")
+    _add_set(describe)
+    describe.add_argument("--mode", choices=("async", "sync"), help="instead of the job's mode")
+
+    export = commands.add_parser(
+        "export", help="write a checkpoint as a file that plain Keras loads"
+    )
+    export.add_argument("job", metavar="JOB", help="the job file")
+    export.add_argument("checkpoint", metavar="CHECKPOINT_DIR", help="directory of a checkpoint")
+    export.add_argument(
+        "--to",
+        required=True,
+        metavar="PATH",
+        help="MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
+    )
+    _add_set(export)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from psrpc.process import apply_malloc_settings, die_with_parent
+
+    if options.die_with_parent:
+        die_with_parent()
+    apply_malloc_settings()
+
+    from psrpc.channel import parse_address
+    from psrpc.errors import InvalidArgument
+    from psrpc.logs import configure
+
+    configure(options.log_format, "worker")
+    try:
+        parse_address(options.coordinator)
+    except InvalidArgument as error:
+        sys.stderr.write(f"error: --coordinator: {error}\n")
+        return 2
+
+    from worker.run import WorkerOptions, run_worker
+
+    return run_worker(
+        WorkerOptions(
+            coordinator=options.coordinator,
+            job=options.job,
+            gpu=options.gpu,
+            gpu_memory_fraction=options.gpu_memory_fraction,
+            intra_op_threads=options.intra_op_threads,
+            connect_timeout_s=options.connect_timeout,
+        )
+    )
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a field of the job, e.g. epochs=3 or optimizer.learning_rate=0.1",
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 and at most 1")
+    return value
+
+
+if __name__ == "__main__":
+    main()

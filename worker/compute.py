@@ -1,0 +1,106 @@
+"""Gradients of batches at the parameters that were received last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrpc.batch import BatchId
+from psrpc.plan import Plan
+from worker.buffers import ParameterBuffers
+from worker.data import Batch
+from worker.devices import Device
+from worker.feed import Feed
+from worker.flat import FlatStep, StepResult
+from worker.job import Job
+from worker.loader import user_code
+from worker.replica import Replica
+from worker.seeds import seed_state
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch as the step takes it: tensors on the step's device."""
+
+    seeds: tf.Tensor
+    batch: Batch
+
+
+class BatchReader:
+    """Reads training batches and puts them where the step wants them. Thread-safe."""
+
+    def __init__(self, job: Job, device: Device, num_seeds: int) -> None:
+        self._job = job
+        self._device = device
+        self._num_seeds = num_seeds
+
+    def __call__(self, batch: BatchId) -> Prepared:
+        """Raises InvalidJob where the data source fails."""
+        with user_code("train"):
+            records = self._job.train.read(self._job.seed, batch)
+        states = [seed_state(self._job.seed, batch, i) for i in range(self._num_seeds)]
+        seeds = np.array(states, np.int64).reshape(self._num_seeds, 2)
+        return Prepared(*self._device.place((seeds, records)))
+
+
+class Compute:
+    """The model's step, its data and its parameters. One thread uses it.
+
+    Parameters are received into ``spare`` while the results of the last step, which may alias
+    the current ones, are still on their way; ``swap`` then makes the spare set current.
+    """
+
+    def __init__(
+        self, replica: Replica, plan: Plan, device: Device, read: Callable[[BatchId], Prepared]
+    ) -> None:
+        self._step = FlatStep(replica.make_step(plan), plan, device)
+        self._feed = Feed(read)
+        self._current = ParameterBuffers(plan)
+        self.spare = ParameterBuffers(plan)
+
+    def __enter__(self) -> Compute:
+        self._feed.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._feed.__exit__(kind, error, traceback)
+
+    def swap(self) -> None:
+        """The spare parameters have been received: compute with them from now on."""
+        self._current, self.spare = self.spare, self._current
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        """These batches come next; they are read ahead."""
+        self._feed.expect(batches)
+
+    def forget(self) -> None:
+        """What was expected does not come."""
+        self._feed.forget()
+
+    def gradient(self, batch: BatchId) -> StepResult:
+        """The gradient of ``batch`` at the current parameters. Valid until the second ``swap``.
+
+        Raises:
+            InvalidJob: the data source or the step failed; the message says how.
+        """
+        prepared = self._feed.get(batch)
+        try:
+            return self._step(self._current.tensors, prepared.seeds, prepared.batch)
+        except Exception:
+            with user_code(f"the training step on {batch}"):
+                raise
+
+
+def batch_id(message: Any) -> BatchId:
+    """A ``psrpc.v1.BatchId`` as a value."""
+    return BatchId(message.epoch, message.first, message.count)

@@ -1,0 +1,62 @@
+"""Batches that are done and not yet acknowledged by the coordinator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from psrpc.batch import BatchId
+from psrpc.v1 import coordinator_pb2, types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class DoneBatch:
+    """The fate of one attempt; see the message ``BatchReport``."""
+
+    batch: BatchId
+    attempt: int
+    loss: float
+    staleness: int = 0
+    skipped: bool = False
+
+    def message(self) -> coordinator_pb2.BatchReport:
+        """As it travels."""
+        return coordinator_pb2.BatchReport(
+            batch=types_pb2.BatchId(
+                epoch=self.batch.epoch, first=self.batch.first, count=self.batch.count
+            ),
+            attempt=self.attempt,
+            loss=self.loss,
+            staleness=self.staleness,
+            skipped=self.skipped,
+        )
+
+
+class DoneBatches:
+    """Holds each report until a call that carried it has succeeded. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[int, DoneBatch] = {}
+
+    def add(self, done: DoneBatch) -> None:
+        """``done`` goes with the next call to the coordinator."""
+        with self._lock:
+            self._waiting[done.attempt] = done
+
+    def pending(self) -> list[DoneBatch]:
+        """What has not been acknowledged yet, oldest first; it stays until it is."""
+        with self._lock:
+            return list(self._waiting.values())
+
+    def acknowledge(self, sent: Iterable[DoneBatch]) -> None:
+        """The coordinator has these."""
+        with self._lock:
+            for done in sent:
+                self._waiting.pop(done.attempt, None)
+
+    def clear(self) -> None:
+        """Forgets all: they belong to an older generation."""
+        with self._lock:
+            self._waiting.clear()

@@ -1,0 +1,158 @@
+"""Evaluation of one frozen snapshot, in tasks whose metric states add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrpc.errors import InvalidArgument, InvalidJob
+from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.buffers import ParameterBuffers
+from worker.build import build_metrics
+from worker.data import Batch, check_count
+from worker.devices import Device
+from worker.flat import split_arenas
+from worker.keras_step import KerasStep
+from worker.loader import user_code
+from worker.module_step import ModuleStep
+from worker.replica import Replica
+from worker.router import Router
+
+LARGER = 4
+"""Evaluation batches are so many times the training batches: there are no gradients to keep."""
+
+
+class Evaluator:
+    """The compiled evaluation step and its metrics. One thread uses it.
+
+    The states of an evaluation are those of the mean loss, ``[2]``: the sum over all records and
+    their number, followed by every variable of the job's metrics, in the job's order.
+    """
+
+    def __init__(self, replica: Replica, plan: Plan, device: Device) -> None:
+        self._job = replica.job
+        self._plan = plan
+        self._device = device
+        self._step: KerasStep | ModuleStep = replica.make_step(plan)
+        self._parameters = ParameterBuffers(plan)
+        self._snapshot = ""
+        self._metrics: list[Any] | None = None
+        # The metrics' variables are read by the function, so it is traced after they were made.
+        self._function = tf.function(self._run)
+
+    def evaluate(self, task: pb.EvaluateTask, router: Router) -> pb.EvaluateDone:
+        """Evaluates the records of ``task`` on its snapshot.
+
+        Raises:
+            InvalidJob: the data source or the model failed.
+        """
+        if self._snapshot != task.snapshot:
+            self._snapshot = ""
+            router.pull(task.snapshot, self._parameters.arrays)
+            self._snapshot = task.snapshot
+        states = self.states(self._parameters, task.start, task.stop)
+        return pb.EvaluateDone(
+            evaluation=task.evaluation,
+            task=task.task,
+            records=task.stop - task.start,
+            states=pb.MetricStates(variables=states),
+        )
+
+    def states(
+        self, parameters: ParameterBuffers, start: int, stop: int
+    ) -> list[pb.MetricVariable]:
+        """The states after records ``[start, stop)`` of the evaluation data."""
+        metrics = self._reset_metrics()
+        arenas = self._device.receive(parameters.tensors)
+        total = 0.0
+        for first in range(start, stop, LARGER * self._job.batch_size):
+            last = min(first + LARGER * self._job.batch_size, stop)
+            batch = self._read(first, last)
+            with user_code(f"the evaluation of records {first} to {last}"), self._device.scope():
+                total += float(self._function(arenas, batch)) * (last - first)
+        return [
+            _state(np.array([total, stop - start])),
+            *(_state(variable.numpy()) for metric in metrics for variable in metric.variables),
+        ]
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        """The results of the summed states, by Keras metric name.
+
+        Raises:
+            InvalidArgument: they are not the states of this job's metrics.
+        """
+        metrics = self._reset_metrics()
+        variables = [variable for metric in metrics for variable in metric.variables]
+        loss, *states = merge.states.variables
+        if len(states) != len(variables):
+            raise InvalidArgument(
+                f"evaluation {merge.evaluation!r} has {len(states)} metric variables; "
+                f"this job's metrics have {len(variables)}"
+            )
+        for variable, state in zip(variables, states, strict=True):
+            if tuple(state.shape) != tuple(variable.shape):
+                raise InvalidArgument(
+                    f"evaluation {merge.evaluation!r} has a state of shape {list(state.shape)} for "
+                    f"{variable.path!r}; expected {list(variable.shape)}"
+                )
+            variable.assign(np.reshape(state.values, variable.shape))
+        total, count = loss.values
+        results = {"loss": total / count if count else math.nan}
+        for metric in metrics:
+            results.update(_results(metric.name, metric.result()))
+        return pb.MergeDone(evaluation=merge.evaluation, results=results)
+
+    def _run(self, arenas: tuple[tf.Tensor, ...], batch: Batch) -> tf.Tensor:
+        loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch)
+        for metric in self._metrics or ():
+            # Unweighted, as Keras treats ``metrics`` (and not ``weighted_metrics``).
+            metric.update_state(batch[1], outputs)
+        return loss
+
+    def _read(self, start: int, stop: int) -> Batch:
+        assert self._job.eval is not None  # the coordinator knows from the description
+        with user_code("eval"):
+            records = check_count("eval", self._job.eval.read_range(start, stop), stop - start)
+        return self._device.place(records)
+
+    def _reset_metrics(self) -> Sequence[Any]:
+        """The job's metrics, without any records. Made by a try on two records at first, since
+        some metrics have no variables before they see data."""
+        if self._metrics is None:
+            assert self._job.eval is not None  # as above
+            batch = self._read(0, min(2, self._job.eval.num_records))
+            values = split_arenas(self._plan, ParameterBuffers(self._plan).tensors)
+            with user_code("the evaluation"), self._device.scope():
+                _, outputs = self._step.loss(values, batch)
+                metrics = build_metrics(self._job, batch[1], outputs) if outputs is not None else []
+                for metric in metrics:
+                    metric.update_state(batch[1], outputs)
+            if self._job.metrics and not metrics:
+                raise InvalidJob("metrics need a keras.Model; a tf.Module reports its loss")
+            self._metrics = metrics
+        for metric in self._metrics:
+            metric.reset_state()
+        return self._metrics
+
+
+def _state(value: Any) -> pb.MetricVariable:
+    return pb.MetricVariable(shape=np.shape(value), values=np.ravel(value).astype(np.float64))
+
+
+def _results(name: str, result: Any) -> dict[str, float]:
+    """A metric's result under its name; results that are no scalars under several."""
+    if isinstance(result, dict):
+        return {
+            key: value
+            for part, inner in result.items()
+            for key, value in _results(f"{name}_{part}", inner).items()
+        }
+    values = np.ravel(result)
+    if values.size == 1:
+        return {name: float(values[0])}
+    return {f"{name}_{i}": float(value) for i, value in enumerate(values)}

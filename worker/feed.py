@@ -1,0 +1,112 @@
+"""Batches that are read before they are needed."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from psrpc.batch import BatchId
+
+Prepared = TypeVar("Prepared")
+
+
+class Feed(Generic[Prepared]):
+    """Reads the batches that are expected, in order, on a thread of its own.
+
+    At most ``depth`` batches are held ready. Thread-safe; one lock guards what is expected and
+    what is ready, and nothing is read while it is held.
+    """
+
+    def __init__(self, read: Callable[[BatchId], Prepared], depth: int = 2) -> None:
+        """``read`` makes a batch ready for the step; any thread may call it."""
+        self._read = read
+        self._depth = depth
+        self._changed = threading.Condition()
+        self._expected: deque[BatchId] = deque()
+        self._reading: BatchId | None = None
+        self._ready: dict[BatchId, _Found[Prepared]] = {}
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+
+    def __enter__(self) -> Feed[Prepared]:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Lets a read in progress end by itself: a data source cannot be interrupted."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        """These are needed next, after those expected before."""
+        with self._changed:
+            self._expected.extend(batches)
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Nothing that was expected is needed any more."""
+        with self._changed:
+            self._expected.clear()
+            self._ready.clear()
+            self._reading = None
+            self._changed.notify_all()
+
+    def get(self, batch: BatchId) -> Prepared:
+        """The batch. It is waited for when its reading has begun, and read at once otherwise.
+
+        Raises:
+            Exception: what reading this batch raised, as it was raised.
+        """
+        with self._changed:
+            while self._reading == batch:
+                self._changed.wait()
+            found = self._ready.pop(batch, None)
+            if found is None and batch in self._expected:
+                self._expected.remove(batch)
+            self._changed.notify_all()
+        if found is None:
+            return self._read(batch)
+        if found.error is not None:
+            raise found.error
+        return found.get()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and (not self._expected or len(self._ready) >= self._depth):
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                batch = self._reading = self._expected.popleft()
+            found = _Found(self._read, batch)
+            with self._changed:
+                # Otherwise it was forgotten while it was being read.
+                if self._reading is batch:
+                    self._ready[batch] = found
+                    self._reading = None
+                self._changed.notify_all()
+
+
+class _Found(Generic[Prepared]):
+    """What reading a batch came to: the batch, or the error that belongs to who asks for it."""
+
+    def __init__(self, read: Callable[[BatchId], Prepared], batch: BatchId) -> None:
+        self.error: Exception | None = None
+        self._prepared: list[Prepared] = []
+        try:
+            self._prepared.append(read(batch))
+        except Exception as error:
+            self.error = error
+
+    def get(self) -> Prepared:
+        """The batch, once."""
+        return self._prepared.pop()

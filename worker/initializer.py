@@ -1,0 +1,57 @@
+"""The first values of a job's parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+
+from psrpc.checkpoint import load_variables
+from psrpc.errors import InvalidArgument, InvalidJob
+from psrpc.plan import Plan
+from worker.data import Array
+from worker.replica import Replica
+
+
+def initial_values(replica: Replica, plan: Plan) -> dict[str, Array]:
+    """What the shards are initialized with: arena name -> ``[length]``, aligned.
+
+    The values that the model was built with, from the job's seed, or those of ``init_from``.
+
+    Raises:
+        InvalidJob: ``init_from`` cannot be read or does not fit the model.
+    """
+    if replica.job.init_from is not None:
+        load_values(replica, Path(replica.job.init_from))
+    return replica.values(plan)
+
+
+def load_values(replica: Replica, source: Path) -> None:
+    """Gives the model the values of a Keras file or of a checkpoint directory.
+
+    Raises:
+        InvalidJob: it cannot be read or does not fit the model.
+    """
+    what = f"init_from {str(source)!r}"
+    if source.is_dir():
+        try:
+            replica.assign(dict(load_variables(source)))
+        except InvalidArgument as error:
+            raise InvalidJob(f"{what}: {error}") from None
+        return
+    if not source.is_file():
+        raise InvalidJob(f"{what}: there is no such file or directory in {Path.cwd()}")
+    if not source.name.endswith((".keras", ".weights.h5")):
+        raise InvalidJob(
+            f"{what}: expected a .keras or .weights.h5 file, or the directory of a checkpoint"
+        )
+    if not isinstance(replica.model, keras.Model):
+        raise InvalidJob(
+            f"{what} is a Keras file, but the model is a tf.Module; give a checkpoint's directory"
+        )
+    try:
+        # A .keras file too: its architecture is not needed, and custom code neither.
+        replica.model.load_weights(source)
+    except (ValueError, OSError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidJob(f"{what} does not fit the model: {reason}") from None

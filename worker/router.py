@@ -1,0 +1,195 @@
+"""One gradient to all shards at once, and all parameters back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+from pserver.client import PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
+from psrpc.batch import BatchId
+from psrpc.errors import PsError
+from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2, types_pb2
+from worker.data import Array
+from worker.standing import Standing
+
+Result = TypeVar("Result")
+
+
+class Router:
+    """The shards of one generation, as one worker sees them. One thread uses it.
+
+    Every method calls all shards side by side and returns when all have answered. A call that
+    fails is repeated on the shard that failed, for as long as the worker waits for a peer; when a
+    shard says what no repetition can mend, the calls to the others are given up as well. Arrays
+    are the worker's whole arenas by name, ``[length]``.
+
+    Raises, from all methods:
+        StaleGeneration: join the cluster anew.
+        RoundPassed: lease again.
+        ShardUnreachable, NotReady: a shard was awaited in vain; the message names it.
+    """
+
+    def __init__(
+        self, cluster: coordinator_pb2.GetClusterResponse, plan: Plan, standing: Standing
+    ) -> None:
+        self._standing = standing
+        self._abort = threading.Event()
+        self._why: dict[int, str] = {}
+        self._pending: set[int] = set()
+        retry = RetryPolicy(budget_s=standing.connect_timeout_s)
+        self._clients = [
+            ShardClient(
+                shard.address,
+                shard.incarnation,
+                plan,
+                index,
+                retry=retry,
+                stop=self._abort,
+                announce=self._announcer(index),
+            )
+            for index, shard in enumerate(cluster.shards)
+        ]
+        self._fences = [
+            client.fence(cluster.generation, cluster.policy) for client in self._clients
+        ]
+        self._versions = [0] * len(self._clients)
+        # The calling thread takes shard 0.
+        self._pool = ThreadPoolExecutor(max(1, len(self._clients) - 1), "shard")
+
+    def __enter__(self) -> Router:
+        self._standing.interrupt_with(self._abort)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._standing.interrupt_with_no_longer(self._abort)
+        self._abort.set()
+        for client in self._clients:
+            client.close()
+        self._pool.shutdown()
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each shard, the version of the parameters that were received last."""
+        return tuple(self._versions)
+
+    def initialize(self, values: Mapping[str, Array]) -> None:
+        """Sets all parameters; shards that have some already keep them."""
+
+        def initialize(shard: int) -> bool:
+            return self._clients[shard].initialize(self._fences[shard], values)
+
+        self._all(initialize)
+
+    def pull(
+        self,
+        source: Source,
+        into: Mapping[str, Array],
+        decision: types_pb2.Decision | None = None,
+    ) -> None:
+        """Receives the newest parameters (None), those of a round (its number; ``decision`` is
+        that of the round before) or of a kept snapshot (its name)."""
+
+        def pull(shard: int) -> PullInfo:
+            return self._clients[shard].pull(
+                self._fences[shard], self._standing.worker, source, into, decision
+            )
+
+        for shard, info in enumerate(self._all(pull)):
+            self._versions[shard] = info.version
+
+    def push(
+        self, batch: BatchId, attempt: int, updates: Mapping[str, Array] | None
+    ) -> list[PushResult]:
+        """Stages a gradient on all shards (sync); None is one that is not finite."""
+
+        def push(shard: int) -> PushResult:
+            message = self._push(shard, batch, attempt, updates)
+            return self._clients[shard].push(self._fences[shard], message)
+
+        return self._all(push)
+
+    def push_pull(
+        self,
+        batch: BatchId,
+        attempt: int,
+        updates: Mapping[str, Array] | None,
+        into: Mapping[str, Array],
+    ) -> list[PushResult]:
+        """Applies a gradient on all shards (async) and receives the newest parameters; None is a
+        gradient that is not finite: the batch is recorded as skipped."""
+
+        def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
+            message = self._push(shard, batch, attempt, updates)
+            return self._clients[shard].push_pull(self._fences[shard], message, into)
+
+        results = []
+        for shard, (result, info) in enumerate(self._all(push_pull)):
+            self._versions[shard] = info.version
+            results.append(result)
+        return results
+
+    def awaited(self) -> str:
+        """The shards that have not answered, and what is known of why."""
+        # Copies: other threads change both.
+        pending, why = sorted(self._pending), dict(self._why)
+        return ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
+
+    def _push(
+        self, shard: int, batch: BatchId, attempt: int, updates: Mapping[str, Array] | None
+    ) -> Push:
+        return Push(self._standing.worker, batch, attempt, self._versions[shard], updates)
+
+    def _announcer(self, shard: int) -> Callable[[str], None]:
+        def announce(reason: str) -> None:
+            self._why[shard] = reason
+
+        return announce
+
+    def _all(self, call: Callable[[int], Result]) -> list[Result]:
+        """``call`` for each shard; none is under way any more on return."""
+        # In this order: an interrupt that comes in between is seen.
+        self._abort.clear()
+        self._standing.check()
+        shards = range(len(self._clients))
+        self._pending.update(shards)
+        with self._standing.waits.on(self.awaited):
+            futures = [self._pool.submit(self._one, call, shard) for shard in shards[1:]]
+            first: Future[Result] = Future()
+            try:
+                first.set_result(self._one(call, 0))
+            except PsError as error:
+                first.set_exception(error)
+            return _results([first, *futures], self._standing)
+
+    def _one(self, call: Callable[[int], Result], shard: int) -> Result:
+        try:
+            return call(shard)
+        except PsError:
+            self._abort.set()
+            raise
+        finally:
+            self._pending.discard(shard)
+            self._why.pop(shard, None)
+
+
+def _results(futures: Sequence[Future[Result]], standing: Standing) -> list[Result]:
+    """What all calls came to, once all have ended.
+
+    Of several errors the one that no repetition can mend counts: the others were given up
+    because of it.
+    """
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        # A retry that a signal or the end of the job cut short ends as that.
+        standing.check()
+        raise min(errors, key=lambda error: isinstance(error, PsError) and error.retryable)
+    return [future.result() for future in futures]

@@ -1,0 +1,131 @@
+"""The worker process: from its options to its exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+
+from coordinator.client import CoordinatorClient
+from psrpc.errors import InvalidArgument, InvalidJob, JobFailed, JobMismatch, PsError
+from psrpc.logs import get_logger
+from psrpc.process import incarnation, on_stop_signals
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.version import SOFTWARE
+from worker.loader import LoadedJob, UserCodeFailed, load_job
+from worker.quiet import import_tensorflow
+from worker.standing import Standing, Stopped
+
+log = get_logger()
+
+LEAVE_S = 8.0
+"""A step that takes longer than this after a stop signal is not waited for."""
+
+OK, FAILED, BAD_INPUT = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How ``worker run`` was started.
+
+    Attributes:
+        coordinator: HOST:PORT.
+        job: path of the job file here; None means the coordinator's path for it.
+        gpu: ``auto``, ``none`` or an index.
+        gpu_memory_fraction: of the GPU's memory; None lets it grow.
+        intra_op_threads: threads of one TensorFlow operation; None means the job's own number.
+        connect_timeout_s: how long a missing coordinator or shard is waited for.
+    """
+
+    coordinator: str = "localhost:5000"
+    job: str | None = None
+    gpu: str = "auto"
+    gpu_memory_fraction: float | None = None
+    intra_op_threads: int | None = None
+    connect_timeout_s: float = 120.0
+
+
+def run_worker(options: WorkerOptions) -> int:
+    """Takes part in a job until it ends; the exit status. Only from the main thread."""
+    # As early as possible: it takes seconds, in which the coordinator may come up as well.
+    import_tensorflow()
+    with (
+        CoordinatorClient(options.coordinator) as client,
+        Standing(client, incarnation(), options.connect_timeout_s) as standing,
+    ):
+        on_stop_signals(lambda: _stop(standing))
+        try:
+            _train(options, standing)
+        except Stopped:
+            standing.leave("done or told to stop")
+            return OK
+        except JobFailed as error:
+            return _end(f"job failed: {error}", FAILED)
+        except PsError as error:
+            if isinstance(error, UserCodeFailed):
+                sys.stderr.write(error.user_traceback)
+            mistaken = isinstance(error, InvalidJob | InvalidArgument) and not standing.worker
+            bad = mistaken or isinstance(error, JobMismatch)
+            return _end(f"error: {error}", BAD_INPUT if bad else FAILED)
+    raise AssertionError("a trainer ends by raising")
+
+
+def _train(options: WorkerOptions, standing: Standing) -> None:
+    from worker.devices import configure_devices
+    from worker.trainer import Trainer
+
+    asked = standing.get_job()
+    loaded = _load(options, asked)
+    threads = options.intra_op_threads or loaded.job.intra_op_threads
+    device = configure_devices(
+        options.gpu,
+        memory_fraction=options.gpu_memory_fraction,
+        intra_op_threads=threads,
+    )
+    Trainer(loaded, device, standing).run()
+
+
+def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
+    """The job as the coordinator runs it, from this machine's copy of the file."""
+    if asked.software != SOFTWARE:
+        raise JobMismatch(
+            f"the coordinator at {options.coordinator} runs version {asked.software}; this worker "
+            f"is {SOFTWARE}; install the same version everywhere"
+        )
+    path = options.job or asked.job_path
+    settings = [*asked.overrides, f"mode={asked.mode}"]
+    if asked.replicas:
+        settings.append(f"replicas={asked.replicas}")
+    try:
+        loaded = load_job(path, settings)
+    except UserCodeFailed:
+        raise
+    except InvalidJob as error:
+        hint = "" if options.job else "; say where it is here with --job FILE"
+        raise InvalidJob(f"{error}{hint}") from None
+    if loaded.sha256 != asked.job_sha256:
+        raise JobMismatch(
+            f"the job file {path} has SHA-256 {loaded.sha256[:12]} here, and "
+            f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine"
+        )
+    return loaded
+
+
+def _stop(standing: Standing) -> None:
+    """On a signal: leave after the present step, or without it if it takes too long."""
+    standing.stop()
+    timer = threading.Timer(LEAVE_S, _leave_now, [standing])
+    timer.daemon = True
+    timer.start()
+
+
+def _leave_now(standing: Standing) -> None:
+    standing.leave("told to stop")
+    # The main thread is inside a step or a data source, which nothing can interrupt.
+    os._exit(OK)
+
+
+def _end(line: str, status: int) -> int:
+    sys.stderr.write(line + "\n")
+    return status

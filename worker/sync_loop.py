@@ -1,0 +1,95 @@
+"""Synchronous training: the mean of a round's micro-batches is applied once all are there."""
+
+from __future__ import annotations
+
+from psrpc.batch import BatchId
+from psrpc.errors import RoundPassed
+from psrpc.logs import get_logger
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.compute import Compute, batch_id
+from worker.done import DoneBatch
+from worker.router import Router
+from worker.standing import Standing
+
+log = get_logger()
+
+
+class NextBatch:
+    """Guesses which micro-batch this worker gets next: as far from this one as this one is from
+    the last. Right for one worker, and for several that go at one pace. Pure.
+
+    A guess costs reading a batch, so after a wrong one nothing is guessed until a guess would
+    have been right.
+    """
+
+    def __init__(self) -> None:
+        self._last: BatchId | None = None
+        self._guess: BatchId | None = None
+
+    def after(self, batch: BatchId) -> BatchId | None:
+        """The batch to prepare while ``batch`` is worked on, or None."""
+        trusted = batch == self._guess
+        last, self._last = self._last, batch
+        self._guess = None
+        if last is not None and last.epoch == batch.epoch and batch.first > last.first:
+            self._guess = BatchId(batch.epoch, 2 * batch.first - last.first, batch.count)
+        return self._guess if trusted else None
+
+
+class SyncLoop:
+    """Runs micro-batches of rounds. The coordinator's answer to a commit is the next lease."""
+
+    def __init__(self, compute: Compute, router: Router, standing: Standing) -> None:
+        self._compute = compute
+        self._router = router
+        self._standing = standing
+        self._next = NextBatch()
+        self._held: int | None = None
+        self._expected: BatchId | None = None
+
+    def run(self, work: pb.RoundWork) -> pb.Lease:
+        """Runs ``work`` and what follows it; returns the first lease of another kind, which may
+        be to wait."""
+        while True:
+            lease = self._run_micro_batch(work)
+            if lease.WhichOneof("work") != "round":
+                return lease
+            work = lease.round
+
+    def _run_micro_batch(self, work: pb.RoundWork) -> pb.Lease:
+        batch, attempt = batch_id(work.attempt.batch), work.attempt.attempt
+        self._expect(batch)
+        try:
+            self._receive(work)
+            result = self._compute.gradient(batch)
+            if not result.finite:
+                log.warning(
+                    "the gradient is NaN or infinite; the batch is skipped", batch=str(batch)
+                )
+            # Others may still be computing this round: time to read ahead.
+            guess = self._next.after(batch)
+            if guess is not None:
+                self._expect(guess)
+            self._router.push(batch, attempt, result.updates if result.finite else None)
+        except RoundPassed as passed:
+            log.info("the round went on without this micro-batch", reason=str(passed))
+            return self._standing.lease()
+        done = DoneBatch(batch, attempt, result.loss, skipped=not result.finite)
+        with self._standing.waits.on(f"the other micro-batches of round {work.round}"):
+            return self._standing.commit(work.round, done)
+
+    def _expect(self, batch: BatchId) -> None:
+        if batch != self._expected:
+            self._compute.forget()
+            self._compute.expect([batch])
+            self._expected = batch
+
+    def _receive(self, work: pb.RoundWork) -> None:
+        """Holds the parameters of the round from now on."""
+        if self._held == work.round:
+            return
+        decision = work.decision if work.HasField("decision") else None
+        # The spare set holds anything until the pull has succeeded.
+        self._router.pull(work.round, self._compute.spare.arrays, decision)
+        self._compute.swap()
+        self._held = work.round
