@@ -228,9 +228,7 @@ class ShardClient:
     def get_status(self) -> pb.GetStatusResponse:
         """The shard's figures; one try."""
         try:
-            status: pb.GetStatusResponse = self._get_status(
-                pb.GetStatusRequest(), timeout=STATUS_S
-            )
+            status: pb.GetStatusResponse = self._get_status(pb.GetStatusRequest(), timeout=STATUS_S)
             return status
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None

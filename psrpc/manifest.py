@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: the file that makes a directory count, and the choice among them."""
+"""The manifest of a checkpoint: what makes a directory count, and which of them is used."""
 
 from __future__ import annotations
 

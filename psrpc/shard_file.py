@@ -9,6 +9,7 @@ key ``psrpc``, as JSON; names are labels and never parsed. All of it is load-bea
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,7 +146,8 @@ def write_shard_file(
     try:
         with path.open("wb", buffering=0) as file:
             nbytes = 0
-            for piece in (len(text).to_bytes(8, "little"), text, *(_bytes(a) for *_, a in tensors)):
+            head: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
+            for piece in itertools.chain(head, (_bytes(a) for *_, a in tensors)):
                 digest.update(piece)
                 nbytes += _write_all(file.fileno(), piece)
             os.fsync(file.fileno())
@@ -171,7 +173,8 @@ class ShardFile:
         """Raises CheckpointError when it is not a file of this format."""
         self.path = path
         try:
-            self._file = safe_open(str(path), framework="np")
+            opener: Any = safe_open  # it has no types
+            self._file = opener(str(path), framework="np")
             document = json.loads((self._file.metadata() or {})[METADATA_KEY])
             if document["format"] != FORMAT:
                 raise CheckpointError(

@@ -1,0 +1,115 @@
+"""The command ``pserver``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+EXIT_LOST = 1
+EXIT_BAD_INPUT = 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pserver", description="Holds one shard of a training job's parameters."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="serve a shard until its job ends", description="Serves one shard of a job."
+    )
+    add = serve.add_argument
+    add("--shard", type=int, required=True, metavar="N", help="index of the shard, from 0")
+    add(
+        "--coordinator",
+        default="localhost:5000",
+        metavar="HOST[:PORT]",
+        help="where the coordinator is (default: %(default)s)",
+    )
+    add(
+        "--bind",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="address to listen on; port 0 is any, 0.0.0.0 every interface (default: %(default)s)",
+    )
+    add(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        help="address that workers use, where it differs from the one bound",
+    )
+    add(
+        "--run-dir",
+        type=Path,
+        metavar="PATH",
+        help="where the job's run directory is here, if not where the coordinator has it",
+    )
+    add(
+        "--connect-timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="how long to be without the coordinator (default: %(default)s)",
+    )
+    add(
+        "--log-format",
+        choices=("console", "json"),
+        default="console",
+        help="how to write logs (default: %(default)s)",
+    )
+    add("--die-with-parent", action="store_true", help="end when the starting process ends")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    # What follows takes a while to import; --help and a wrong option do not wait for it.
+    from psrpc.process import apply_malloc_settings, die_with_parent, on_stop_signals
+
+    apply_malloc_settings()
+    if arguments.die_with_parent:
+        die_with_parent()
+    from pserver.config import ServeConfig
+    from pserver.coordination import Ending
+    from pserver.shard import serve
+    from psrpc.errors import CoordinatorUnreachable, JobFailed, PsError
+    from psrpc.logs import configure
+
+    configure(arguments.log_format, f"shard {arguments.shard}")
+    ending = Ending()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        ending.end()
+
+    on_stop_signals(stop)
+    try:
+        config = ServeConfig(
+            shard=arguments.shard,
+            coordinator=arguments.coordinator,
+            bind=arguments.bind,
+            advertise=arguments.advertise,
+            run_dir=arguments.run_dir,
+            connect_timeout_s=arguments.connect_timeout,
+            log_format=arguments.log_format,
+        )
+        serve(config, ending)
+    except JobFailed as error:
+        print(f"error: job failed: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_LOST
+    except CoordinatorUnreachable as error:
+        if stopped:
+            return 0
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_LOST
+    except PsError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

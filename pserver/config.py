@@ -1,0 +1,51 @@
+"""What ``pserver serve`` was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from psrpc.channel import format_address, parse_address
+from psrpc.errors import InvalidArgument
+from psrpc.logs import LogFormat
+
+COORDINATOR_PORT = 5000
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Checked when made.
+
+    Attributes:
+        shard: index of this shard.
+        coordinator: HOST:PORT; the port may be left out.
+        bind: HOST:PORT to listen on, port 0 for any.
+        advertise: HOST[:PORT] that others use, or None for the one bound.
+        run_dir: where the coordinator's run directory is on this machine, or None for the path
+            that the coordinator uses.
+        connect_timeout_s: how long to be without the coordinator.
+
+    Raises:
+        InvalidArgument: a value cannot be used.
+    """
+
+    shard: int
+    coordinator: str = f"localhost:{COORDINATOR_PORT}"
+    bind: str = "127.0.0.1:0"
+    advertise: str | None = None
+    run_dir: Path | None = None
+    connect_timeout_s: float = 120.0
+    log_format: LogFormat = "console"
+
+    def __post_init__(self) -> None:
+        if self.shard < 0:
+            raise InvalidArgument(f"--shard is {self.shard}; expected 0 or more")
+        if not self.connect_timeout_s >= 0:
+            raise InvalidArgument(
+                f"--connect-timeout is {self.connect_timeout_s}; expected seconds, 0 or more"
+            )
+        parse_address(self.bind)
+        host, port = parse_address(self.coordinator, COORDINATOR_PORT)
+        object.__setattr__(self, "coordinator", format_address(host, port))
+        if self.advertise is not None:
+            parse_address(self.advertise, 0)

@@ -1,0 +1,120 @@
+"""A shard's process from its first line to its last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal, cast
+
+from coordinator.client import CoordinatorClient
+from pserver.address import advertised_address
+from pserver.config import ServeConfig
+from pserver.coordination import Coordination, Ending
+from pserver.engine import ShardEngine
+from pserver.fence import ShardIdentity
+from pserver.server import ShardServer
+from pserver.snapshots import SnapshotWriter, restore
+from pserver.updates.engine import make_engine
+from psrpc.errors import InvalidJob
+from psrpc.logs import get_logger
+from psrpc.plan import Plan
+from psrpc.process import incarnation
+from psrpc.v1 import coordinator_pb2 as pb
+
+log = get_logger()
+
+GRACE_S = 5.0
+"""How long calls under way may take when the shard has to go."""
+
+FLUSH_S = 3.0
+"""How long the snapshot that is being written may take then."""
+
+
+def serve(config: ServeConfig, ending: Ending) -> None:
+    """Serves shard ``config.shard`` until ``ending`` has come, by a signal or otherwise.
+
+    Raises:
+        PsError: why the shard could not be served, or had to stop.
+    """
+    own = incarnation()
+    server = ShardServer(config.shard, config.bind)
+    with (
+        server,
+        Coordination(
+            CoordinatorClient(config.coordinator),
+            config.shard,
+            own,
+            config.connect_timeout_s,
+            ending,
+        ) as coordination,
+    ):
+        log.info("listening", port=server.port, coordinator=config.coordinator)
+        job = coordination.register(
+            lambda: advertised_address(
+                config.bind, server.port, config.advertise, config.coordinator
+            )
+        )
+        run_dir = config.run_dir or Path(job.run_dir)
+        check_token(run_dir, Path(job.run_dir), job.token)
+        writer, engine = _build(config.shard, own, job, run_dir, coordination)
+        writer.start()
+        try:
+            server.open(engine)
+            coordination.ready(engine)
+            log.info("ready", run=job.run_id, mode=job.mode, version=engine.report().version)
+            ending.event.wait()
+            log.info("leaving")
+        finally:
+            server.stop(GRACE_S)
+            writer.stop(FLUSH_S)
+    if ending.error is not None:
+        raise ending.error
+
+
+def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
+    """Proves that this process sees the coordinator's run directory.
+
+    Raises:
+        InvalidJob: it does not; names both paths.
+    """
+    path = run_dir / "token"
+    try:
+        found = path.read_text().strip()
+        why = "holds another token"
+    except OSError as error:
+        found, why = None, f"cannot be read ({error.strerror})"
+    if found != token:
+        raise InvalidJob(
+            f"{path} {why}: this shard does not share the coordinator's run directory"
+            f" {coordinators}; mount it here, and say --run-dir where its path differs"
+        )
+
+
+def _build(
+    shard: int,
+    own: int,
+    job: pb.RegisterShardResponse,
+    run_dir: Path,
+    coordination: Coordination,
+) -> tuple[SnapshotWriter, ShardEngine]:
+    plan = Plan.from_json(job.plan)
+    identity = ShardIdentity(
+        shard=shard,
+        incarnation=own,
+        generation=job.generation,
+        policy=job.policy,
+        mode=cast(Literal["async", "sync"], job.mode),
+        replicas=job.replicas,
+    )
+    writer = SnapshotWriter(identity, plan, job.run_id, run_dir, coordination.report_snapshot)
+    updates = make_engine(
+        cast(Literal["keras", "numpy"], job.engine), json.loads(job.optimizer), plan, shard
+    )
+    engine = ShardEngine(identity, plan, updates, writer)
+    if job.restore:
+        restored = restore(run_dir / job.restore, plan, shard)
+        engine.restore(
+            restored.state.values, restored.slots, restored.applied, restored.state.version
+        )
+        log.info("restored", checkpoint=job.restore, version=restored.state.version)
+    return writer, engine

@@ -1,0 +1,127 @@
+"""Shards to test against: the real engine, server and client, with the numpy updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.client import RetryPolicy, ShardClient
+from pserver.engine import ShardEngine
+from pserver.fence import ShardIdentity
+from pserver.requests import Snapshot, SnapshotOrder
+from pserver.server import ShardServer
+from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+
+INCARNATION = 77
+
+SGD: dict[str, Any] = {
+    "class_name": "SGD",
+    "config": {
+        "name": "SGD",
+        "learning_rate": 1.0,
+        "weight_decay": None,
+        "clipnorm": None,
+        "global_clipnorm": None,
+        "clipvalue": None,
+        "use_ema": False,
+        "ema_momentum": 0.99,
+        "ema_overwrite_frequency": None,
+        "loss_scale_factor": None,
+        "gradient_accumulation_steps": None,
+        "momentum": 0.0,
+        "nesterov": False,
+    },
+}
+MOMENTUM = SGD | {"config": SGD["config"] | {"momentum": 0.5}}
+
+NDArray = npt.NDArray[Any]
+
+
+def plan_of(shards: int = 1, size: int = 96, *, state: bool = True) -> Plan:
+    """Two trainable variables of ``size`` elements together, and a state variable of 5."""
+    variables = [
+        VariableSpec("dense/kernel", (size // 2, 1), "float32", "trainable"),
+        VariableSpec("dense/bias", (size - size // 2,), "float32", "trainable"),
+    ]
+    if state:
+        variables.append(VariableSpec("norm/mean", (5,), "float32", "state"))
+    return make_plan(variables, shards, "cut")
+
+
+def whole(plan: Plan, value: float = 0.0) -> dict[str, NDArray]:
+    """A worker's arrays, all elements ``value``."""
+    arrays = {arena.name: aligned_empty(arena.length, arena.dtype) for arena in plan.arenas}
+    for array in arrays.values():
+        array.fill(value)
+    return arrays
+
+
+def counting(plan: Plan) -> dict[str, NDArray]:
+    """A worker's arrays with elements 0, 1, 2, ..."""
+    arrays = whole(plan)
+    for array in arrays.values():
+        array[:] = np.arange(len(array))
+    return arrays
+
+
+@dataclass
+class Sink:
+    """A snapshot sink that remembers."""
+
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    repeats: list[str] = field(default_factory=list)
+
+    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
+        self.snapshots[order.name] = snapshot
+
+    def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
+        self.failures[order.name] = reason
+
+    def repeated(self, order: SnapshotOrder) -> None:
+        self.repeats.append(order.name)
+
+
+def identity_of(
+    shard: int = 0, mode: Literal["async", "sync"] = "async", replicas: int = 0
+) -> ShardIdentity:
+    """Generation 1, policy 1."""
+    return ShardIdentity(shard, INCARNATION, 1, 1, mode, replicas)
+
+
+def engine_of(
+    plan: Plan,
+    shard: int = 0,
+    *,
+    replicas: int = 0,
+    optimizer: dict[str, Any] = SGD,
+    sink: Sink | None = None,
+) -> ShardEngine:
+    """A shard without values; sync when ``replicas`` is given."""
+    identity = identity_of(shard, "sync" if replicas else "async", replicas)
+    return ShardEngine(identity, plan, NumpyEngine(optimizer, plan, shard), sink or Sink())
+
+
+ONE_TRY = RetryPolicy(budget_s=0.0)
+
+
+@contextmanager
+def served(engine: ShardEngine, retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
+    """The shard behind a real server on a free port, and a client that tries once."""
+    shard = engine.identity.shard
+    with ShardServer(shard, "127.0.0.1:0") as server:
+        server.open(engine)
+        address = f"127.0.0.1:{server.port}"
+        with ShardClient(address, INCARNATION, engine.plan, shard, retry=retry) as client:
+            yield client
+
+
+def with_generation(identity: ShardIdentity, generation: int) -> ShardIdentity:
+    """The same process later in the job's history."""
+    return replace(identity, generation=generation)
