@@ -69,24 +69,26 @@ def build_loss(job: Job) -> Callable[..., Any]:
     ``crossentropy`` means the kind that fits the shapes, as in ``compile``.
 
     Raises:
-        InvalidJob: when called: Keras has no loss of this name.
+        InvalidJob: Keras has no loss of this name.
     """
+    chosen_by_shapes = str(job.loss).lower() in ("crossentropy", "ce")
+    fixed = None if chosen_by_shapes else _loss(job.loss)
 
     def mean_loss(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        value = _loss(job.loss, y_true, y_pred)(y_true, y_pred, sample_weight=sample_weight)
+        loss = fixed
+        if loss is None:
+            kind = _kind_of_labels(str(job.loss), y_true, y_pred)
+            loss = _loss(f"{kind}_crossentropy")
         # A loss with reduction=None gives one value per example.
-        return keras.ops.mean(value)
+        return keras.ops.mean(loss(y_true, y_pred, sample_weight=sample_weight))
 
     return mean_loss
 
 
-def _loss(loss: Loss, y_true: Any, y_pred: Any) -> Any:
+def _loss(loss: Loss) -> Any:
     if isinstance(loss, str):
-        name = loss
-        if loss.lower() in ("crossentropy", "ce"):
-            name = f"{_kind_of_labels(loss, y_true, y_pred)}_crossentropy"
         try:
-            loss = keras.losses.get(name)
+            loss = keras.losses.get(loss)
         except ValueError:
             raise InvalidJob(f"loss is {loss!r}; Keras has no loss of that name") from None
     return loss if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)

@@ -172,7 +172,7 @@ class Npz:
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 loaded = {
                     key: self._column(file, key)
-                    for key in {*(x.values() if isinstance(x, Mapping) else (x,)), y, weight}
+                    for key in (*(x.values() if isinstance(x, Mapping) else (x,)), y, weight)
                     if key is not None
                 }
         except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile) as error:

@@ -192,7 +192,7 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
     for name, source, batch in sources:
         if shape is not None and isinstance(batch[1], np.ndarray):
             with user_code(name):
-                check_labels(name, source, job.loss, batch[1], shape)
+                check_labels(source, job.loss, batch[1], shape)
     metrics = build_metrics(job, head[1], outputs)
     for metric in metrics:
         with user_code(f"metric {metric.name}"):

@@ -22,14 +22,11 @@ _HINTS = {
 }
 
 
-def check_labels(
-    name: str, source: DataSource, loss: Loss, example: Array, outputs: tuple[int, ...]
-) -> None:
+def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[int, ...]) -> None:
     """Refuses labels whose shape or values a built-in Keras loss cannot use. Of sources in memory
     every label is looked at, of others ``example`` alone. A user's own function takes anything.
 
     Args:
-        name: of the source, for errors.
         example: some labels ``[n, ...]``.
         outputs: shape of the model's output for one example.
 
@@ -44,17 +41,17 @@ def check_labels(
     if _squeezed(shape) != _squeezed(expected) or (kind == _SPARSE and not outputs):
         hint = f"; {_HINTS[kind]}" if kind in _HINTS else ""
         raise InvalidJob(
-            f"{name}: labels of shape {shape} per example do not fit the loss {kind} and a model "
+            f"labels of shape {shape} per example do not fit the loss {kind} and a model "
             f"whose output has shape {outputs}; expected labels of shape {expected}{hint}"
         )
     if kind == _SPARSE:
         ignored = getattr(loss, "ignore_class", None)
         for first, labels in _labels(source, example):
-            _check_classes(name, kind, first, labels, outputs[-1], ignored)
+            _check_classes(kind, first, labels, outputs[-1], ignored)
 
 
 def _check_classes(
-    name: str, kind: str, first: int | None, labels: Array, classes: int, ignored: int | None
+    kind: str, first: int | None, labels: Array, classes: int, ignored: int | None
 ) -> None:
     """``first`` is the number of the first record among ``labels``, if it is known."""
     wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))
@@ -64,7 +61,7 @@ def _check_classes(
         at = int(np.flatnonzero(wrong.reshape(len(labels), -1).any(axis=1))[0])
         record = "a record" if first is None else f"record {first + at}"
         raise InvalidJob(
-            f"{name}: {record} has label {labels[wrong].flat[0]}; {kind} with a model of {classes} "
+            f"{record} has label {labels[wrong].flat[0]}; {kind} with a model of {classes} "
             f"outputs takes whole numbers from 0 to {classes - 1}"
         )
 
@@ -81,15 +78,18 @@ def _labels(source: DataSource, example: Array) -> Iterator[tuple[int | None, Ar
 def _loss_name(loss: Loss) -> str | None:
     """The name under which Keras knows a built-in loss; None for a user's own."""
     if isinstance(loss, str):
-        name = loss
-    elif type(loss).__module__.startswith("keras."):
+        if loss.lower() in ("crossentropy", "ce"):
+            return None  # the one that fits the labels
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            return None  # whoever calls the loss will say so
+    if type(loss).__module__.startswith("keras."):
         name = type(loss).__name__
     elif getattr(loss, "__module__", "").startswith("keras."):
         name = getattr(loss, "__name__", "")
     else:
         return None
-    if name.lower() in ("crossentropy", "ce"):
-        return None  # chosen by the labels' shape
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     # Cosine similarity and CTC have rules of shape of their own.
     return None if snake in ("ctc", "cosine_similarity") else snake

@@ -95,7 +95,10 @@ def user_code(what: str) -> Iterator[None]:
     except UserCodeFailed:
         raise
     except InvalidJob as error:
-        raise InvalidJob(f"{what}: {error}") from None
+        reason = str(error)
+        if reason.startswith(_TRACED):
+            reason = reason.strip().splitlines()[-1].strip().removeprefix("InvalidJob: ")
+        raise InvalidJob(f"{what}: {reason}") from None
     except (Exception, SystemExit) as error:
         raise UserCodeFailed(f"{what} raised {_reason(error)}", _user_text(error)) from None
 

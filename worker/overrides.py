@@ -120,11 +120,7 @@ def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]
         if kind is None:
             raise InvalidJob(f"--set {setting}: {key} is code; change it in the job file")
         fields[key] = _parsed(setting, kind, text)
-    try:
-        return replace(job, **fields), arguments
-    except InvalidJob as error:
-        shown = " ".join(f"--set {key}" for key in fields)
-        raise InvalidJob(f"{shown}: {error}" if shown else str(error)) from None
+    return replace(job, **fields), arguments
 
 
 def override_optimizer(

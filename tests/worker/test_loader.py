@@ -147,3 +147,10 @@ def test_frames_that_tensorflow_puts_into_messages() -> None:
     assert "train.py" in raised.value.user_traceback
     assert "return tf.reshape" in raised.value.user_traceback
     assert "ours()" not in raised.value.user_traceback
+
+
+def test_our_own_errors_come_through_a_traced_function_as_one_line() -> None:
+    traced = 'in user code:\n\n    File "/x.py", line 3, in f  *\n        g()\n\n'
+    with pytest.raises(InvalidJob) as raised, user_code("the training step"):
+        raise InvalidJob(traced + "    InvalidJob: the loss is bad\n")
+    assert str(raised.value) == "the training step: the loss is bad"

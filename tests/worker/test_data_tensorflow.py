@@ -1,0 +1,191 @@
+"""Data that TensorFlow reads or makes: TFRecord files and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
+from worker import Arrays, Function, TfRecords
+
+pytestmark = pytest.mark.slow
+
+
+def example(number: int) -> bytes:
+    features = {
+        "x": tf.train.Feature(float_list=tf.train.FloatList(value=[number, number / 2])),
+        "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+    }
+    serialized: bytes = tf.train.Example(
+        features=tf.train.Features(feature=features)
+    ).SerializeToString()
+    return serialized
+
+
+def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    found = tf.io.parse_single_example(
+        serialized,
+        {"x": tf.io.FixedLenFeature([2], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)},
+    )
+    return found["x"], found["y"]
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    for part in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f"part-{part}.tfrecord")) as writer:
+            for number in range(part * 10, part * 10 + 10):
+                writer.write(example(number))
+    return tmp_path
+
+
+@pytest.fixture
+def open_records() -> Iterator[Callable[..., TfRecords]]:
+    opened = []
+
+    def make(*args: Any) -> TfRecords:
+        opened.append(TfRecords(*args))
+        return opened[-1]
+
+    yield make
+    for source in opened:
+        source.close()
+
+
+def test_records_of_all_files_are_shuffled_one_by_one(
+    records: Path, open_records: Callable[..., TfRecords]
+) -> None:
+    data = open_records(records / "part-*.tfrecord", parse)
+    assert data.num_records == 30
+    labels: list[int] = []
+    for first in range(0, 30, 7):
+        x, y = data.read(0, BatchId(0, first, min(7, 30 - first)))
+        assert x.flags.c_contiguous
+        assert (x[:, 1] == y / 2).all()
+        labels += y.tolist()
+    # The same order as arrays have.
+    assert labels == Arrays(np.zeros(30), np.arange(30)).read(0, BatchId(0, 0, 30))[1].tolist()
+    assert data.read_range(8, 12)[1].tolist() == [8, 9, 10, 11]
+    data.close()
+    assert data.read_range(29, 30)[1].tolist() == [29]
+
+
+def test_the_order_of_files_is_that_of_their_names_or_of_the_list(
+    records: Path, open_records: Callable[..., TfRecords]
+) -> None:
+    named = [records / "part-2.tfrecord", records / "part-0.tfrecord"]
+    data = open_records(named, parse)
+    assert data.read_range(0, 1)[1].tolist() == [20]
+    assert data.fingerprint() != open_records(named[::-1], parse).fingerprint()
+
+
+def test_damaged_files_are_named(records: Path, open_records: Callable[..., TfRecords]) -> None:
+    path = records / "part-0.tfrecord"
+    whole = path.read_bytes()
+    length = 12 + len(example(0)) + 4
+    path.write_bytes(whole[:-1])
+    with pytest.raises(InvalidJob, match=r"part-0.tfrecord' ends inside record 9, .* byte \d+"):
+        _ = open_records(path, parse).num_records
+    # A length that is wrong and yet stays inside the file.
+    path.write_bytes(whole[:length] + bytes([whole[length] ^ 1]) + whole[length + 1 :])
+    with pytest.raises(InvalidJob, match=f"is damaged at byte {length}, record 1"):
+        _ = open_records(path, parse).num_records
+    path.write_bytes(b"this is no TFRecord file at all")
+    with pytest.raises(InvalidJob, match="no TFRecord file"):
+        _ = open_records(path, parse).num_records
+    with pytest.raises(InvalidJob, match="no file matches"):
+        _ = open_records(records / "absent-*", parse).num_records
+    with pytest.raises(InvalidJob, match="there is no file"):
+        _ = open_records(records / "absent", parse).num_records
+
+
+def test_an_empty_file_holds_no_records(
+    tmp_path: Path, open_records: Callable[..., TfRecords]
+) -> None:
+    (tmp_path / "empty").touch()
+    assert open_records(tmp_path / "empty", parse).num_records == 0
+
+
+def test_parse_must_give_a_batch(records: Path, open_records: Callable[..., TfRecords]) -> None:
+    data = open_records(records / "part-0.tfrecord", lambda record: parse(record)[0])
+    with pytest.raises(InvalidJob, match="parse gave "):
+        data.read_range(0, 3)
+
+
+def numbers(start: int, stop: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(start, stop).map(lambda i: ({"n": i}, i))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 10, 23, 45])
+def test_a_function_gives_every_record_once(batch_size: int) -> None:
+    data = Function(numbers, 45, block_records=10)
+    labels: list[int] = []
+    for first in range(0, 45, batch_size):
+        count = min(batch_size, 45 - first)
+        x, y = data.read(0, BatchId(1, first, count))
+        assert len(y) == count
+        assert (x["n"] == y).all()
+        labels += y.tolist()
+    assert sorted(labels) == list(range(45))
+    assert labels == Function(numbers, 45, block_records=10).read(0, BatchId(1, 0, 45))[1].tolist()
+    assert labels != Function(numbers, 45, block_records=10).read(0, BatchId(2, 0, 45))[1].tolist()
+
+
+def test_few_blocks_are_kept_and_made_once_while_they_are() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def make(start: int, stop: int) -> tf.data.Dataset:
+        asked.append((start, stop))
+        return numbers(start, stop)
+
+    data = Function(make, 100, block_records=10)
+    for first in range(0, 100, 5):
+        data.read(0, BatchId(0, first, 5))
+    assert sorted(asked) == [(i, i + 10) for i in range(0, 100, 10)]
+    assert len(data._blocks) == 3
+    data.close()
+    assert not data._blocks
+
+
+def test_a_function_range_is_asked_for_as_it_is() -> None:
+    assert Function(numbers, 45, block_records=10).read_range(8, 23)[1].tolist() == list(
+        range(8, 23)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda start, stop: numbers(start, stop - 2),
+            r"records \[0, 10\) gave 8 records; it was asked for 10",
+        ),
+        (
+            lambda start, stop: numbers(start, stop + 1),
+            "gave 11 records; it was asked for 10",
+        ),
+        (lambda start, stop: numbers(start, stop).repeat(), "gave 11 records; it was asked for 10"),
+        (lambda _start, _stop: numbers(0, 0), "gave 0 records; it was asked for 10"),
+        (lambda start, stop: numbers(start, stop).batch(5), "gave 2 records; it was asked for 10"),
+        (lambda _start, _stop: [1, 2], "is list; expected a tf.data.Dataset"),
+        (lambda start, stop: tf.data.Dataset.range(start, stop), r"expected \(x, y\)"),
+    ],
+)
+def test_another_count_than_asked_for_names_both(make: Any, says: str) -> None:
+    data = Function(make, 10, block_records=10)
+    with pytest.raises(InvalidJob, match=says):
+        data.read(0, BatchId(0, 0, 4))
+    with pytest.raises(InvalidJob, match=says):
+        data.read_range(0, 10)
+
+
+@pytest.mark.parametrize(("records", "block"), [(-1, 10), (10, 0), (2.5, 10), (True, 10)])
+def test_sizes_of_a_function_are_checked(records: Any, block: Any) -> None:
+    with pytest.raises(InvalidJob, match="Function: "):
+        Function(numbers, records, block_records=block)
