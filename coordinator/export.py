@@ -1,0 +1,138 @@
+"""``coordinator export``: a run's checkpoint as a file that plain Keras loads.
+
+The coordinator chooses the checkpoint and finds the job; the model is built by the user's code,
+so ``worker export`` does that in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.saving import CHECKPOINTS, checkpoint_name
+from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
+from psrpc.errors import CheckpointError, InvalidJob, PsError
+
+JOB_FILE = "job.json"
+"""Below the run directory: the job as its coordinator was given it. Load-bearing."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator export``."""
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="RUN_DIR|CHECKPOINT_DIR",
+        help="a run, or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="PATH",
+        help="MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="of a run: this checkpoint; default: the newest good one",
+    )
+    parser.add_argument(
+        "--job", metavar="FILE", help="the job file, if it is not where it was when the run began"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports; returns 0, or 2 after one line on standard error."""
+    try:
+        source = find_source(args.source, args.step, args.job)
+    except PsError as error:
+        _say(f"error: {error}")
+        return 2
+    for remark in source.remarks:
+        _say(remark)
+    command = [sys.executable, "-m", "worker.cli", "export", source.job, str(source.checkpoint)]
+    command += ["--to", args.to]
+    for override in source.overrides:
+        command += ["--set", override]
+    status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    if status == 0:
+        _say(f"wrote {args.to} from {source.checkpoint} (step {source.global_step})")
+    return 2 if status else 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to export, and what a person should know of the choice."""
+
+    checkpoint: Path
+    global_step: int
+    job: str
+    overrides: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def find_source(source: Path, step: int | None, job: str | None) -> Source:
+    """Chooses the checkpoint and finds its job.
+
+    Args:
+        source: a run directory, or the directory of one checkpoint.
+        step: the global step of the checkpoint; None takes the newest good one.
+        job: where the job file is; None takes the run's.
+
+    Raises:
+        CheckpointError: no such checkpoint, or it is damaged.
+        InvalidJob: the job file is not to be found.
+    """
+    checkpoint, manifest, remarks = _choose(source, step)
+    path = job if job is not None else _job_of(checkpoint.parent.parent)
+    try:
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        raise InvalidJob(
+            f"cannot read the job file {path}: {error.strerror}; say where it is with --job FILE"
+        ) from None
+    if digest != manifest.job_sha256:
+        remarks.append(f"{path} has changed since the checkpoint was written")
+    overrides = tuple(manifest.details.get("overrides", ()))
+    return Source(checkpoint, manifest.global_step, path, overrides, tuple(remarks))
+
+
+def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
+    if not source.is_dir():
+        raise CheckpointError(f"there is no directory {source}; expected a run or a checkpoint")
+    checkpoints = source / CHECKPOINTS
+    if step is None and checkpoints.is_dir():
+        choice = newest_good(checkpoints)
+        remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
+        return choice.directory, choice.manifest, remarks
+    if step is not None:
+        found = {path.name: path for path in checkpoints.glob("step-*")}
+        name = checkpoint_name(step)
+        if name not in found:
+            there = ", ".join(sorted(found)) or "none"
+            raise CheckpointError(f"{checkpoints} has no {name}; it has {there}")
+        source = found[name]
+    manifest = read_manifest(source)
+    verify(source, manifest)
+    return source, manifest, []
+
+
+def _job_of(run_dir: Path) -> str:
+    """The job's path as the run was given it."""
+    path = run_dir / JOB_FILE
+    try:
+        return str(json.loads(path.read_text())["job_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidJob(
+            f"{path} does not say where the job file is; say it with --job FILE"
+        ) from None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201

@@ -1,0 +1,140 @@
+"""The choice of a checkpoint and of its job; tests/e2e shows that plain Keras loads an export."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator import export
+from coordinator.export import find_source
+from psrpc.checkpoint import Manifest, ManifestFile, commit
+from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.plan import VariableSpec, make_plan
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    export.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run with checkpoints of steps 0, 500 and 1000."""
+    job = tmp_path / "job.py"
+    job.write_text("job = 1\n")
+    path = tmp_path / "runs" / "job-1"
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "job.json").write_text(json.dumps({"job_path": str(job)}))
+    for step in (0, 500, 1000):
+        add_checkpoint(path, step, hashlib.sha256(job.read_bytes()).hexdigest())
+    return path
+
+
+def add_checkpoint(run_dir: Path, step: int, job_sha256: str) -> None:
+    temporary = run_dir / "checkpoints" / f".tmp-{step}"
+    temporary.mkdir()
+    content = str(step).encode()
+    (temporary / "shard-0").write_bytes(content)
+    manifest = Manifest(
+        run_id="r",
+        name=f"step-{step:08d}",
+        global_step=step,
+        generation=1,
+        policy=1,
+        mode="async",
+        replicas=0,
+        plan=make_plan([VariableSpec("w", (2,), "float32", "trainable", None)], 1, "cut"),
+        optimizer={},
+        engine="numpy",
+        seed=0,
+        batch_size=1,
+        data_fingerprint="",
+        job="job",
+        job_sha256=job_sha256,
+        files=(
+            ManifestFile(0, "shard-0", len(content), hashlib.sha256(content).hexdigest(), step),
+        ),
+        details={"overrides": ["epochs=3", f"seed={step}"]},
+    )
+    commit(temporary, run_dir / "checkpoints" / manifest.name, manifest)
+
+
+def test_the_newest_checkpoint_with_the_overrides_it_was_trained_with(run_dir: Path) -> None:
+    source = find_source(run_dir, step=None, job=None)
+    assert source.checkpoint == run_dir / "checkpoints" / "step-00001000"
+    assert source.global_step == 1000
+    assert source.job == str(run_dir.parent.parent / "job.py")
+    assert source.overrides == ("epochs=3", "seed=1000")
+    assert source.remarks == ()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(run_dir: Path) -> None:
+    (run_dir / "checkpoints" / "step-00001000" / "shard-0").write_bytes(b"1001")
+    source = find_source(run_dir, step=None, job=None)
+    assert source.global_step == 500
+    (remark,) = source.remarks
+    assert remark.startswith("passed over step-00001000: ")
+
+
+def test_one_step_of_a_run(run_dir: Path) -> None:
+    assert find_source(run_dir, step=0, job=None).global_step == 0
+    with pytest.raises(
+        CheckpointError,
+        match=r"has no step-00000007; it has step-00000000, step-00000500, step-00001000$",
+    ):
+        find_source(run_dir, step=7, job=None)
+
+
+def test_one_checkpoint_by_its_directory(run_dir: Path) -> None:
+    directory = run_dir / "checkpoints" / "step-00000500"
+    source = find_source(directory, step=None, job=None)
+    assert (source.checkpoint, source.global_step) == (directory, 500)
+    (directory / "shard-0").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="has 0 bytes; expected 3"):
+        find_source(directory, step=None, job=None)
+
+
+def test_a_job_that_has_changed_or_gone(run_dir: Path) -> None:
+    job = run_dir.parent.parent / "job.py"
+    job.write_text("job = 2\n")
+    assert find_source(run_dir, None, None).remarks == (
+        f"{job} has changed since the checkpoint was written",
+    )
+    moved = job.rename(job.with_name("moved.py"))
+    with pytest.raises(InvalidJob, match=r"cannot read the job file .*job\.py: .* --job FILE$"):
+        find_source(run_dir, None, None)
+    assert find_source(run_dir, None, str(moved)).job == str(moved)
+
+
+def test_a_run_that_does_not_say_its_job(run_dir: Path) -> None:
+    (run_dir / "job.json").unlink()
+    with pytest.raises(InvalidJob, match=r"job\.json does not say where .* --job FILE$"):
+        find_source(run_dir, None, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("nowhere", "there is no directory nowhere; expected a run or a checkpoint"),
+        (".", "no manifest.json: it is not a checkpoint"),
+    ],
+)
+def test_bad_input_is_one_line(
+    source: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert export.run(parse(source, "--to", "model.keras")) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.endswith(f"{line}\n")
+    assert err.count("\n") == 1
