@@ -56,6 +56,16 @@ CONSTRAINTS = frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"})
 EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
 
+AVERAGES = "model_variables_moving_average"
+"""The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
+
+A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
+the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
+whoever reads a checkpoint to evaluate its last state or to export it takes this slot in place of
+the trainable arenas. ``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
+happens inside the shard's update, at the same iterations as in Keras.
+"""
+
 _REFUSED = {
     "LossScaleOptimizer": "shards keep float32 parameters, so scaling the loss gains nothing; "
     "pass its inner optimizer",

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pserver.updates.allowlist import AVERAGES as AVERAGES
 from psrpc.plan import Plan
 
 NDArray = npt.NDArray[Any]
@@ -18,16 +19,6 @@ EngineKind = Literal["keras", "numpy"]
 
 ITERATIONS = "iterations"
 """The scalar every optimizer has: optimizer steps taken, int64. Persisted name, load-bearing."""
-
-AVERAGES = "model_variables_moving_average"
-"""The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
-
-A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
-the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
-whoever reads a checkpoint to evaluate its last state or to export it takes this slot in place of
-the trainable arenas. ``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
-happens inside :meth:`UpdateEngine.apply`, at the same iterations as in Keras.
-"""
 
 
 @dataclass(frozen=True)

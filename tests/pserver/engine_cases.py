@@ -177,12 +177,17 @@ def trainable(
 
 
 def plain_keras(
-    optimizer: Mapping[str, Any], steps: int, variables: Sequence[VariableSpec] = MODEL
+    optimizer: Mapping[str, Any],
+    steps: int,
+    variables: Sequence[VariableSpec] = MODEL,
+    *,
+    finalize: bool = False,
 ) -> Values:
-    """What ``optimizer.apply`` on the whole variables, in one process and uncompiled, ends in."""
-    key = json.dumps([optimizer, steps, [vars(v) for v in variables]])
+    """What ``optimizer.apply`` on the whole variables, in one process and uncompiled, ends in;
+    with ``finalize`` after what ``fit`` does to the variables at its end."""
+    key = json.dumps([optimizer, steps, [vars(v) for v in variables], finalize])
     if key not in _PLAIN:
-        _PLAIN[key] = _train_plainly(optimizer, steps, variables)
+        _PLAIN[key] = _train_plainly(optimizer, steps, variables, finalize)
     return _PLAIN[key]
 
 
@@ -191,7 +196,10 @@ _PLAIN: dict[str, Values] = {}
 
 
 def _train_plainly(
-    optimizer_document: Mapping[str, Any], steps: int, variables: Sequence[VariableSpec]
+    optimizer_document: Mapping[str, Any],
+    steps: int,
+    variables: Sequence[VariableSpec],
+    finalize: bool,
 ) -> Values:
     import keras
 
@@ -216,4 +224,6 @@ def _train_plainly(
         optimizer.apply([given[v.name] for v in trained], list(live.values()))
         for name, value in total.items():
             value += given[name]
+    if finalize:
+        optimizer.finalize_variable_values(list(live.values()))
     return {name: v.numpy() for name, v in live.items()} | total

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pserver.updates.allowlist import AVERAGES
 from pserver.updates.engine import EngineKind
 from psrpc.plan import VariableSpec
 
@@ -199,6 +200,17 @@ def test_constraints_equal_plain_keras() -> None:
     assert_equal_values(values, plain_keras(optimizer, STEPS, CONSTRAINED))
     assert values["net/dense/kernel"].min() == 0
     np.testing.assert_allclose(np.linalg.norm(values["net/tall/kernel"], axis=0), 1, rtol=1e-5)
+
+
+def test_the_averages_slot_is_what_keras_ends_a_fit_with() -> None:
+    optimizer = CUT["averages"]
+    cluster = Shards("keras", optimizer, 2)
+    cluster.train(range(STEPS))
+    given = [engine.slots().elements[AVERAGES] for engine in cluster.engines]
+    expected = plain_keras(optimizer, STEPS, finalize=True)
+    state = {v.name for v in MODEL if v.role == "state"}
+    averages = {n: v for n, v in cluster.join(given).items() if n not in state}
+    assert_equal_values(averages, {n: v for n, v in expected.items() if n not in state})
 
 
 def test_global_clipnorm_equals_plain_keras_on_one_shard() -> None:

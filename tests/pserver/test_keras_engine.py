@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import structlog.testing
 
+from pserver.updates.allowlist import weight_decay_exclusions
 from pserver.updates.engine import NDArray, make_engine
 from pserver.updates.schedules import make_schedule
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
@@ -189,6 +190,21 @@ def test_an_optimizer_that_xla_does_not_compile_runs_uncompiled(
     cluster.train(range(2))
     for name, value in cluster.values().items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "default"), [("AdamW", 0.004), ("Muon", 0.004), ("SGD", None)])
+def test_what_is_not_decayed_is_found_on_the_live_optimizer(
+    name: str, default: float | None
+) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    optimizer = getattr(keras.optimizers, name)()
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel], var_names=["bias"])
+    excluded = weight_decay_exclusions(optimizer, model.trainable_variables)
+    decayed = model.layers[1].kernel.path
+    expected = [v.path for v in model.trainable_variables if v.path != decayed]
+    assert excluded == (expected if default else [])
 
 
 @pytest.mark.parametrize(
