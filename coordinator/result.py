@@ -10,8 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from coordinator.display import duration
-
-NAME = "summary.json"
+from coordinator.summary import NAME, write_summary
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
@@ -29,11 +28,7 @@ def write_failure(run_dir: Path, job: str, reason: str, known: Mapping[str, Any]
     Args:
         known: what the coordinator had written, kept as it is beside the phase and the reason.
     """
-    summary = {"job": job, **known, "phase": "failed", "reason": reason}
-    # A reader sees the old file or the new one, never half of one.
-    temporary = run_dir / f".{NAME}.tmp"
-    temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(run_dir / NAME)
+    write_summary(run_dir, {"job": job, **known, "phase": "failed", "reason": reason})
 
 
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
@@ -76,8 +71,12 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("seconds in training", seconds("train_s")),
         ("micro-batches per second", number("steps_per_s", "{:.1f}")),
         ("examples per second", number("examples_per_s", "{:.0f}")),
-        ("mean staleness", number("mean_staleness", "{:.2f}")),
-        *((f"eval.{name}", f"{value:.4f}") for name, value in evaluated.items()),
+        ("mean staleness", None if replicas else number("mean_staleness", "{:.2f}")),
+        # JSON knows no NaN: it is null there.
+        *(
+            (f"eval.{name}", "not finite" if value is None else f"{value:.4f}")
+            for name, value in evaluated.items()
+        ),
         ("refused, skipped, failed", _counts(summary)),
         ("checkpoint", _place(run_dir, summary.get("checkpoint"))),
         ("run directory", str(run_dir)),

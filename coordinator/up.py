@@ -13,8 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinator.commands import UpOptions, cluster
-from coordinator.result import NAME, read_summary, result_table, write_failure
+from coordinator.result import read_summary, result_table, write_failure
 from coordinator.screen import open_screen
+from coordinator.summary import NAME
 from coordinator.supervisor import ERROR, Outcome, Supervisor
 from psrpc.errors import InvalidArgument
 from psrpc.process import on_stop_signals

@@ -91,12 +91,12 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         train_s=41.0,
         steps_per_s=58.53,
         examples_per_s=2926.8,
-        eval={"loss": 0.1, "accuracy": 0.9712},
+        eval={"loss": None, "accuracy": 0.9712},
         checkpoint="checkpoints/step-00001200",
         refused=0,
         skipped=1,
         failed=0,
-        mean_staleness=None,
+        mean_staleness=0.0,
     )
     assert up.conclude(Outcome(0), options(), earlier={}, made=True) == 0
     out, err = capsys.readouterr()
@@ -112,7 +112,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["seconds in training", "41.0 s"],
         ["micro-batches per second", "58.5"],
         ["examples per second", "2927"],
-        ["eval.loss", "0.1000"],
+        ["eval.loss", "not finite"],
         ["eval.accuracy", "0.9712"],
         ["refused, skipped, failed", "0, 1, 0"],
         ["checkpoint", "runs/x/checkpoints/step-00001200"],
