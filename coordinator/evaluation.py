@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.work import Evaluate, Merge, MetricVariable, Wait
+from coordinator.work import Evaluate, Merge, MetricVariable
 from psrpc.errors import InvalidArgument
 
 TASK_RECORDS = 2000
@@ -69,7 +69,7 @@ class Evaluations:
         self._finished.update(dropped)
         return dropped
 
-    def lease(self, worker: str) -> Evaluate | Merge | Wait | None:
+    def lease(self, worker: str) -> Evaluate | Merge | None:
         """Work for ``worker``: what it holds already, an open task, or the merge. None when
         there is nothing for it and nothing to wait for but other workers."""
         current = self._queue[0] if self._queue and self._queue[0].ready else None

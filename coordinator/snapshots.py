@@ -85,6 +85,10 @@ class Snapshots:
         if order.write:
             self._writing.add(order.name)
 
+    def withdraw(self, name: str) -> None:
+        """An order that was recorded does not go out after all."""
+        del self._pending[name]
+
     def report(self, name: str, file: ShardFile, error: str) -> Taken | Failed | None:
         """One shard's report; None while others are awaited and when it is a repetition.
 

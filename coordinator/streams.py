@@ -26,7 +26,7 @@ class _Stream:
             self.queue.put_nowait(command)
 
 
-class Commands:
+class CommandStreams:
     """Sends commands to whichever shards have a stream open. Loses nothing for the others,
     because whoever opens a stream says what its shard has missed. Used from one event loop."""
 

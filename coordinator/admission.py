@@ -1,0 +1,26 @@
+"""Who may take part: processes of the same software version, workers with the same job file."""
+
+from __future__ import annotations
+
+from coordinator.run import Run
+from psrpc.errors import JobMismatch
+from psrpc.version import SOFTWARE
+
+
+def check_software(who: str, software: str) -> None:
+    """Raises JobMismatch if ``who`` runs another version than this process."""
+    if software != SOFTWARE:
+        raise JobMismatch(
+            f"{who} runs version {software or 'unknown'} of this software, the coordinator "
+            f"{SOFTWARE}; install the same on both"
+        )
+
+
+def check_job(run: Run, who: str, job_sha256: str) -> None:
+    """Raises JobMismatch if ``who`` has loaded another job file than the coordinator's."""
+    if job_sha256 != run.description.job_sha256:
+        raise JobMismatch(
+            f"the job file of {who} has SHA-256 {job_sha256}, the coordinator's {run.job_path} "
+            f"has {run.description.job_sha256}; give every worker the same file, with --job "
+            "where it lies elsewhere"
+        )

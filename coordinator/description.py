@@ -1,0 +1,191 @@
+"""What the coordinator knows of a job: the JSON that ``worker describe`` prints.
+
+User code and TensorFlow run in that child process, never in the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from psrpc.errors import InvalidJob, PsError
+from psrpc.plan import Placement, VariableSpec
+from psrpc.process import with_malloc_settings
+
+FORMAT = 1
+"""Of the JSON. Load-bearing."""
+
+Mode = Literal["async", "sync"]
+Engine = Literal["keras", "numpy"]
+
+
+class DescribeFailed(PsError):
+    """The child found the job unusable. The message is all that it said, its last line being the
+    error, ready to be shown as it is."""
+
+
+@dataclass(frozen=True)
+class JobDescription:
+    """A job, as far as anyone but a worker needs to know it. ``replicas`` is 0 in async mode;
+    ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read from."""
+
+    name: str
+    job_sha256: str
+    mode: Mode
+    replicas: int
+    batch_size: int
+    epochs: int
+    seed: int
+    train_records: int
+    eval_records: int
+    data_fingerprint: str
+    variables: tuple[VariableSpec, ...]
+    optimizer: dict[str, Any]
+    engine: Engine
+    placement: Placement
+    needs_single_shard: str | None
+    checkpoint_every: int
+    total_updates: int
+    metrics: tuple[str, ...]
+    document: dict[str, Any]
+
+
+def parse_description(text: str) -> JobDescription:
+    """Reads and checks the JSON.
+
+    Raises:
+        InvalidJob: not such a description; names the field.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise InvalidJob(f"`worker describe` printed no JSON but {text[:200]!r}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidJob(f"the job's description is not of format {FORMAT}; same version of both?")
+    read = _Reader(document)
+    mode = read.choice("mode", get_args(Mode))
+    replicas = read.whole("replicas", 1) if mode == "sync" else 0
+    return JobDescription(
+        name=read.text("name"),
+        job_sha256=read.text("job_sha256"),
+        mode=mode,
+        replicas=replicas,
+        batch_size=read.whole("batch_size", 1),
+        epochs=read.whole("epochs", 1),
+        seed=read.whole("seed", 0),
+        train_records=read.whole("train_records", 1),
+        eval_records=read.whole("eval_records", 0),
+        data_fingerprint=read.text("data_fingerprint"),
+        variables=tuple(_variable(v) for v in read.field("variables", list)),
+        optimizer=read.field("optimizer", dict),
+        engine=read.choice("engine", get_args(Engine)),
+        placement=read.choice("placement", get_args(Placement)),
+        needs_single_shard=document.get("needs_single_shard"),
+        checkpoint_every=read.whole("checkpoint_every", 1),
+        total_updates=read.whole("total_updates", 1),
+        metrics=tuple(read.field("metrics", list)),
+        document=document,
+    )
+
+
+class _Reader:
+    """Takes fields out of a JSON object and says which one is wrong."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    def field(self, name: str, kind: type[Any]) -> Any:
+        value = self._document.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidJob(
+                f"the job's description has {name} = {value!r}; expected {kind.__name__}"
+            )
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self.field(name, str))
+
+    def whole(self, name: str, least: int) -> int:
+        value = int(self.field(name, int))
+        if value < least:
+            raise InvalidJob(
+                f"the job's description has {name} = {value}; expected at least {least}"
+            )
+        return value
+
+    def choice(self, name: str, choices: Sequence[str]) -> Any:
+        value = self.field(name, str)
+        if value not in choices:
+            raise InvalidJob(
+                f"the job's description has {name} = {value!r}; expected {' or '.join(choices)}"
+            )
+        return value
+
+
+def _variable(document: dict[str, Any]) -> VariableSpec:
+    try:
+        return VariableSpec(
+            document["name"],
+            tuple(int(extent) for extent in document["shape"]),
+            document["dtype"],
+            document["role"],
+            document.get("constraint"),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidJob(f"the job's description has the variable {document!r}") from None
+
+
+def describe_command(
+    job: Path, mode: str | None, replicas: int | None, overrides: Sequence[str]
+) -> list[str]:
+    """The command line of the child. ``--replicas`` comes last, so it beats an override."""
+    command = [sys.executable, "-m", "worker.cli", "describe", str(job)]
+    if mode is not None:
+        command += ["--mode", mode]
+    for override in overrides:
+        command += ["--set", override]
+    if replicas is not None:
+        command += ["--set", f"replicas={replicas}"]
+    return command
+
+
+async def describe_job(command: Sequence[str], environment: dict[str, str]) -> JobDescription:
+    """Runs the child and reads what it prints. Cancelling ends the child.
+
+    Raises:
+        DescribeFailed: the job cannot be used; holds the child's own words.
+        InvalidJob: the child printed something else than a description.
+    """
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=with_malloc_settings(environment),
+    )
+    try:
+        out, err = await child.communicate()
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+    if child.returncode:
+        said = err.decode(errors="replace").strip()
+        how = f"`worker describe` ended with exit status {child.returncode}"
+        raise DescribeFailed(said or f"error: {how} and no word; its log may say why")
+    return parse_description(out.decode())
+
+
+def check_for_shards(description: JobDescription, shards: int) -> None:
+    """Raises InvalidJob if the job's update cannot run on so many shards."""
+    if shards > 1 and description.needs_single_shard:
+        raise InvalidJob(
+            f"this job cannot use {shards} shards: {description.needs_single_shard}; say --shards 1"
+        )

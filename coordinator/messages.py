@@ -1,0 +1,197 @@
+"""Between the plain values of the cores and the messages on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.membership import ShardFigures
+from coordinator.snapshots import ShardFile
+from coordinator.work import (
+    Attempt,
+    Command,
+    Decision,
+    Ended,
+    Evaluate,
+    Initialize,
+    Merge,
+    MetricVariable,
+    Release,
+    Report,
+    Round,
+    SnapshotOrder,
+    Train,
+    Wait,
+    Work,
+)
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidArgument
+from psrpc.intervals import IntervalSet
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+
+
+def read_batch(message: types.BatchId) -> BatchId:
+    """A batch id."""
+    return BatchId(message.epoch, message.first, message.count)
+
+
+def read_report(message: pb.BatchReport) -> Report:
+    """The fate of one batch."""
+    return Report(
+        read_batch(message.batch),
+        message.attempt,
+        message.loss,
+        message.staleness,
+        message.skipped,
+    )
+
+
+def read_reports(messages: Iterable[pb.BatchReport]) -> list[Report]:
+    """The fates of several batches."""
+    return [read_report(message) for message in messages]
+
+
+def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
+    """What a shard tells about itself."""
+    return ShardFigures(
+        message.version,
+        message.applied,
+        message.already_applied,
+        message.skipped,
+        message.refused,
+        message.waiting_for,
+    )
+
+
+def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
+    """A shard's part of a snapshot.
+
+    Raises:
+        InvalidArgument: the file name is a path; names never become paths.
+    """
+    if "/" in message.file or message.file.startswith("."):
+        raise InvalidArgument(
+            f"shard {message.shard} reports the file {message.file!r}; expected a plain file name"
+        )
+    return ShardFile(message.shard, message.version, message.file, message.nbytes, message.sha256)
+
+
+def read_applied(
+    messages: Iterable[types.AppliedEpoch],
+) -> tuple[dict[int, IntervalSet], dict[int, IntervalSet]]:
+    """A shard's applied-set per epoch, and the part of it that was skipped.
+
+    Raises:
+        InvalidArgument: an interval that is empty or reversed.
+    """
+    applied: dict[int, IntervalSet] = {}
+    skipped: dict[int, IntervalSet] = {}
+    try:
+        for message in messages:
+            applied[message.epoch] = IntervalSet((i.start, i.stop) for i in message.applied)
+            skipped[message.epoch] = IntervalSet((i.start, i.stop) for i in message.skipped)
+    except ValueError as error:
+        raise InvalidArgument(f"applied-set: {error}") from None
+    return applied, skipped
+
+
+def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
+    """Metric states of one evaluation task.
+
+    Raises:
+        InvalidArgument: a variable whose values do not fill its shape.
+    """
+    variables = []
+    for index, variable in enumerate(message.variables):
+        size = 1
+        for extent in variable.shape:
+            size *= extent
+        if size != len(variable.values):
+            raise InvalidArgument(
+                f"metric variable {index} of shape {list(variable.shape)} has "
+                f"{len(variable.values)} values; expected {size}"
+            )
+        variables.append(MetricVariable(tuple(variable.shape), tuple(variable.values)))
+    return tuple(variables)
+
+
+def write_attempt(attempt: Attempt) -> types.Attempt:
+    """One try at a batch."""
+    batch = types.BatchId(
+        epoch=attempt.batch.epoch, first=attempt.batch.first, count=attempt.batch.count
+    )
+    return types.Attempt(batch=batch, attempt=attempt.number)
+
+
+def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
+    """An order to take a snapshot."""
+    return types.SnapshotOrder(
+        name=order.name,
+        write=order.write,
+        keep=order.keep,
+        directory=order.directory,
+        global_step=order.global_step,
+    )
+
+
+def write_decision(decision: Decision) -> types.Decision:
+    """A decided round."""
+    return types.Decision(
+        generation=decision.generation,
+        round=decision.round,
+        attempts=[write_attempt(a) for a in decision.attempts],
+        snapshots=[write_order(s) for s in decision.snapshots],
+    )
+
+
+def write_shutdown(ended: Ended) -> pb.Shutdown:
+    """The end of the job."""
+    return pb.Shutdown(failed=ended.failed, reason=ended.reason)
+
+
+def write_command(command: Command) -> pb.WatchResponse:
+    """A command to a shard."""
+    match command:
+        case Decision():
+            return pb.WatchResponse(decision=write_decision(command))
+        case SnapshotOrder():
+            return pb.WatchResponse(snapshot=write_order(command))
+        case Release():
+            return pb.WatchResponse(release_snapshot=command.name)
+        case Ended():
+            return pb.WatchResponse(shutdown=write_shutdown(command))
+
+
+def write_lease(work: Work, generation: int, policy: int) -> pb.Lease:
+    """A worker's next piece of work."""
+    lease = pb.Lease(generation=generation, policy=policy)
+    match work:
+        case Initialize():
+            lease.initialize.SetInParent()
+        case Train():
+            lease.train.batches.extend(write_attempt(a) for a in work.batches)
+        case Round():
+            lease.round.round = work.round
+            lease.round.attempt.CopyFrom(write_attempt(work.attempt))
+            if work.decision is not None:
+                lease.round.decision.CopyFrom(write_decision(work.decision))
+        case Evaluate():
+            lease.evaluate.CopyFrom(
+                pb.EvaluateTask(
+                    evaluation=work.evaluation,
+                    task=work.task,
+                    snapshot=work.snapshot,
+                    start=work.start,
+                    stop=work.stop,
+                )
+            )
+        case Merge():
+            lease.merge.evaluation = work.evaluation
+            lease.merge.states.variables.extend(
+                pb.MetricVariable(shape=v.shape, values=v.values) for v in work.states
+            )
+        case Wait():
+            lease.wait.reason = work.reason
+        case Ended():
+            lease.finished.CopyFrom(write_shutdown(work))
+    return lease

@@ -1,0 +1,118 @@
+"""The run directory: storage that the coordinator shares with all shards, one run in each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from psrpc.errors import AlreadyExists, InvalidJob
+
+RUNS = Path("runs")
+LEDGER = "ledger.sqlite"
+TOKEN = "token"
+ADDRESS = "address"
+JOB = "job.json"
+_LOCK = "lock"
+
+
+def new_run_directory(name: str, utc: datetime) -> Path:
+    """Where a run of the job called ``name`` goes when nobody says."""
+    return RUNS / f"{name}-{utc:%Y%m%d-%H%M%S}"
+
+
+def newest_run_directory(name: str) -> Path:
+    """The newest run of the job called ``name`` under ``runs/``.
+
+    Raises:
+        InvalidJob: there is none.
+    """
+    found = sorted(RUNS.glob(f"{name}-*/{LEDGER}"), key=lambda path: path.stat().st_mtime_ns)
+    if not found:
+        raise InvalidJob(f"--resume finds no run {RUNS}/{name}-*; say which with --run-dir")
+    return found[-1].parent
+
+
+class RunDirectory:
+    """One run's directory, held by one coordinator at a time: use it with ``with``."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path.absolute()
+        self._resume = resume
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunDirectory:
+        """Makes the directory, or takes over one that is to be resumed.
+
+        Raises:
+            AlreadyExists: another run has it.
+            InvalidJob: it cannot be made, or there is nothing to resume.
+        """
+        used = (self.path / LEDGER).exists()
+        if used and not self._resume:
+            raise AlreadyExists(
+                f"run directory {self.path} holds a run already; say --resume to go on with it, "
+                "or choose another --run-dir"
+            )
+        if self._resume and not used:
+            raise InvalidJob(f"--resume: {self.path} holds no run (it has no {LEDGER})")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InvalidJob(
+                f"cannot use run directory {self.path}: {error.strerror}; choose another --run-dir"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._unlock()
+            raise AlreadyExists(
+                f"another coordinator is running on {self.path}; stop it first, or choose another "
+                "--run-dir"
+            ) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / ADDRESS).unlink()
+        self._unlock()
+
+    def new_token(self) -> str:
+        """Writes a fresh secret, readable by its owner only, and returns it."""
+        token = secrets.token_hex(16)
+        temporary = self.path / f".{TOKEN}.tmp"
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as out:
+            out.write(token)
+        temporary.replace(self.path / TOKEN)
+        return token
+
+    def write_address(self, address: str) -> None:
+        """Says where the coordinator answers, in one piece."""
+        self._write(ADDRESS, address + "\n")
+
+    def write_job(self, document: dict[str, object]) -> None:
+        """Keeps what the run was started with."""
+        self._write(JOB, json.dumps(document, indent=2) + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(text)
+        temporary.replace(self.path / name)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

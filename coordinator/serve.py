@@ -1,0 +1,257 @@
+"""``coordinator serve``: one run of a job, from its description to its summary."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coordinator.checkpoints import choose_checkpoint
+from coordinator.description import (
+    JobDescription,
+    check_for_shards,
+    describe_command,
+    describe_job,
+)
+from coordinator.engine import Engine
+from coordinator.run import Run
+from coordinator.run_directory import (
+    LEDGER,
+    RunDirectory,
+    new_run_directory,
+    newest_run_directory,
+)
+from coordinator.server import Server
+from coordinator.store import Store
+from coordinator.summary import summarize, write_summary
+from psrpc.channel import format_address, parse_address
+from psrpc.clock import MonotonicClock
+from psrpc.errors import InvalidArgument, InvalidJob, JobFailed
+from psrpc.logs import get_logger
+from psrpc.plan import Plan, make_plan
+
+log = get_logger()
+
+LEAVE_S = 10.0
+"""How long the coordinator stays to tell the others that the job is over."""
+
+STOPPED = "stopped by a signal"
+EXIT_STOPPED = 130
+IDENTITY = "identity"
+GENERATION = "generation"
+POLICY = "policy"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What ``coordinator serve`` was asked for; None leaves a choice to the job.
+
+    Raises:
+        InvalidArgument: a value that cannot be meant; names the option and the value.
+    """
+
+    job: Path
+    shards: int = 1
+    bind: str = "127.0.0.1:5000"
+    run_dir: Path | None = None
+    mode: str | None = None
+    replicas: int | None = None
+    overrides: tuple[str, ...] = ()
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("shards", self.shards), ("replicas", self.replicas)):
+            if value is not None and value < 1:
+                raise InvalidArgument(f"--{name} is {value}; expected a whole number of at least 1")
+        parse_address(self.bind, default_port=5000)
+
+
+def options_from(args: argparse.Namespace) -> ServeOptions:
+    """The checked options. Raises InvalidArgument."""
+    return ServeOptions(
+        job=args.job,
+        shards=args.shards,
+        bind=args.bind,
+        run_dir=args.run_dir,
+        mode=args.mode,
+        replicas=args.replicas,
+        overrides=tuple(args.overrides),
+        resume=args.resume,
+    )
+
+
+async def serve(options: ServeOptions) -> int:
+    """Runs the job to its end; returns 0 done, 130 stopped by a signal.
+
+    Raises:
+        JobFailed: it could not go on; the summary is written.
+        PsError: the job or the options cannot be used; nothing was started.
+    """
+    stop = _Stop()
+    stop.install()
+    host, port = parse_address(options.bind, default_port=5000)
+    server = Server(format_address(host, port))
+    try:
+        port = server.bind()
+        description = await stop.unless_stopped(_describe(options))
+        if description is None:
+            return EXIT_STOPPED
+        plan = _plan(options, description)
+        with (
+            RunDirectory(_run_dir(options, description), options.resume) as directory,
+            Store(directory.path / LEDGER) as store,
+        ):
+            run = prepare_run(options, description, plan, directory, store)
+            engine = Engine(run, store, MonotonicClock())
+            stop.call = lambda: engine.fail(STOPPED)
+            await server.start(engine)
+            where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+            directory.write_address(format_address(where, port))
+            log.info("serving", address=format_address(host, port), run_dir=str(run.run_dir))
+            await _until_over(engine)
+            write_summary(run.run_dir, summarize(engine))
+            return _exit_status(engine)
+    finally:
+        await server.stop()
+
+
+def prepare_run(
+    options: ServeOptions,
+    description: JobDescription,
+    plan: Plan,
+    directory: RunDirectory,
+    store: Store,
+) -> Run:
+    """Settles what does not change while the coordinator serves, and stores it.
+
+    Raises:
+        InvalidJob: the job does not fit the checkpoint to resume.
+        CheckpointError: there is no good checkpoint.
+    """
+    run_id, generation, policy, restored = secrets.token_hex(8), 1, 1, None
+    if options.resume:
+        chosen = choose_checkpoint(directory.path, description)
+        for remark in chosen.remarks:
+            log.warning("resuming", remark=remark)
+        run_id, restored = chosen.run_id, chosen.restored
+        generation = max(chosen.generation, store.get(GENERATION) or 0) + 1
+        policy = store.get(POLICY) or 1
+        log.info("resuming", checkpoint=str(directory.path / restored.directory))
+    store.put(GENERATION, generation)
+    store.put(POLICY, policy)
+    store.put(
+        IDENTITY,
+        {
+            "run_id": run_id,
+            "job": description.name,
+            "job_sha256": description.job_sha256,
+            "shards": options.shards,
+            "plan": plan.hash.hex(),
+        },
+    )
+    directory.write_job(
+        {
+            "job": str(options.job),
+            "overrides": list(options.overrides),
+            "mode": options.mode,
+            "replicas": options.replicas,
+            "description": description.document,
+        }
+    )
+    return Run(
+        run_id=run_id,
+        run_dir=directory.path,
+        job_path=str(options.job),
+        overrides=overrides_for_workers(options),
+        token=directory.new_token(),
+        description=description,
+        plan=plan,
+        generation=generation,
+        policy=policy,
+        restored=restored,
+    )
+
+
+def overrides_for_workers(options: ServeOptions) -> tuple[str, ...]:
+    """The overrides as a worker must apply them; --replicas is one of them."""
+    if options.replicas is None:
+        return options.overrides
+    return (*options.overrides, f"replicas={options.replicas}")
+
+
+async def _describe(options: ServeOptions) -> JobDescription:
+    command = describe_command(options.job, options.mode, options.replicas, options.overrides)
+    description = await describe_job(command, dict(os.environ))
+    if description.mode == "sync" and not description.replicas:
+        raise InvalidJob("sync needs micro-batches per round; say --replicas K or Job(replicas=K)")
+    return description
+
+
+def _plan(options: ServeOptions, description: JobDescription) -> Plan:
+    check_for_shards(description, options.shards)
+    return make_plan(description.variables, options.shards, description.placement)
+
+
+def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
+    if options.run_dir is not None:
+        return options.run_dir
+    if options.resume:
+        return newest_run_directory(description.name)
+    return new_run_directory(description.name, datetime.now(UTC))
+
+
+async def _until_over(engine: Engine) -> None:
+    """Ticks until the job is over and everybody knows, or had time to."""
+    ticking = asyncio.create_task(engine.tick_forever())
+    ended = asyncio.create_task(engine.ended.wait())
+    try:
+        await asyncio.wait((ticking, ended), return_when=asyncio.FIRST_COMPLETED)
+        if ticking.done():
+            ticking.result()
+        await engine.wait_until_everyone_knows(LEAVE_S)
+    finally:
+        for task in (ticking, ended):
+            task.cancel()
+        await engine.close()
+
+
+def _exit_status(engine: Engine) -> int:
+    if engine.reason == STOPPED:
+        return EXIT_STOPPED
+    if engine.phase != "done":
+        raise JobFailed(engine.reason)
+    return 0
+
+
+class _Stop:
+    """SIGTERM and SIGINT: cancel what comes before the engine, then end the job."""
+
+    def __init__(self) -> None:
+        self.call: Callable[[], None] | None = None
+        self._early: asyncio.Task[Any] | None = None
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+
+    async def unless_stopped(self, work: Any) -> Any:
+        """The result of ``work``, or None if a signal came first."""
+        self._early = asyncio.create_task(work)
+        with contextlib.suppress(asyncio.CancelledError):
+            return await self._early
+        return None
+
+    def _signalled(self) -> None:
+        if self.call is not None:
+            self.call()
+        elif self._early is not None:
+            self._early.cancel()

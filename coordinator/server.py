@@ -1,0 +1,65 @@
+"""The coordinator on the network."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from coordinator.engine import Engine
+from coordinator.servicer import Servicer
+from psrpc.channel import bind, make_aio_server
+from psrpc.interceptor import AioErrorInterceptor
+from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+
+SERVICE = "psrpc.v1.Coordinator"
+"""The name by which the health service knows it."""
+
+GRACE_S = 2.0
+"""Time that calls in flight get when the server stops."""
+
+
+class Server:
+    """Listens from ``bind`` on and answers from ``start`` on, so that a port in use is found
+    before anything slow is done. Used within one event loop."""
+
+    def __init__(self, address: str) -> None:
+        """``address`` is HOST:PORT; port 0 lets the system choose."""
+        self._address = address
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # made at import
+        self.port = 0
+
+    def bind(self) -> int:
+        """Takes the port and returns it. Raises PortInUse."""
+        self._server = make_aio_server([AioErrorInterceptor()])
+        self.port = bind(self._server, self._address)
+        return self.port
+
+    async def start(self, engine: Engine) -> None:
+        """Begins to answer for ``engine``."""
+        assert self._server is not None, "bind first"
+        add_CoordinatorServicer_to_server(Servicer(engine), self._server)  # type: ignore[no-untyped-call]  # generated
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Takes no more calls and ends those in flight; may be called twice."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(GRACE_S)
+
+    async def __aenter__(self) -> Server:
+        self.bind()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()

@@ -1,0 +1,214 @@
+"""The Coordinator service: decode, call the engine, encode."""
+
+# ruff: noqa: N802  # an RPC has the same name at every layer
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from coordinator.engine import HEARTBEAT_S, LEASE_S, Engine
+from coordinator.messages import (
+    read_applied,
+    read_figures,
+    read_file,
+    read_report,
+    read_reports,
+    read_states,
+    write_command,
+    write_lease,
+    write_shutdown,
+)
+from coordinator.status import write_status
+from coordinator.work import Work
+from psrpc.errors import InvalidArgument
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
+from psrpc.version import SOFTWARE
+
+
+class Servicer(CoordinatorServicer):
+    """One method per RPC; what each does is written in the proto."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def _lease(self, work: Work) -> pb.Lease:
+        return write_lease(work, self._engine.run.generation, self._engine.run.policy)
+
+    async def GetJob(self, _request: pb.GetJobRequest, _context: Any) -> pb.GetJobResponse:
+        run = self._engine.run
+        return pb.GetJobResponse(
+            run_id=run.run_id,
+            job_path=run.job_path,
+            job_sha256=run.description.job_sha256,
+            overrides=run.overrides,
+            mode=run.description.mode,
+            replicas=run.description.replicas,
+            software=SOFTWARE,
+        )
+
+    async def RegisterShard(
+        self, request: pb.RegisterShardRequest, _context: Any
+    ) -> pb.RegisterShardResponse:
+        run = self._engine.register_shard(
+            request.shard,
+            request.incarnation,
+            request.address,
+            request.host,
+            request.pid,
+            request.software,
+        )
+        return pb.RegisterShardResponse(
+            run_id=run.run_id,
+            generation=run.generation,
+            policy=run.policy,
+            plan=run.plan.to_json(),
+            optimizer=json.dumps(run.description.optimizer).encode(),
+            engine=run.description.engine,
+            mode=run.description.mode,
+            replicas=run.description.replicas,
+            run_dir=str(run.run_dir),
+            token=run.token,
+            restore=run.restored.directory if run.restored else "",
+            heartbeat_s=HEARTBEAT_S,
+            lease_s=LEASE_S,
+        )
+
+    async def ReportShardReady(
+        self, request: pb.ReportShardReadyRequest, _context: Any
+    ) -> pb.ReportShardReadyResponse:
+        self._engine.report_shard_ready(
+            request.shard,
+            request.incarnation,
+            request.generation,
+            request.version,
+            request.initialized,
+            read_applied(request.applied),
+        )
+        return pb.ReportShardReadyResponse()
+
+    async def HeartbeatShard(
+        self, request: pb.HeartbeatShardRequest, _context: Any
+    ) -> pb.HeartbeatShardResponse:
+        self._engine.heartbeat_shard(
+            request.shard, request.incarnation, request.generation, read_figures(request)
+        )
+        return pb.HeartbeatShardResponse()
+
+    async def Watch(
+        self, request: pb.WatchRequest, _context: Any
+    ) -> AsyncIterator[pb.WatchResponse]:
+        async for command in self._engine.watch(
+            request.shard, request.incarnation, request.generation
+        ):
+            yield write_command(command)
+
+    async def ReportSnapshot(
+        self, request: pb.ReportSnapshotRequest, _context: Any
+    ) -> pb.ReportSnapshotResponse:
+        self._engine.report_snapshot(
+            request.incarnation,
+            request.generation,
+            request.name,
+            read_file(request),
+            request.error,
+        )
+        return pb.ReportSnapshotResponse()
+
+    async def RegisterWorker(
+        self, request: pb.RegisterWorkerRequest, _context: Any
+    ) -> pb.RegisterWorkerResponse:
+        worker = self._engine.register_worker(
+            request.incarnation,
+            request.host,
+            request.pid,
+            request.device,
+            request.job_sha256,
+            request.software,
+        )
+        return pb.RegisterWorkerResponse(
+            worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S
+        )
+
+    async def HeartbeatWorker(
+        self, request: pb.HeartbeatWorkerRequest, _context: Any
+    ) -> pb.HeartbeatWorkerResponse:
+        unknown, ended = self._engine.heartbeat_worker(
+            request.worker,
+            request.incarnation,
+            request.generation,
+            read_reports(request.done),
+            request.waiting_for,
+        )
+        return pb.HeartbeatWorkerResponse(
+            unknown=unknown, shutdown=write_shutdown(ended) if ended else None
+        )
+
+    async def GetCluster(
+        self, request: pb.GetClusterRequest, _context: Any
+    ) -> pb.GetClusterResponse:
+        shards = await self._engine.get_cluster(request.worker, request.incarnation)
+        run = self._engine.run
+        return pb.GetClusterResponse(
+            generation=run.generation,
+            policy=run.policy,
+            plan=run.plan.to_json(),
+            shards=[pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in shards],
+        )
+
+    async def LeaseWork(self, request: pb.LeaseWorkRequest, _context: Any) -> pb.LeaseWorkResponse:
+        work = await self._engine.lease_work(
+            request.worker,
+            request.incarnation,
+            request.generation,
+            request.policy,
+            read_reports(request.done),
+            request.received,
+        )
+        return pb.LeaseWorkResponse(lease=self._lease(work))
+
+    async def CommitBatch(
+        self, request: pb.CommitBatchRequest, _context: Any
+    ) -> pb.CommitBatchResponse:
+        work = await self._engine.commit_batch(
+            request.worker,
+            request.incarnation,
+            request.generation,
+            request.policy,
+            request.round,
+            read_report(request.report),
+        )
+        return pb.CommitBatchResponse(lease=self._lease(work))
+
+    async def ReportWork(
+        self, request: pb.ReportWorkRequest, _context: Any
+    ) -> pb.ReportWorkResponse:
+        who = (request.worker, request.incarnation, request.generation)
+        match request.WhichOneof("work"):
+            case "initialized":
+                self._engine.report_initialized(*who)
+            case "evaluated":
+                done = request.evaluated
+                self._engine.report_evaluated(
+                    *who, done.evaluation, done.task, done.records, read_states(done.states)
+                )
+            case "merged":
+                merged = request.merged
+                self._engine.report_merged(*who, merged.evaluation, dict(merged.results))
+            case _:
+                raise InvalidArgument(f"{request.worker} reported work of no kind")
+        return pb.ReportWorkResponse()
+
+    async def LeaveWorker(
+        self, request: pb.LeaveWorkerRequest, _context: Any
+    ) -> pb.LeaveWorkerResponse:
+        self._engine.leave_worker(
+            request.worker, request.incarnation, request.reason, request.fatal
+        )
+        return pb.LeaveWorkerResponse()
+
+    async def GetJobStatus(
+        self, _request: pb.GetJobStatusRequest, _context: Any
+    ) -> pb.GetJobStatusResponse:
+        return write_status(self._engine)

@@ -1,0 +1,64 @@
+"""``summary.json``: what a run came to."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from coordinator.engine import Engine
+from coordinator.saving import FINAL
+from coordinator.status import refused
+
+NAME = "summary.json"
+
+
+def summarize(engine: Engine) -> dict[str, Any]:
+    """The figures of a run that has ended. Rates are means over this run's training time and
+    count micro-batches; ``eval`` is the final evaluation, empty where there was none."""
+    run, training = engine.run, engine.training
+    progress, span = training.progress, training.span
+    results = {name: values for name, _, values in training.results}
+    train_s = progress.train_s
+    return {
+        "run_id": run.run_id,
+        "job": run.description.name,
+        "phase": engine.phase,
+        "reason": engine.reason,
+        "mode": run.description.mode,
+        "shards": run.plan.shards,
+        "workers": sum(w.batches > 0 for w in progress.workers.values()),
+        "replicas": run.description.replicas,
+        "global_step": span.step,
+        "batches": span.batches,
+        "examples": span.examples,
+        "wall_s": round(engine.now() - engine.began, 3),
+        "train_s": round(train_s, 3),
+        "steps_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
+        "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
+        "eval": _plain(results.get(FINAL, {})),
+        "evaluations": [
+            {"evaluation": name, "global_step": step, **_plain(values)}
+            for name, step, values in training.results
+        ],
+        "checkpoint": engine.newest_checkpoint,
+        "refused": refused(engine),
+        "skipped": progress.skipped,
+        "failed": progress.failed,
+        "mean_staleness": round(progress.mean_staleness, 4),
+        "generation": run.generation,
+        "warnings": training.warnings,
+    }
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Writes the file whole: a reader sees the old one or the new one."""
+    temporary = run_dir / f".{NAME}.tmp"
+    temporary.write_text(json.dumps(summary, indent=2) + "\n")
+    temporary.replace(run_dir / NAME)
+
+
+def _plain(values: dict[str, float]) -> dict[str, float | None]:
+    """JSON knows no NaN."""
+    return {k: v if math.isfinite(v) else None for k, v in values.items()}
