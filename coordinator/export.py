@@ -14,12 +14,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.run_directory import JOB
 from coordinator.saving import CHECKPOINTS, checkpoint_name
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidJob, PsError
-
-JOB_FILE = "job.json"
-"""Below the run directory: the job as its coordinator was given it. Load-bearing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,9 +123,9 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
 
 def _job_of(run_dir: Path) -> str:
     """The job's path as the run was given it."""
-    path = run_dir / JOB_FILE
+    path = run_dir / JOB
     try:
-        return str(json.loads(path.read_text())["job_path"])
+        return str(json.loads(path.read_text())["job"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InvalidJob(
             f"{path} does not say where the job file is; say it with --job FILE"

@@ -11,6 +11,7 @@ from typing import Literal
 from coordinator.children import Children, Exited
 from coordinator.client import CoordinatorClient
 from coordinator.commands import Cluster, Command
+from coordinator.run_directory import ADDRESS
 from coordinator.screen import Screen
 from psrpc.errors import PsError
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
@@ -33,9 +34,6 @@ STOP_S = 15.0
 LOG_LINES = 15
 """Lines of a dead process's log that are shown."""
 
-ERROR = "error: "
-"""What the one line that says why a command failed starts with."""
-
 _ENDED = ("done", "failed")
 _LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
 
@@ -48,7 +46,8 @@ class Outcome:
         exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
         reason: one line; empty when the job is done.
         details: what else to show of a failure: the user's traceback, the last lines of a log.
-        own: the supervisor ended the job, so the coordinator cannot know the reason.
+        own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise
+            the coordinator's own word, in its summary, comes before ``reason``.
     """
 
     exit_status: int
@@ -109,7 +108,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Blocks until the job has ended and no child is left."""
-        address_file = self._run_dir / "address"
+        address_file = self._run_dir / ADDRESS
         earlier = _stamp(address_file)
         with self._children:
             self._start("coordinator", self._cluster.coordinator)
@@ -193,6 +192,7 @@ class Supervisor:
             for ended in self._children.wait(deadline - time.monotonic()):
                 if ended.name == "coordinator":
                     return self._coordinator_ended(ended)
+        self._screen.note(f"{verdict.line}; stopping")
         output = plain_output(exited.output()) or exited.output()
         status = 2 if exited.status == 2 else 1
         return Outcome(status, verdict.line, output[-LOG_LINES:], own=True)
@@ -200,14 +200,10 @@ class Supervisor:
     def _coordinator_ended(self, exited: Exited) -> Outcome:
         if exited.status == 0:
             return Outcome(0)
-        output = plain_output(exited.output())
         if exited.status == 2:
-            return Outcome(2, details=output)
-        errors = [line for line in output if line.startswith(ERROR)]
-        if exited.status > 0 and errors:
-            return Outcome(exited.status, errors[-1].removeprefix(ERROR))
+            return Outcome(2, details=plain_output(exited.output()))
         reason = f"the coordinator (pid {exited.pid}) ended with {exited.how()}, see {exited.log}"
-        return Outcome(1, reason, exited.output()[-LOG_LINES:], own=True)
+        return Outcome(max(exited.status, 1), reason, exited.output()[-LOG_LINES:])
 
     def _wind_down(self, outcome: Outcome) -> None:
         """Lets the others leave by themselves, asks those that do not, then kills."""

@@ -14,13 +14,12 @@ from rich.console import Console
 
 from coordinator.commands import UpOptions, cluster
 from coordinator.result import read_summary, result_table, write_failure
+from coordinator.run_directory import new_run_directory, newest_run_directory
 from coordinator.screen import open_screen
 from coordinator.summary import NAME
-from coordinator.supervisor import ERROR, Outcome, Supervisor
-from psrpc.errors import InvalidArgument
+from coordinator.supervisor import Outcome, Supervisor
+from psrpc.errors import InvalidArgument, PsError
 from psrpc.process import on_stop_signals
-
-RUNS = Path("runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
     errors = Console(stderr=True)
     try:
         _check(args)
-        made, run_dir = _run_dir(args)
-    except InvalidArgument as error:
-        _say(f"{ERROR}{error}")
+        made, run_dir = make_run_directory(args)
+    except PsError as error:
+        _say(f"error: {error}")
         return 2
     options = _options(args, run_dir)
     earlier = read_summary(run_dir)
@@ -123,7 +122,7 @@ def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
     )
 
 
-def _run_dir(args: argparse.Namespace) -> tuple[bool, Path]:
+def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
     """The run directory, and whether it was made just now."""
     name = Path(args.job).stem
     if args.run_dir is not None:
@@ -134,10 +133,11 @@ def _run_dir(args: argparse.Namespace) -> tuple[bool, Path]:
             raise InvalidArgument(f"cannot make --run-dir {args.run_dir}: {error}") from None
         return made, args.run_dir
     if args.resume:
-        return False, newest_run(RUNS, name)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return False, newest_run_directory(name)
+    first = new_run_directory(name, datetime.now(UTC))
     for attempt in itertools.count(1):
-        path = RUNS / (f"{name}-{stamp}" if attempt == 1 else f"{name}-{stamp}-{attempt}")
+        # Two runs that begin in the same second.
+        path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -146,20 +146,6 @@ def _run_dir(args: argparse.Namespace) -> tuple[bool, Path]:
             raise InvalidArgument(f"cannot make {path}: {error}; say --run-dir") from None
         return True, path
     raise AssertionError("count never ends")
-
-
-def newest_run(runs: Path, name: str) -> Path:
-    """The newest run directory of the job called ``name`` that holds a checkpoint.
-
-    Raises:
-        InvalidArgument: there is none.
-    """
-    found = [path.parent for path in runs.glob(f"{name}-*/checkpoints") if any(path.iterdir())]
-    if not found:
-        raise InvalidArgument(
-            f"--resume found no checkpoint in {runs}/{name}-*; say which run with --run-dir"
-        )
-    return max(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) -> int:
@@ -175,17 +161,21 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
     if summary == earlier:
         # It is an earlier run's, or was never written.
         summary = {}
-    if outcome.exit_status == 0 and not summary:
-        outcome = Outcome(1, f"the coordinator left no {NAME} in {run_dir}")
-    if outcome.exit_status and (outcome.own or not summary):
-        write_failure(run_dir, Path(options.job).stem, outcome.reason, summary)
+    reason, details = outcome.reason, outcome.details
+    status = outcome.exit_status
+    if status == 0 and not summary:
+        status, reason = 1, f"the coordinator left no {NAME} in {run_dir}"
+    elif status and summary.get("reason") and not outcome.own:
+        reason, details = f"job failed: {summary['reason']}", []
+    elif status:
+        write_failure(run_dir, Path(options.job).stem, reason, summary)
         summary = read_summary(run_dir)
     if summary.get("global_step"):
         Console().print(result_table(summary, run_dir))
-    if outcome.exit_status:
-        _say("\n".join(outcome.details))
-        _say(f"{ERROR}{outcome.reason}")
-    return outcome.exit_status
+    if status:
+        _say("\n".join(details))
+        _say(f"error: {reason}")
+    return status
 
 
 def _say(text: str) -> None:

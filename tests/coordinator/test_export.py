@@ -29,7 +29,7 @@ def run_dir(tmp_path: Path) -> Path:
     job.write_text("job = 1\n")
     path = tmp_path / "runs" / "job-1"
     (path / "checkpoints").mkdir(parents=True)
-    (path / "job.json").write_text(json.dumps({"job_path": str(job)}))
+    (path / "job.json").write_text(json.dumps({"job": str(job)}))
     for step in (0, 500, 1000):
         add_checkpoint(path, step, hashlib.sha256(job.read_bytes()).hexdigest())
     return path

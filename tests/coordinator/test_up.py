@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--connect-timeout", "nan"], "--connect-timeout is nan; expected seconds above 0"),
         (
             ["--resume"],
-            "--resume found no checkpoint in runs/job-*; say which run with --run-dir",
+            "--resume finds no run runs/job-*; say which with --run-dir",
         ),
         (["--run-dir", "file"], "cannot make --run-dir file: [Errno 17] File exists: 'file'"),
     ],
@@ -52,14 +51,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert [path.name for path in Path().iterdir()] == ["file"]
 
 
-def test_resume_takes_the_newest_run_that_has_a_checkpoint() -> None:
-    for age, name in enumerate(("job-1", "job-2", "job-3", "jobs-4", "job-5")):
-        folder = Path("runs") / name / "checkpoints"
-        folder.mkdir(parents=True)
-        if name != "job-5":
-            (folder / "step-00000001").mkdir()
-        os.utime(folder.parent, ns=(0, age if name != "job-2" else 99))
-    assert up.newest_run(Path("runs"), "job") == Path("runs/job-2")
+def test_two_runs_in_one_second_have_their_own_directories(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(up, "new_run_directory", lambda name, _utc: Path("runs") / f"{name}-1")
+    made = [up.make_run_directory(parse("job.py")) for _ in range(3)]
+    assert made == [(True, Path("runs") / name) for name in ("job-1", "job-1-2", "job-1-3")]
 
 
 def options(run_dir: str = "runs/x") -> UpOptions:
@@ -159,9 +156,11 @@ def test_the_supervisors_reason_replaces_the_coordinators() -> None:
     }
 
 
-def test_the_coordinators_reason_stays() -> None:
+def test_the_coordinators_reason_stays(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="failed", reason="ten NaN")
-    assert up.conclude(Outcome(1, "job failed: ten NaN"), options(), earlier={}, made=True) == 1
+    outcome = Outcome(1, "the coordinator ended", ["last line of its log"])
+    assert up.conclude(outcome, options(), earlier={}, made=True) == 1
+    assert capsys.readouterr() == ("", "error: job failed: ten NaN\n")
     assert read_summary() == {"job": "j", "phase": "failed", "reason": "ten NaN"}
 
 
