@@ -1,0 +1,101 @@
+"""A coordinator that only says what a test tells it to, on a real port."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from psrpc.channel import bind, make_server
+from psrpc.errors import AlreadyExists, Unreachable
+from psrpc.interceptor import ErrorInterceptor
+from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1.coordinator_pb2_grpc import (
+    CoordinatorServicer,
+    add_CoordinatorServicer_to_server,
+)
+from tests.pserver.shards import SGD
+
+TOKEN = "token-of-the-run"
+WAIT_S = 30.0
+
+
+class FakeCoordinator(CoordinatorServicer):
+    """Answers shards. Tests read what came from its queues, which wait on events, not on time."""
+
+    def __init__(self, run_dir: Path, plan: Plan, *, mode: str = "async", replicas: int = 0):
+        (run_dir / "token").write_text(TOKEN)
+        self.registration = pb.RegisterShardResponse(
+            run_id="run-1",
+            generation=1,
+            policy=1,
+            plan=plan.to_json(),
+            optimizer=json.dumps(SGD).encode(),
+            engine="numpy",
+            mode=mode,
+            replicas=replicas,
+            run_dir=str(run_dir),
+            token=TOKEN,
+            heartbeat_s=0.02,
+            lease_s=10,
+        )
+        self.taken = False
+        self.silent = False
+        self.address = ""
+        self.registered: queue.Queue[pb.RegisterShardRequest] = queue.Queue()
+        self.ready: queue.Queue[pb.ReportShardReadyRequest] = queue.Queue()
+        self.snapshots: queue.Queue[pb.ReportSnapshotRequest] = queue.Queue()
+        self.heartbeats: queue.Queue[pb.HeartbeatShardRequest] = queue.Queue()
+        self.commands: queue.Queue[pb.WatchResponse | None] = queue.Queue()
+        self.watches = threading.Semaphore(0)
+
+    def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
+        if self.taken:
+            raise AlreadyExists(f"shard {request.shard} is held by another process")
+        self.registered.put(request)
+        return self.registration
+
+    def ReportShardReady(  # noqa: N802
+        self, request: pb.ReportShardReadyRequest, context: Any
+    ) -> Any:
+        self.ready.put(request)
+        return pb.ReportShardReadyResponse()
+
+    def HeartbeatShard(self, request: pb.HeartbeatShardRequest, context: Any) -> Any:  # noqa: N802
+        if self.silent:
+            raise Unreachable("as if nobody were there")
+        self.heartbeats.put(request)
+        return pb.HeartbeatShardResponse()
+
+    def ReportSnapshot(self, request: pb.ReportSnapshotRequest, context: Any) -> Any:  # noqa: N802
+        self.snapshots.put(request)
+        return pb.ReportSnapshotResponse()
+
+    def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[Any]:  # noqa: N802
+        """None in the queue breaks the stream."""
+        self.watches.release()
+        # A stream whose shard has gone must not eat what is meant for the next one.
+        context.add_callback(lambda: self.commands.put(None))
+        while (command := self.commands.get()) is not None:
+            yield command
+
+
+@contextmanager
+def running(fake: FakeCoordinator, address: str = "127.0.0.1:0") -> Iterator[FakeCoordinator]:
+    """``fake`` behind a real server."""
+    server: grpc.Server = make_server(16, [ErrorInterceptor()])
+    add_CoordinatorServicer_to_server(fake, server)  # type: ignore[no-untyped-call]  # generated
+    fake.address = f"127.0.0.1:{bind(server, address)}"
+    server.start()
+    try:
+        yield fake
+    finally:
+        fake.commands.put(None)
+        server.stop(0).wait()
