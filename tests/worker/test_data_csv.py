@@ -58,7 +58,7 @@ def test_line_ends_of_all_kinds_wherever_the_scan_is_cut(
 ) -> None:
     monkeypatch.setattr(data_csv, "_SCAN_NBYTES", scan_nbytes)
     path = write(tmp_path, '\ufeffa,y\r\n1,2\r\n\r\n3,4\n\n"5",6')
-    data = Csv(path, y="y")
+    data = Csv(path, y="y", x=["a"])
     assert data.num_records == 3
     x, y = data.read_range(0, 3)
     assert x[:, 0].tolist() == [1, 3, 5]

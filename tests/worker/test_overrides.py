@@ -105,6 +105,8 @@ def test_plain_arguments_of_the_optimizer() -> None:
         "clipnorm": 2.0,
     }
     assert SGD["config"]["learning_rate"] == 0.01  # type: ignore[index]  # not changed in place
+    override_optimizer(SGD, {"momentum": "0.1"})
+    assert SGD["config"]["momentum"] == 0.9  # type: ignore[index]
     assert override_optimizer(changed, {"clipnorm": "none"})["config"]["clipnorm"] is None
 
 
@@ -122,6 +124,7 @@ def test_a_schedule_keeps_its_shape() -> None:
     [
         ("momentun", "0.9", "there is no optimizer.momentun; did you mean optimizer.momentum?"),
         ("momentum", "high", "--set optimizer.momentum=high: 'high' cannot be read"),
+        ("momentum", "nan", "expected a finite number"),
         ("learning_rate", "nan", "expected a finite number"),
         ("learning_rate", "inf", "expected a finite number"),
         ("learning_rate", "-1", "-1"),

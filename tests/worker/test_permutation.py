@@ -50,6 +50,7 @@ def test_blocks_give_every_record_once_in_any_batches(records: int, block: int, 
         stop = min(first + batch, records)
         before = len(seen)
         for number, low, high in order.pieces(7, 1, first, stop):
+            assert low < high
             start, _ = order.range_of(number)
             seen += (start + order.shuffled(7, 1, number)[low:high]).tolist()
         assert len(seen) - before == stop - first
