@@ -114,10 +114,9 @@ def choose_gpu(gpu: str, count: int) -> int | None:
     if not re.fullmatch(r"\d+", gpu):
         raise InvalidArgument(f"--gpu is {gpu!r}; expected auto, none or the index of a GPU")
     if int(gpu) >= count:
-        there = f"GPUs 0 to {count - 1} are" if count > 1 else "GPU 0 is" if count else "no GPU is"
+        found = f"GPUs 0 to {count - 1}" if count > 1 else "GPU 0" if count else "no GPU here"
         raise InvalidArgument(
-            f"--gpu {gpu}: TensorFlow finds {there if count else 'no GPU'}"
-            f"{'' if count else ' on this machine'}; use --gpu none for the CPU, or check the "
+            f"--gpu {gpu}: TensorFlow finds {found}; use --gpu none for the CPU, or check the "
             "driver and CUDA_VISIBLE_DEVICES"
         )
     return int(gpu)

@@ -73,7 +73,7 @@ class Evaluator:
         for first in range(start, stop, LARGER * self._job.batch_size):
             last = min(first + LARGER * self._job.batch_size, stop)
             batch = self._read(first, last)
-            with user_code(f"the evaluation of records {first} to {last}"), self._device.scope():
+            with user_code(f"the evaluation of records {first} to {last}"):
                 total += float(self._function(arenas, batch)) * (last - first)
         return [
             _state(np.array([total, stop - start])),
@@ -108,11 +108,12 @@ class Evaluator:
         return pb.MergeDone(evaluation=merge.evaluation, results=results)
 
     def _run(self, arenas: tuple[tf.Tensor, ...], batch: Batch) -> tf.Tensor:
-        loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch)
-        for metric in self._metrics or ():
-            # Unweighted, as Keras treats ``metrics`` (and not ``weighted_metrics``).
-            metric.update_state(batch[1], outputs)
-        return loss
+        with self._device.scope():
+            loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch)
+            for metric in self._metrics or ():
+                # Unweighted, as Keras treats ``metrics`` (and not ``weighted_metrics``).
+                metric.update_state(batch[1], outputs)
+            return loss
 
     def _read(self, start: int, stop: int) -> Batch:
         assert self._job.eval is not None  # the coordinator knows from the description

@@ -91,11 +91,9 @@ class FlatStep:
         key = _signature(batch)
         trace = self._traces.get(key)
         if trace is None:
-            with self._device.scope():
-                trace = self._function.get_concrete_function(arenas, seeds, batch)
+            trace = self._function.get_concrete_function(arenas, seeds, batch)
             self._traces[key] = trace
-        with self._device.scope():
-            *updates, vitals = trace(arenas, seeds, batch)
+        *updates, vitals = trace(arenas, seeds, batch)
         loss, power = memoryview(self._device.send(vitals))
         views = {
             arena.name: np.asarray(memoryview(self._device.send(update)))
@@ -109,6 +107,13 @@ class FlatStep:
         return StepResult(views, loss, finite)
 
     def _run(
+        self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
+    ) -> tuple[tf.Tensor, ...]:
+        # A traced function does not take over the scope that it is called in.
+        with self._device.scope():
+            return self._differentiate(arenas, seeds, batch)
+
+    def _differentiate(
         self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
     ) -> tuple[tf.Tensor, ...]:
         values = split_arenas(self._plan, arenas)

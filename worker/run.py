@@ -61,7 +61,7 @@ def run_worker(options: WorkerOptions) -> int:
             standing.leave("done or told to stop")
             return OK
         except JobFailed as error:
-            return _end(f"job failed: {error}", FAILED)
+            return _end(f"error: job failed: {error}", FAILED)
         except PsError as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)

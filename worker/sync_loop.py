@@ -8,32 +8,11 @@ from psrpc.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.compute import Compute, batch_id
 from worker.done import DoneBatch
+from worker.next_batch import NextBatch
 from worker.router import Router
 from worker.standing import Standing
 
 log = get_logger()
-
-
-class NextBatch:
-    """Guesses which micro-batch this worker gets next: as far from this one as this one is from
-    the last. Right for one worker, and for several that go at one pace. Pure.
-
-    A guess costs reading a batch, so after a wrong one nothing is guessed until a guess would
-    have been right.
-    """
-
-    def __init__(self) -> None:
-        self._last: BatchId | None = None
-        self._guess: BatchId | None = None
-
-    def after(self, batch: BatchId) -> BatchId | None:
-        """The batch to prepare while ``batch`` is worked on, or None."""
-        trusted = batch == self._guess
-        last, self._last = self._last, batch
-        self._guess = None
-        if last is not None and last.epoch == batch.epoch and batch.first > last.first:
-            self._guess = BatchId(batch.epoch, 2 * batch.first - last.first, batch.count)
-        return self._guess if trusted else None
 
 
 class SyncLoop:

@@ -1,0 +1,72 @@
+"""Real shards with the numpy engine, served from this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from coordinator.client import CoordinatorClient
+from pserver.engine import ShardEngine
+from pserver.fence import ShardIdentity
+from pserver.requests import Snapshot, SnapshotOrder
+from pserver.server import ShardServer
+from pserver.updates.engine import make_engine
+from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.standing import Standing
+
+SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.5}}
+
+
+class NoSink:
+    """Snapshots that nobody asks about."""
+
+    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None: ...
+
+    def failed(self, order: SnapshotOrder, version: int, reason: str) -> None: ...
+
+    def repeated(self, order: SnapshotOrder) -> None: ...
+
+
+@dataclass
+class Shards:
+    """``engines`` by index; ``cluster`` is what a coordinator would tell a worker."""
+
+    engines: list[ShardEngine]
+    servers: list[ShardServer]
+    cluster: pb.GetClusterResponse
+
+
+@contextmanager
+def serve_shards(
+    plan: Plan, mode: Literal["async", "sync"] = "async", replicas: int = 0
+) -> Iterator[Shards]:
+    """Shards 0 to ``plan.shards`` - 1, uninitialized."""
+    engines, servers, addresses = [], [], []
+    with ExitStack() as stack:
+        for shard in range(plan.shards):
+            updates = make_engine("numpy", SGD, plan, shard)
+            identity = ShardIdentity(shard, 100 + shard, 1, 1, mode, replicas)
+            engine = ShardEngine(identity, plan, updates, NoSink())
+            server = stack.enter_context(ShardServer(shard, "127.0.0.1:0"))
+            server.open(engine)
+            engines.append(engine)
+            servers.append(server)
+            addresses.append(
+                pb.ShardAddress(address=f"127.0.0.1:{server.port}", incarnation=100 + shard)
+            )
+        cluster = pb.GetClusterResponse(
+            generation=1, policy=1, plan=plan.to_json(), shards=addresses
+        )
+        yield Shards(engines, servers, cluster)
+
+
+@contextmanager
+def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[Standing]:
+    """A worker that has registered with a coordinator it never calls."""
+    with CoordinatorClient("127.0.0.1:1") as client:
+        standing = Standing(client, incarnation=1, connect_timeout_s=connect_timeout_s)
+        standing.worker, standing.generation, standing.policy = "worker-1", 1, 1
+        yield standing

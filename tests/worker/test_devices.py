@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from psrpc.errors import InvalidArgument
+from worker.devices import choose_gpu
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "expected"),
+    [("auto", 0, None), ("auto", 2, 0), ("none", 2, None), ("1", 2, 1)],
+)
+def test_which_gpu_is_meant(gpu: str, count: int, expected: int | None) -> None:
+    assert choose_gpu(gpu, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "message"),
+    [
+        ("0", 0, "--gpu 0: TensorFlow finds no GPU here; use --gpu none"),
+        ("1", 1, "--gpu 1: TensorFlow finds GPU 0; "),
+        ("3", 3, "--gpu 3: TensorFlow finds GPUs 0 to 2; "),
+        ("first", 1, "--gpu is 'first'; expected auto, none or the index of a GPU"),
+    ],
+)
+def test_a_gpu_that_is_not_there(gpu: str, count: int, message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        choose_gpu(gpu, count)
+    assert message in str(caught.value)
+
+
+ON_A_SECOND_DEVICE = """
+import numpy as np, tensorflow as tf
+from psrpc.batch import BatchId
+from worker.devices import Device, configure_devices
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+host = configure_devices("none", intra_op_threads=1)
+assert tf.config.threading.get_intra_op_parallelism_threads() == 1
+assert host.is_host and host.label == "cpu"
+from tests.worker.test_flat import FIRST, Bench, make_job, noisy_model
+other = Device("/CPU:1", "second cpu")
+here, there = Bench(make_job(noisy_model), host), Bench(make_job(noisy_model), other)
+assert there.read(FIRST).batch[0].device.endswith("CPU:1"), there.read(FIRST).batch[0].device
+expected, found = here.run(FIRST), there.run(FIRST)
+assert expected.loss == found.loss
+for name, update in expected.updates.items():
+    assert update.tobytes() == found.updates[name].tobytes()
+trace = next(iter(there.step._traces.values()))
+work = [node for node in trace.graph.as_graph_def().node if node.op in ("MatMul", "ConcatV2")]
+assert work
+assert {node.device for node in work} == {"/device:CPU:1"}
+print("same on both")
+"""
+
+
+def test_a_step_on_another_device_gives_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_SECOND_DEVICE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "same on both" in done.stdout, done.stderr[-3000:]

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from psrpc.batch import BatchId
+from psrpc.errors import RoundPassed, ShardUnreachable, StaleGeneration
+from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.v1 import types_pb2
+from tests.worker.shards import serve_shards, standing_alone
+from worker.data import Array
+from worker.router import Router
+from worker.standing import Standing, Stopped
+
+
+def make_cut_plan(shards: int) -> Plan:
+    """Two arenas, cut within variables."""
+    return make_plan(
+        [
+            VariableSpec("a", (7, 11), "float32", "trainable"),
+            VariableSpec("b", (100,), "float32", "trainable"),
+            VariableSpec("moving", (40,), "float32", "state"),
+        ],
+        shards,
+        "cut",
+    )
+
+
+def arrays(plan: Plan, start: float) -> dict[str, Array]:
+    made = {}
+    for arena in plan.arenas:
+        array = aligned_empty(arena.length, arena.dtype)
+        array[:] = np.arange(start, start + arena.length)
+        made[arena.name] = array
+    return made
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
+    plan = make_cut_plan(shards)
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing) as router,
+    ):
+        values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
+        router.initialize(values)
+        router.pull(None, into)
+        for name, value in values.items():
+            np.testing.assert_array_equal(into[name], value)
+
+        pushed = router.push_pull(BatchId(0, 0, 10), 1, updates, into)
+
+        assert [result.outcome for result in pushed] == ["applied"] * shards
+        assert router.versions == (1,) * shards
+        trainable, state = "float32.trainable", "float32.state"
+        np.testing.assert_array_equal(into[trainable], values[trainable] - 0.5 * updates[trainable])
+        np.testing.assert_array_equal(into[state], values[state] + updates[state])
+
+
+def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
+    plan = make_cut_plan(2)
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing) as router,
+    ):
+        into, again = arrays(plan, 0), arrays(plan, 0)
+        router.initialize(arrays(plan, 1))
+        router.push_pull(BatchId(0, 0, 10), 1, arrays(plan, 5), into)
+        repeated = router.push_pull(BatchId(0, 0, 10), 2, arrays(plan, 9), again)
+        assert [result.outcome for result in repeated] == ["already_applied"] * 2
+        skipped = router.push_pull(BatchId(0, 10, 10), 3, None, again)
+        assert [result.outcome for result in skipped] == ["skipped"] * 2
+        for name in into:
+            np.testing.assert_array_equal(into[name], again[name])
+
+
+def test_staleness_is_told_by_each_shard() -> None:
+    plan = make_cut_plan(2)
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing) as one,
+        Router(served.cluster, plan, standing) as other,
+    ):
+        into, updates = arrays(plan, 0), arrays(plan, 1)
+        one.initialize(arrays(plan, 1))
+        one.pull(None, into)
+        other.pull(None, into)
+        one.push_pull(BatchId(0, 0, 10), 1, updates, into)
+        stale = other.push_pull(BatchId(0, 10, 10), 2, updates, into)
+        assert [result.staleness for result in stale] == [1, 1]
+
+
+def test_a_round_is_staged_decided_and_pulled() -> None:
+    plan = make_cut_plan(2)
+    batch = types_pb2.BatchId(epoch=0, first=0, count=10)
+    decision = types_pb2.Decision(
+        generation=1, round=0, attempts=[types_pb2.Attempt(batch=batch, attempt=1)]
+    )
+    with (
+        serve_shards(plan, "sync", 1) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing) as router,
+    ):
+        values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
+        router.initialize(values)
+        router.pull(0, into)
+        staged = router.push(BatchId(0, 0, 10), 1, updates)
+        assert [result.outcome for result in staged] == ["staged"] * 2
+        router.pull(1, into, decision)
+        assert router.versions == (1, 1)
+        trainable = "float32.trainable"
+        np.testing.assert_array_equal(into[trainable], values[trainable] - 0.5 * updates[trainable])
+        with pytest.raises(RoundPassed):
+            router.pull(0, into)
+
+
+def test_another_generation_is_told_even_when_a_shard_is_gone() -> None:
+    plan = make_cut_plan(3)
+    with serve_shards(plan) as served, standing_alone(connect_timeout_s=60) as standing:
+        served.servers[2].stop(0)
+        served.cluster.shards[1].incarnation += 1
+        with (
+            Router(served.cluster, plan, standing) as router,
+            pytest.raises(StaleGeneration, match="shard 1"),
+        ):
+            router.pull(None, arrays(plan, 0))
+        # Shard 2 would have been tried for a minute; the error of shard 1 ended that.
+
+
+def test_a_missing_shard_is_named() -> None:
+    plan = make_cut_plan(2)
+    with serve_shards(plan) as served, standing_alone(connect_timeout_s=0.1) as standing:
+        served.servers[1].stop(0)
+        address = served.cluster.shards[1].address
+        with (
+            Router(served.cluster, plan, standing) as router,
+            pytest.raises(ShardUnreachable, match=f"shard 1 at {address}"),
+        ):
+            router.initialize(arrays(plan, 0))
+
+
+def test_a_stop_ends_the_wait_for_a_shard() -> None:
+    plan = make_cut_plan(1)
+    with serve_shards(plan) as served, standing_alone(connect_timeout_s=600) as standing:
+        served.servers[0].stop(0)
+        with Router(served.cluster, plan, standing) as router:
+            waiting = threading.Thread(target=stop_when_waiting, args=(standing, router))
+            waiting.start()
+            with pytest.raises(Stopped):
+                router.pull(None, arrays(plan, 0))
+            waiting.join()
+
+
+def stop_when_waiting(standing: Standing, router: Router) -> None:
+    """Stops once the router says what it waits for."""
+    while "UNAVAILABLE" not in router.awaited():
+        threading.Event().wait(0.001)
+    standing.stop()
