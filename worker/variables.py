@@ -32,10 +32,9 @@ def model_variables(
         InvalidJob: a variable is neither float32 nor float64.
     """
     if isinstance(model, keras.Model):
-        named = [(v.path, v, v.trainable) for v in model.weights]
-        # model.weights is in the order of layers; frozen layers' weights are not trainable.
+        # Of weights, not of variables: those include the state of metrics and seed generators.
         trainable = {id(v) for v in model.trainable_weights}
-        named = [(name, v, id(v) in trainable) for name, v, _ in named]
+        named = [(v.path, v, id(v) in trainable) for v in model.weights]
     else:
         named = [(name, v, v.trainable) for name, v in _module_variables(model)]
     found: dict[Role, list[tuple[VariableSpec, Any]]] = {"trainable": [], "state": []}
