@@ -112,7 +112,8 @@ def _figures(status: GetJobStatusResponse) -> str:
     percent = 100 * status.global_step / status.total_steps
     parts = [
         f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)",
-        f"loss {status.loss:.4f}",
+        # Before the first batch there is no loss, which the status says with NaN.
+        f"loss {status.loss:.4f}" if status.batches else "loss -",
         f"{status.steps_per_s:.1f} steps/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]

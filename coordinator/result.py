@@ -75,7 +75,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         # JSON knows no NaN: it is null there.
         *(
             (f"eval.{name}", "not finite" if value is None else f"{value:.4f}")
-            for name, value in evaluated.items()
+            for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
         ),
         ("refused, skipped, failed", _counts(summary)),
         ("checkpoint", _place(run_dir, summary.get("checkpoint"))),

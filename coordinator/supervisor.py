@@ -213,17 +213,20 @@ class Supervisor:
             self._screen.show(self._status)
         if outcome.own or outcome.exit_status == 130:
             self._children.terminate("coordinator")
-        deadline = time.monotonic() + STOP_S
+        began = said = time.monotonic()
         asked = False
         while self._children.alive() and self._stop_requests < 2:
             self._children.wait(TICK_S)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            if left <= STOP_S / 2 and not asked:
+            now = time.monotonic()
+            if now - said >= ANNOUNCE_S:
+                said = now
+                self._screen.note(f"waiting for {', '.join(self._children.alive())} to end")
+            if now - began >= STOP_S / 2 and not asked:
                 asked = True
                 for name in self._children.alive():
                     self._children.terminate(name)
+            if now - began >= STOP_S:
+                break
         self._children.kill()
 
 

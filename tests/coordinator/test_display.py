@@ -21,6 +21,7 @@ def training(**changes: object) -> GetJobStatusResponse:
         mode="sync",
         replicas=2,
         global_step=300,
+        batches=600,
         total_steps=1200,
         epoch=0,
         epochs=2,
