@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,9 @@ class Cluster:
 
     Attributes:
         coordinator: serves, and writes its address to ``RUN_DIR/address``.
-        members: given that address, the others: ``shard-0``, …, ``worker-0``, …
+        members: given that address, the others: ``shard-0``, …, ``worker-a``, ``worker-b``, …
+            A worker gets its number from the coordinator when it registers, in whatever order
+            that happens; a letter is not taken for one.
     """
 
     coordinator: Command
@@ -78,10 +81,19 @@ def cluster(options: UpOptions, environment: Mapping[str, str], cores: int) -> C
             for shard in range(options.shards)
         }
         for worker in range(options.workers):
-            found[f"worker-{worker}"] = Command(_worker(options, address), shared)
+            found[f"worker-{letters(worker)}"] = Command(_worker(options, address), shared)
         return found
 
     return Cluster(Command(_coordinator(options), common), members)
+
+
+def letters(number: int) -> str:
+    """0 is ``"a"``, 25 ``"z"``, 26 ``"aa"``."""
+    text = ""
+    while number >= 0:
+        text = string.ascii_lowercase[number % 26] + text
+        number = number // 26 - 1
+    return text
 
 
 def _coordinator(options: UpOptions) -> list[str]:

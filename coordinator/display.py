@@ -151,7 +151,7 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
             _state(worker),
             str(worker.batches),
             f"{worker.steps_per_s:.1f}/s",
-            f"{worker.host} ({worker.device})",
+            f"{worker.host} pid {worker.pid} ({worker.device})",
             worker.waiting_for,
         )
     return table

@@ -64,15 +64,18 @@ class Verdict:
     line: str = ""
 
 
-def judge(exited: Exited, phase: str, workers_left: int) -> Verdict:
-    """Whether a job in ``phase`` goes on after a shard or worker has ended.
+def judge(exited: Exited, status: GetJobStatusResponse, workers_left: int) -> Verdict:
+    """Whether a job goes on after a shard or worker has ended.
 
     Args:
+        status: of the job, after that.
         workers_left: processes that still run.
     """
-    if phase in _ENDED:
+    if status.phase in _ENDED:
         return Verdict("expected")
-    what = f"{exited.name} (pid {exited.pid}) ended with {exited.how()}, see {exited.log}"
+    known_as = "".join(f", {w.worker} of the job" for w in status.workers if w.pid == exited.pid)
+    who = f"{exited.name} (pid {exited.pid}{known_as})"
+    what = f"{who} ended with {exited.how()}, see {exited.log}"
     if not exited.name.startswith("worker"):
         return Verdict("fail", f"{what}; a job cannot go on without all its shards")
     if not workers_left:
@@ -180,7 +183,7 @@ class Supervisor:
 
     def _member_ended(self, exited: Exited) -> Outcome | None:
         workers_left = sum(name.startswith("worker") for name in self._children.alive())
-        verdict = judge(exited, self._status.phase, workers_left)
+        verdict = judge(exited, self._status, workers_left)
         if verdict.kind == "warn":
             self._screen.note(f"warning: {verdict.line}")
         if verdict.kind != "fail":

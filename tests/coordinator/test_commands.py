@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from coordinator.commands import UpOptions, cluster
+from coordinator.commands import UpOptions, cluster, letters
 
 ALL = UpOptions(
     job="job.py",
@@ -37,12 +37,12 @@ def test_every_option_reaches_its_process() -> None:
         "--log-format json --die-with-parent"
     )
     members = processes.members("127.0.0.1:9")
-    assert list(members) == ["shard-0", "shard-1", "worker-0", "worker-1", "worker-2"]
+    assert list(members) == ["shard-0", "shard-1", "worker-a", "worker-b", "worker-c"]
     every = "--coordinator 127.0.0.1:9 --connect-timeout 7.5 --log-format json --die-with-parent"
     assert line(members["shard-1"].arguments) == (
         f"pserver.cli serve --shard 1 --bind 127.0.0.1:0 {every}"
     )
-    assert line(members["worker-2"].arguments) == (
+    assert line(members["worker-c"].arguments) == (
         "worker.cli run --job job.py --gpu 1 --gpu-memory-fraction 0.25 --intra-op-threads 2 "
         f"{every}"
     )
@@ -55,13 +55,13 @@ def test_what_was_not_said_is_left_to_the_job() -> None:
         "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind 127.0.0.1:0 "
         "--log-format console --die-with-parent"
     )
-    assert "--intra-op-threads" not in processes.members("a:1")["worker-0"].arguments
+    assert "--intra-op-threads" not in processes.members("a:1")["worker-a"].arguments
 
 
 def test_workers_share_the_cores() -> None:
     for cores, share in ((8, "2"), (2, "1")):
         members = cluster(ALL, {}, cores).members("a:1")
-        assert members["worker-0"].environment["TF_NUM_INTRAOP_THREADS"] == share
+        assert members["worker-a"].environment["TF_NUM_INTRAOP_THREADS"] == share
         assert "TF_NUM_INTRAOP_THREADS" not in members["shard-0"].environment
 
 
@@ -70,3 +70,9 @@ def test_the_environment_is_passed_on() -> None:
     assert member.environment["HOME"] == "/h"
     assert member.environment["MALLOC_TOP_PAD_"] == "1"
     assert member.environment["PSRPC_PARENT_PID"] == str(os.getpid())
+
+
+def test_letters_do_not_run_out() -> None:
+    assert [letters(n) for n in (0, 1, 25, 26, 27, 701, 702)] == [
+        *("a", "b", "z", "aa", "ab", "zz", "aaa")
+    ]

@@ -14,7 +14,7 @@ from coordinator.children import Exited
 from coordinator.commands import Cluster, Command
 from coordinator.supervisor import Outcome, Supervisor, Verdict, judge, plain_output
 from psrpc.channel import bind, make_server
-from psrpc.v1.coordinator_pb2 import GetJobStatusRequest, GetJobStatusResponse
+from psrpc.v1.coordinator_pb2 import GetJobStatusRequest, GetJobStatusResponse, WorkerStatus
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
@@ -108,7 +108,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 def test_a_job_that_is_done(house: House) -> None:
     os.mkfifo(house.folder / "gate")
     house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"shard-0": "exit 0", "worker-0": "echo done > gate"}
+    house.members = {"shard-0": "exit 0", "worker-a": "echo done > gate"}
     assert house.run() == Outcome(0)
 
 
@@ -132,7 +132,7 @@ def test_bad_input_is_shown_as_the_coordinator_said_it(house: House) -> None:
 
 def test_a_failed_job_leaves_the_reason_to_the_summary(house: House) -> None:
     house.coordinator = house.serving("exit 1")
-    house.members = {"worker-0": "read line < never"}
+    house.members = {"worker-a": "read line < never"}
     outcome = house.run()
     assert (outcome.exit_status, outcome.own) == (1, False)
 
@@ -152,7 +152,7 @@ def test_a_shard_that_dies_ends_the_job(house: House) -> None:
     house.coordinator = house.serving("exec 3<>never; trap 'echo told; exit 130' TERM; read x <&3")
     house.members = {
         "shard-0": "echo 'MemoryError: 3 GB'; exit 9",
-        "worker-0": "read line < never",
+        "worker-a": "read line < never",
     }
     outcome = house.run()
     assert (outcome.exit_status, outcome.own) == (1, True)
@@ -174,12 +174,12 @@ def test_the_coordinators_end_comes_before_a_shards(house: House) -> None:
 def test_a_worker_that_dies_is_a_warning_while_others_are_left(house: House) -> None:
     os.mkfifo(house.folder / "gate")
     house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"worker-0": "kill -9 $$", "worker-1": "read line < never"}
+    house.members = {"worker-a": "kill -9 $$", "worker-b": "read line < never"}
     supervisor = house.supervisor()
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
     thread.start()
-    house.screen.wait_for("warning: worker-0 (pid ")
+    house.screen.wait_for("warning: worker-a (pid ")
     assert "1 left, the job goes on" in house.screen.notes[-1]
     (house.folder / "gate").write_text("done\n")
     # The other worker never leaves by itself: a second request kills it.
@@ -192,10 +192,10 @@ def test_a_worker_that_dies_is_a_warning_while_others_are_left(house: House) -> 
 @pytest.mark.slow
 def test_no_worker_left_ends_the_job(house: House) -> None:
     house.coordinator = house.serving("exec 3<>never; trap 'exit 130' TERM; read x <&3")
-    house.members = {"worker-0": "echo 'error: no such GPU: 3'; exit 2"}
+    house.members = {"worker-a": "echo 'error: no such GPU: 3'; exit 2"}
     outcome = house.run()
     assert outcome.exit_status == 2
-    assert outcome.reason.startswith("no worker is left: worker-0 (pid ")
+    assert outcome.reason.startswith("no worker is left: worker-a (pid ")
     assert outcome.details == ["error: no such GPU: 3"]
 
 
@@ -205,7 +205,7 @@ def test_a_signal_stops_the_coordinator_first(house: House) -> None:
     house.coordinator = house.serving(
         "exec 3<>never; trap 'echo bye > door; exit 130' TERM; read x <&3"
     )
-    house.members = {"worker-0": "echo up; read line < door; echo left; exit 0"}
+    house.members = {"worker-a": "echo up; read line < door; echo left; exit 0"}
     supervisor = house.supervisor()
     house.status.now.phase = "waiting"
     show = house.screen.show
@@ -218,20 +218,20 @@ def test_a_signal_stops_the_coordinator_first(house: House) -> None:
     house.screen.show = show_and_stop  # type: ignore[method-assign]
     outcome = supervisor.run()
     assert (outcome.exit_status, outcome.own) == (130, True)
-    assert house.log("worker-0").read_text() == "up\nleft\n"
+    assert house.log("worker-a").read_text() == "up\nleft\n"
 
 
 def test_an_address_of_an_earlier_run_is_not_believed(house: House) -> None:
     (house.folder / "address").write_text("127.0.0.1:1\n")
     os.mkfifo(house.folder / "gate")
     house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"worker-0": "echo done > gate"}
+    house.members = {"worker-a": "echo done > gate"}
     # `members` asserts the address.
     assert house.run() == Outcome(0)
 
 
 GONE = Exited("shard-0", 7, -9, Path("shard-0.log"))
-WORKER = Exited("worker-0", 8, 1, Path("worker-0.log"))
+WORKER = Exited("worker-a", 8, 1, Path("worker-a.log"))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ WORKER = Exited("worker-0", 8, 1, Path("worker-0.log"))
             2,
             Verdict(
                 "warn",
-                "worker-0 (pid 8) ended with exit status 1, see worker-0.log; "
+                "worker-a (pid 8) ended with exit status 1, see worker-a.log; "
                 "2 left, the job goes on",
             ),
         ),
@@ -265,16 +265,23 @@ WORKER = Exited("worker-0", 8, 1, Path("worker-0.log"))
             0,
             Verdict(
                 "fail",
-                "no worker is left: worker-0 (pid 8) ended with exit status 1, see worker-0.log",
+                "no worker is left: worker-a (pid 8) ended with exit status 1, see worker-a.log",
             ),
         ),
-        (Exited("worker-1", 9, 0, Path("x")), "training", 1, Verdict("expected")),
+        (Exited("worker-b", 9, 0, Path("x")), "training", 1, Verdict("expected")),
     ],
 )
 def test_what_an_end_means(
     exited: Exited, phase: str, workers_left: int, expected: Verdict
 ) -> None:
-    assert judge(exited, phase, workers_left) == expected
+    assert judge(exited, GetJobStatusResponse(phase=phase), workers_left) == expected
+
+
+def test_a_worker_is_named_as_the_display_names_it() -> None:
+    status = GetJobStatusResponse(
+        phase="training", workers=[WorkerStatus(worker="worker-3", pid=WORKER.pid)]
+    )
+    assert judge(WORKER, status, 1).line.startswith("worker-a (pid 8, worker-3 of the job) ended")
 
 
 def test_structured_logs_are_told_from_words() -> None:
