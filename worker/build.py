@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -213,8 +214,9 @@ def serialized_optimizer(
     if arguments:
         # The ranges of arguments are Keras's business; the job file's own have passed already.
         try:
+            # A copy: Keras puts the schedule it makes into the config that it was given.
             keras.optimizers.deserialize(
-                {key: value for key, value in serialized.items() if key != EXCLUDED}
+                copy.deepcopy({k: v for k, v in serialized.items() if k != EXCLUDED})
             )
         except (ValueError, TypeError) as error:
             shown = " ".join(f"--set optimizer.{key}={text}" for key, text in arguments.items())

@@ -173,6 +173,11 @@ def test_overrides_reach_the_optimizer() -> None:
     document = describe(loaded(make_job(), learning_rate="0.5", momentum="0.25"))
     config = document["optimizer"]["config"]
     assert (config["learning_rate"], config["momentum"]) == (0.5, 0.25)
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    job = make_job(optimizer=keras.optimizers.SGD(schedule))
+    document = json.loads(json.dumps(describe(loaded(job, learning_rate="0.5"))))
+    config = document["optimizer"]["config"]["learning_rate"]["config"]
+    assert (config["initial_learning_rate"], config["decay_steps"]) == (0.5, 10)
     with pytest.raises(InvalidJob, match=r"--set optimizer.momentum=2: .*momentum.*between"):
         describe(loaded(make_job(), momentum="2"))
 
