@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from coordinator.tensorboard import ScalarWriter
 from psrpc.logs import get_logger
-
-if TYPE_CHECKING:
-    from coordinator.tensorboard import ScalarWriter
 
 log = get_logger()
 
@@ -26,7 +23,7 @@ class Curves:
 
     def __init__(self, logdir: Path) -> None:
         self._logdir = logdir
-        self._writer: ScalarWriter | None = None
+        self._writer = ScalarWriter(logdir)
         self._steps: list[tuple[int, float, float]] = []
         self._broken = False
 
@@ -59,7 +56,7 @@ class Curves:
 
     def close(self) -> None:
         """Writes the rest; may be called twice."""
-        if self._writer is not None and not self._broken:
+        if not self._broken:
             try:
                 self._writer.close()
             except OSError as error:
@@ -69,17 +66,12 @@ class Curves:
         if self._broken:
             return
         try:
-            if self._writer is None:
-                # tensorboard takes half a second to import, which no --help should wait for.
-                from coordinator.tensorboard import ScalarWriter
-
-                self._writer = ScalarWriter(self._logdir)
             self._writer.scalar(tag, value, step)
         except OSError as error:
             self._give_up(error)
 
     def _flush(self) -> None:
-        if self._writer is not None and not self._broken:
+        if not self._broken:
             try:
                 self._writer.flush()
             except OSError as error:

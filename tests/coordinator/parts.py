@@ -1,0 +1,312 @@
+"""What the coordinator's tests are made of: descriptions, runs and members that speak RPC."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.client import CoordinatorClient
+from coordinator.description import JobDescription, parse_description
+from coordinator.engine import Engine
+from coordinator.run import Restored, Run
+from coordinator.server import Server
+from coordinator.store import Store
+from psrpc.clock import Clock, ManualClock
+from psrpc.plan import make_plan
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from psrpc.version import SOFTWARE
+
+SHA = "ab" * 32
+
+
+def description_json(**changes: Any) -> dict[str, Any]:
+    """A small job: 10 records in batches of 4, so 3 batches an epoch."""
+    return {
+        "format": 1,
+        "name": "tiny",
+        "job_sha256": SHA,
+        "mode": "async",
+        "replicas": None,
+        "batch_size": 4,
+        "epochs": 2,
+        "seed": 0,
+        "train_records": 10,
+        "eval_records": 0,
+        "data_fingerprint": "f00d",
+        "variables": [
+            {"name": "w", "shape": [8, 8], "dtype": "float32", "role": "trainable"},
+            {"name": "b", "shape": [8], "dtype": "float32", "role": "trainable"},
+        ],
+        "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.1}},
+        "engine": "numpy",
+        "placement": "cut",
+        "needs_single_shard": None,
+        "checkpoint_every": 1000,
+        "total_updates": 6,
+        "metrics": ["loss"],
+        **changes,
+    }
+
+
+def describe(**changes: Any) -> JobDescription:
+    """The description as the coordinator reads it."""
+    import json
+
+    return parse_description(json.dumps(description_json(**changes)))
+
+
+def make_run(
+    run_dir: Path,
+    shards: int = 1,
+    restored: Restored | None = None,
+    generation: int = 1,
+    **changes: Any,
+) -> Run:
+    """A run of the small job."""
+    description = describe(**changes)
+    return Run(
+        run_id="r1",
+        run_dir=run_dir,
+        job_path="jobs/tiny.py",
+        overrides=("epochs=2",),
+        token="secret",
+        description=description,
+        plan=make_plan(description.variables, shards, description.placement),
+        generation=generation,
+        restored=restored,
+    )
+
+
+@dataclass
+class Served:
+    """A coordinator that answers on ``address``, run by a thread of its own."""
+
+    address: str
+    engine: Engine
+    loop: asyncio.AbstractEventLoop
+
+    def do(self, function: Any, *args: Any) -> Any:
+        """Calls ``function`` on the coordinator's event loop and returns its result."""
+
+        async def call() -> Any:
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
+
+
+@contextmanager
+def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
+    """A coordinator for ``run`` on a free port. It ticks only when a test makes it."""
+    started: list[Served] = []
+    ready = threading.Event()
+    failure: list[BaseException] = []
+
+    async def main() -> None:
+        stopped = asyncio.Event()
+        with Store(run.run_dir / "ledger.sqlite") as store:
+            engine = Engine(run, store, clock or ManualClock())
+            async with Server("127.0.0.1:0") as server:
+                await server.start(engine)
+                served = Served(f"127.0.0.1:{server.port}", engine, asyncio.get_running_loop())
+                started.append(served)
+                stops.append(stopped)
+                ready.set()
+                await stopped.wait()
+            await engine.close()
+
+    def run_loop() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failure.append(error)
+        finally:
+            ready.set()
+
+    stops: list[asyncio.Event] = []
+    thread = threading.Thread(target=run_loop)
+    thread.start()
+    ready.wait(10)
+    try:
+        assert started, failure
+        yield started[0]
+    finally:
+        if started:
+            started[0].loop.call_soon_threadsafe(stops[0].set)
+        thread.join(10)
+        assert not failure, failure
+
+
+class ShardDouble:
+    """A shard without parameters: registers, watches, reports snapshots as files of 3 bytes."""
+
+    def __init__(self, client: CoordinatorClient, index: int, incarnation: int = 0) -> None:
+        self.client = client
+        self.index = index
+        self.incarnation = incarnation or 100 + index
+        self.generation = 0
+        self.run_dir = Path()
+        self.version = 0
+
+    def register(self) -> pb.RegisterShardResponse:
+        response = self.client.register_shard(
+            pb.RegisterShardRequest(
+                shard=self.index,
+                incarnation=self.incarnation,
+                address=f"127.0.0.1:{6000 + self.index}",
+                host="here",
+                pid=1,
+                software=SOFTWARE,
+            )
+        )
+        self.generation = response.generation
+        self.run_dir = Path(response.run_dir)
+        return response
+
+    def ready(
+        self, version: int = 0, initialized: bool = False, applied: dict[int, Any] | None = None
+    ) -> None:
+        self.version = version
+        self.client.report_shard_ready(
+            pb.ReportShardReadyRequest(
+                shard=self.index,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                version=version,
+                initialized=initialized,
+                applied=[
+                    types.AppliedEpoch(
+                        epoch=epoch, applied=[types.Interval(start=a, stop=b) for a, b in parts]
+                    )
+                    for epoch, parts in (applied or {}).items()
+                ],
+            )
+        )
+
+    def watch(self) -> Any:
+        return self.client.watch(
+            pb.WatchRequest(
+                shard=self.index, incarnation=self.incarnation, generation=self.generation
+            )
+        )
+
+    def take(self, order: types.SnapshotOrder, error: str = "") -> None:
+        """Does as a snapshot order says."""
+        name, data = "", b""
+        if order.write and not error:
+            name, data = f"shard-{self.index}.safetensors", b"abc"
+            (self.run_dir / order.directory / name).write_bytes(data)
+        import hashlib
+
+        self.client.report_snapshot(
+            pb.ReportSnapshotRequest(
+                shard=self.index,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                name=order.name,
+                version=self.version,
+                file=name,
+                nbytes=len(data),
+                sha256=hashlib.sha256(data).hexdigest() if data else "",
+                error=error,
+            )
+        )
+
+
+class WorkerDouble:
+    """A worker without a model."""
+
+    def __init__(self, client: CoordinatorClient, incarnation: int, generation: int = 1) -> None:
+        self.client = client
+        self.incarnation = incarnation
+        self.generation = generation
+        self.name = ""
+
+    def register(self, sha: str = SHA, software: str = SOFTWARE) -> str:
+        self.name = self.client.register_worker(
+            pb.RegisterWorkerRequest(
+                incarnation=self.incarnation,
+                host="here",
+                pid=self.incarnation,
+                job_sha256=sha,
+                software=software,
+                device="cpu",
+            )
+        ).worker
+        return self.name
+
+    def cluster(self) -> pb.GetClusterResponse:
+        return self.client.get_cluster(
+            pb.GetClusterRequest(worker=self.name, incarnation=self.incarnation)
+        )
+
+    def lease(self, done: list[pb.BatchReport] | None = None) -> pb.Lease:
+        return self.client.lease_work(
+            pb.LeaseWorkRequest(
+                worker=self.name,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                policy=1,
+                done=done or [],
+            )
+        ).lease
+
+    def commit(self, work: pb.RoundWork, **fate: Any) -> pb.Lease:
+        return self.client.commit_batch(
+            pb.CommitBatchRequest(
+                worker=self.name,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                policy=1,
+                round=work.round,
+                report=report(work.attempt, **fate),
+            )
+        ).lease
+
+    def report_work(self, **work: Any) -> None:
+        self.client.report_work(
+            pb.ReportWorkRequest(
+                worker=self.name,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                **work,
+            )
+        )
+
+    def heartbeat(self) -> pb.HeartbeatWorkerResponse:
+        return self.client.heartbeat_worker(
+            pb.HeartbeatWorkerRequest(
+                worker=self.name, incarnation=self.incarnation, generation=self.generation
+            )
+        )
+
+    def leave(self, reason: str = "", fatal: bool = False) -> None:
+        self.client.leave_worker(
+            pb.LeaveWorkerRequest(
+                worker=self.name, incarnation=self.incarnation, reason=reason, fatal=fatal
+            )
+        )
+
+
+def report(attempt: types.Attempt, loss: float = 1.0, **fate: Any) -> pb.BatchReport:
+    """A batch that is done."""
+    return pb.BatchReport(batch=attempt.batch, attempt=attempt.attempt, loss=loss, **fate)
+
+
+__all__ = [
+    "SHA",
+    "Served",
+    "ShardDouble",
+    "WorkerDouble",
+    "describe",
+    "description_json",
+    "make_run",
+    "replace",
+    "report",
+    "serving",
+]

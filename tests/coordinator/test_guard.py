@@ -1,0 +1,71 @@
+"""The guard: stops what has gone wrong in a finite way, and lets noise pass."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from coordinator.guard import PATIENCE_STEPS, SKIPPED_IN_A_ROW, WINDOW_STEPS, Guard
+from psrpc.batch import BatchId
+
+BATCH = BatchId(0, 40, 4)
+
+
+def test_ten_skipped_in_a_row_stop_the_job_and_nine_do_not() -> None:
+    guard = Guard("async")
+    for _ in range(2):
+        for _ in range(SKIPPED_IN_A_ROW - 1):
+            assert guard.batch(BATCH, skipped=True) is None
+        assert guard.batch(BATCH, skipped=False) is None
+    verdicts = [guard.batch(BATCH, skipped=True) for _ in range(SKIPPED_IN_A_ROW)]
+    assert verdicts[:-1] == [None] * (SKIPPED_IN_A_ROW - 1)
+    assert "epoch 0 positions 40..43" in (verdicts[-1] or "")
+
+
+def losses(guard: Guard, *spans: tuple[float, int]) -> list[str | None]:
+    return [guard.step(loss) for loss, steps in spans for _ in range(steps)]
+
+
+def test_a_loss_that_stays_above_three_times_the_first_stops_the_job() -> None:
+    guard = Guard("async")
+    verdicts = losses(guard, (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))
+    assert verdicts[:-1] == [None] * (len(verdicts) - 1)
+    assert verdicts[-1] is not None
+    assert "diverged" in verdicts[-1]
+    assert "optimizer.learning_rate" in verdicts[-1]
+    assert "--mode sync" in verdicts[-1]
+
+
+def test_the_advice_to_a_sync_job_is_not_to_use_sync() -> None:
+    verdict = losses(Guard("sync"), (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
+    assert verdict is not None
+    assert "--mode sync" not in verdict
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(1.0, WINDOW_STEPS), (2.9, 1000)],
+        [(1.0, WINDOW_STEPS), (100.0, 150), (1.0, 40), (100.0, 150)],
+        [(0.0, WINDOW_STEPS), (5.0, 1000)],
+        [(-1.0, WINDOW_STEPS), (5.0, 1000)],
+        [(math.nan, 1000)],
+    ],
+    ids=["below", "recovers", "first is zero", "first is negative", "nan"],
+)
+def test_what_is_no_divergence(spans: list[tuple[float, int]]) -> None:
+    assert losses(Guard("async"), *spans) == [None] * sum(n for _, n in spans)
+
+
+def test_an_infinite_loss_counts_and_nan_is_left_out() -> None:
+    assert losses(Guard("async"), (1.0, 20), (math.inf, PATIENCE_STEPS))[-1] is not None
+    guard = Guard("async")
+    losses(guard, (1.0, 5), (math.nan, 100), (3.0, 5))
+    assert guard.loss == 2.0
+    assert guard.first_loss is None
+
+
+def test_a_resumed_job_keeps_the_first_loss() -> None:
+    guard = Guard("async", first_loss=1.0)
+    assert losses(guard, (100.0, PATIENCE_STEPS + WINDOW_STEPS))[-1] is not None

@@ -1,0 +1,197 @@
+"""The ledger of async training: every batch once, whoever does it and however often."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.ledger import Ledger
+from coordinator.work import Attempt, Report, Train, Wait
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidArgument
+from psrpc.intervals import IntervalSet
+
+ALL = 10**9
+
+
+def make(**changes: object) -> Ledger:
+    settings = {"records": 10, "batch_size": 4, "epochs": 2, **changes}
+    return Ledger(**settings)  # type: ignore[arg-type]
+
+
+def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[Attempt]:
+    work = ledger.lease(worker, now, ALL, workers)
+    return list(work.batches) if isinstance(work, Train) else []
+
+
+def done(attempt: Attempt, skipped: bool = False) -> Report:
+    return Report(attempt.batch, attempt.number, 1.0, 0, skipped)
+
+
+def drain(ledger: Ledger) -> list[BatchId]:
+    """Does all work there is, one lease after another."""
+    seen = []
+    while batches := lease(ledger, "w"):
+        seen += [a.batch for a in batches]
+        ledger.report("w", [done(a) for a in batches], 0.0)
+    return seen
+
+
+def test_batches_come_in_position_order_epoch_after_epoch() -> None:
+    ledger = make()
+    assert drain(ledger) == [BatchId(e, f, c) for e in (0, 1) for f, c in ((0, 4), (4, 4), (8, 2))]
+    assert ledger.finished
+    assert ledger.take_finished_epochs() == [0, 1]
+    assert ledger.take_finished_epochs() == []
+    assert (ledger.span.step, ledger.span.examples) == (6, 20)
+
+
+def test_the_next_epoch_is_leased_while_the_last_is_still_out() -> None:
+    ledger = make()
+    held = [lease(ledger, w)[0] for w in "abcd"]
+    assert held[3].batch == BatchId(1, 0, 4)
+    ledger.report("d", [done(held[3])], 0.0)
+    assert ledger.span.epoch == 0
+    assert ledger.take_finished_epochs() == []
+
+
+def test_what_did_not_arrive_is_given_again_and_what_did_is_not() -> None:
+    ledger = make()
+    first = lease(ledger, "w")[0]
+    second = ledger.lease("w", 0, first.number, 1)
+    assert isinstance(second, Train)
+    assert ledger.lease("w", 0, first.number, 1) == second
+    everything = ledger.lease("w", 0, 0, 1)
+    assert everything == Train((first, *second.batches))
+
+
+def test_a_batch_counts_once_whoever_reports_it() -> None:
+    ledger = make()
+    slow = lease(ledger, "slow")[0]
+    assert ledger.release("slow") == [slow.batch]
+    quick = lease(ledger, "quick")[0]
+    assert quick.batch == slow.batch
+    assert quick.number != slow.number
+    assert ledger.report("slow", [done(slow)], 0.0) == [done(slow)]
+    assert ledger.report("quick", [done(quick)], 0.0) == []
+    assert ledger.report("quick", [done(quick)], 0.0) == []
+    assert ledger.span.batches == 1
+
+
+def test_a_batch_reported_after_it_was_opened_is_not_leased_again() -> None:
+    ledger = make(epochs=1)
+    slow = lease(ledger, "slow")[0]
+    ledger.release("slow")
+    ledger.report("slow", [done(slow)], 0.0)
+    assert slow.batch not in drain(ledger)
+    assert ledger.finished
+
+
+def test_opened_batches_come_before_new_ones() -> None:
+    ledger = make()
+    held = lease(ledger, "a")[0]
+    lease(ledger, "b")
+    ledger.release("a")
+    assert lease(ledger, "c")[0].batch == held.batch
+
+
+def test_skipped_batches_are_done_but_are_no_examples() -> None:
+    ledger = make(epochs=1)
+    ledger.report("w", [done(lease(ledger, "w")[0], skipped=True)], 0.0)
+    drain(ledger)
+    assert ledger.finished
+    assert ledger.span.examples == 6
+
+
+def test_tasks_grow_to_half_a_second_of_work_and_shrink_towards_the_end() -> None:
+    ledger = make(records=4000, batch_size=1, epochs=1)
+    now, sizes = 0.0, []
+    while batches := lease(ledger, "w", now, workers=2):
+        sizes.append(len(batches))
+        now += 0.01 * len(batches)
+        ledger.report("w", [done(a) for a in batches], now)
+    assert sizes[:7] == [1, 2, 4, 8, 16, 32, 50]
+    assert set(sizes[7:40]) == {50}
+    assert sizes[-1] == 1
+    assert sum(sizes) == 4000
+
+
+def test_idle_time_does_not_make_a_worker_look_slow() -> None:
+    ledger = make(records=4000, batch_size=1, epochs=1)
+    [attempt] = lease(ledger, "w", 0.0)
+    ledger.report("w", [done(attempt)], 0.01)
+    batches = lease(ledger, "w", 1000.0)
+    ledger.report("w", [done(a) for a in batches], 1000.02)
+    assert len(lease(ledger, "w", 1000.02)) == 4
+
+
+def test_waiting_says_for_whom() -> None:
+    ledger = make(records=4, epochs=1)
+    [attempt] = lease(ledger, "worker-1")
+    assert ledger.lease("worker-2", 0, ALL, 2) == Wait(
+        "all batches are leased; awaited are 1 by worker-1"
+    )
+    ledger.report("worker-1", [done(attempt)], 0.0)
+    assert ledger.waiting_for() == ""
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [BatchId(2, 0, 4), BatchId(0, 1, 4), BatchId(0, 0, 3), BatchId(0, 8, 4), BatchId(0, 12, 4)],
+)
+def test_a_batch_that_is_none_of_the_job_is_refused_and_changes_nothing(batch: BatchId) -> None:
+    ledger = make()
+    good = lease(ledger, "w")[0]
+    with pytest.raises(InvalidArgument, match="is not a batch of this job"):
+        ledger.report("w", [done(good), Report(batch, 9)], 0.0)
+    assert ledger.span.batches == 0
+
+
+def test_resume_leases_exactly_what_is_missing() -> None:
+    ledger = make(
+        done={0: IntervalSet([(0, 4), (8, 10)]), 1: IntervalSet([(4, 8)])},
+        skipped={0: IntervalSet([(8, 10)])},
+        first_attempt=1 << 40,
+    )
+    assert (ledger.span.batches, ledger.span.examples) == (3, 8)
+    assert lease(ledger, "w")[0] == Attempt(BatchId(0, 4, 4), 1 << 40)
+    ledger.release("w")
+    assert drain(ledger) == [BatchId(0, 4, 4), BatchId(1, 0, 4), BatchId(1, 8, 2)]
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), records=st.integers(1, 40), batch_size=st.integers(1, 7))
+def test_every_batch_is_counted_once_with_workers_that_die_and_repeat_themselves(
+    seed: int, records: int, batch_size: int
+) -> None:
+    chance = random.Random(seed)
+    ledger = Ledger(records=records, batch_size=batch_size, epochs=2)
+    held: dict[str, list[Attempt]] = {w: [] for w in "abc"}
+    late: list[tuple[str, Attempt]] = []
+    counted: list[BatchId] = []
+    for now in range(2000):
+        worker = chance.choice("abc")
+        action = chance.random()
+        if action < 0.4:
+            held[worker] += lease(ledger, worker, float(now), 3)
+        elif action < 0.8 and held[worker]:
+            attempt = held[worker].pop(0)
+            late.append((worker, attempt))
+            counted += [r.batch for r in ledger.report(worker, [done(attempt)], float(now))]
+        elif action < 0.9:
+            ledger.release(worker)
+            late += [(worker, a) for a in held[worker]]
+            held[worker] = []
+        elif late:
+            worker, attempt = chance.choice(late)
+            counted += [r.batch for r in ledger.report(worker, [done(attempt)], float(now))]
+        if ledger.finished:
+            break
+    counted += drain(ledger) if not any(held.values()) else []
+    assert len(counted) == len(set(counted))
+    if ledger.finished:
+        assert sum(b.count for b in counted) == 2 * records
+        assert ledger.span.examples == 2 * records

@@ -1,0 +1,197 @@
+"""Rounds: defined by the data, decided once, by the first commit of every micro-batch."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.rounds import Rounds
+from coordinator.work import Decision, Report, Round, SnapshotOrder, Wait
+from psrpc.batch import BatchId
+from psrpc.errors import InvalidArgument
+
+
+def make(**changes: object) -> Rounds:
+    settings = {
+        "records": 10,
+        "batch_size": 2,
+        "epochs": 2,
+        "replicas": 3,
+        "generation": 1,
+        **changes,
+    }
+    return Rounds(**settings)  # type: ignore[arg-type]
+
+
+def lease(rounds: Rounds, worker: str) -> Round:
+    work = rounds.lease(worker, 0, 0, 1)
+    assert isinstance(work, Round)
+    return work
+
+
+def done(work: Round, loss: float = 1.0, skipped: bool = False) -> Report:
+    return Report(work.attempt.batch, work.attempt.number, loss, 0, skipped)
+
+
+def play(rounds: Rounds, worker: str = "w") -> Decision:
+    """Commits the rest of the open round by one worker and decides it."""
+    while not rounds.complete:
+        work = lease(rounds, worker)
+        rounds.commit(worker, work.round, done(work))
+    decision = rounds.decide()
+    rounds.close(decision)
+    return decision
+
+
+def test_rounds_take_k_batches_in_order_and_never_cross_an_epoch() -> None:
+    rounds = make()
+    decisions = []
+    while not rounds.finished:
+        decisions.append(play(rounds))
+    assert [d.round for d in decisions] == [0, 1, 2, 3]
+    assert [[(a.batch.epoch, a.batch.first) for a in d.attempts] for d in decisions] == [
+        [(0, 0), (0, 2), (0, 4)],
+        [(0, 6), (0, 8)],
+        [(1, 0), (1, 2), (1, 4)],
+        [(1, 6), (1, 8)],
+    ]
+    assert rounds.take_finished_epochs() == [0, 1]
+    assert (rounds.span.step, rounds.span.batches, rounds.span.examples) == (4, 10, 20)
+    assert rounds.span.total_steps == 4
+
+
+def test_the_decision_of_the_round_before_comes_with_the_lease() -> None:
+    rounds = make()
+    assert lease(rounds, "w").decision is None
+    decision = play(rounds)
+    assert lease(rounds, "w").decision == decision
+
+
+def test_a_worker_that_asks_again_gets_the_same_attempt() -> None:
+    rounds = make()
+    assert lease(rounds, "w") == lease(rounds, "w")
+    assert lease(rounds, "v").attempt.batch == BatchId(0, 2, 2)
+
+
+def test_workers_beyond_the_open_micro_batches_wait_and_hear_for_whom() -> None:
+    rounds = make(replicas=2)
+    first = lease(rounds, "worker-1")
+    lease(rounds, "worker-2")
+    rounds.commit("worker-1", 0, done(first))
+    assert rounds.lease("worker-3", 0, 0, 3) == Wait(
+        "round 0 has 1 of 2 micro-batches; awaited: worker-2"
+    )
+    assert rounds.lease("worker-1", 0, 0, 3) == rounds.lease("worker-3", 0, 0, 3)
+
+
+def test_a_lapsed_micro_batch_gets_a_second_attempt_and_the_first_commit_wins() -> None:
+    rounds = make(replicas=1)
+    slow = lease(rounds, "slow")
+    assert rounds.release("slow") == [slow.attempt.batch]
+    quick = lease(rounds, "quick")
+    assert quick.attempt.batch == slow.attempt.batch
+    assert quick.attempt.number != slow.attempt.number
+    assert rounds.commit("slow", 0, done(slow)).counted == done(slow)
+    late = rounds.commit("quick", 0, done(quick))
+    assert late.counted is None
+    assert str(slow.attempt.number) in late.reason
+    assert rounds.decide().attempts == (slow.attempt,)
+
+
+def test_shards_never_hold_more_than_two_attempts() -> None:
+    rounds = make(replicas=1)
+    numbers = []
+    for worker in "abcd":
+        numbers.append(lease(rounds, worker).attempt.number)
+        rounds.release(worker)
+    assert numbers == [1, 2, 1, 1]
+
+
+def test_a_commit_of_a_decided_round_changes_nothing() -> None:
+    rounds = make()
+    work = lease(rounds, "w")
+    play(rounds)
+    before = rounds.span
+    assert rounds.commit("w", 0, done(work)).reason == "round 0 is decided already"
+    assert rounds.span == before
+
+
+@pytest.mark.parametrize(
+    ("round_number", "batch", "attempt"),
+    [(1, BatchId(0, 0, 2), 1), (0, BatchId(0, 6, 2), 1), (0, BatchId(0, 0, 2), 2)],
+)
+def test_a_commit_of_what_was_not_handed_out_is_refused(
+    round_number: int, batch: BatchId, attempt: int
+) -> None:
+    rounds = make()
+    lease(rounds, "w")
+    with pytest.raises(InvalidArgument, match="no such attempt was handed out"):
+        rounds.commit("w", round_number, Report(batch, attempt))
+
+
+def test_skipped_micro_batches_are_named_in_the_decision_and_are_no_examples() -> None:
+    rounds = make(replicas=2)
+    first, second = lease(rounds, "a"), lease(rounds, "b")
+    rounds.commit("a", 0, done(first, skipped=True))
+    rounds.commit("b", 0, done(second))
+    assert rounds.decide().attempts == (first.attempt, second.attempt)
+    assert (rounds.span.batches, rounds.span.examples) == (2, 2)
+
+
+def test_decisions_carry_snapshots_and_generation() -> None:
+    rounds = make(replicas=1, generation=4)
+    work = lease(rounds, "w")
+    rounds.commit("w", 0, done(work))
+    order = SnapshotOrder("step-00000001", 1, write=True)
+    assert rounds.decide((order,)) == Decision(4, 0, (work.attempt,), (order,))
+
+
+@pytest.mark.parametrize(
+    ("first_round", "batches", "examples", "first"),
+    [(0, 0, 0, (0, 0)), (1, 3, 6, (0, 6)), (2, 5, 10, (1, 0)), (3, 8, 16, (1, 6))],
+)
+def test_resume_goes_on_at_the_round(
+    first_round: int, batches: int, examples: int, first: tuple[int, int]
+) -> None:
+    rounds = make(first_round=first_round, first_attempt=77)
+    assert rounds.span.batches == batches
+    assert rounds.span.examples == examples
+    work = lease(rounds, "w")
+    assert (work.round, work.decision, work.attempt.number) == (first_round, None, 77)
+    assert (work.attempt.batch.epoch, work.attempt.batch.first) == first
+
+
+def test_resume_after_the_last_round_is_finished() -> None:
+    rounds = make(first_round=4)
+    assert rounds.finished
+    assert isinstance(rounds.lease("w", 0, 0, 1), Wait)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), replicas=st.integers(1, 5))
+def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas: int) -> None:
+    chance = random.Random(seed)
+    rounds = make(replicas=replicas)
+    expected = make(replicas=replicas)
+    given_out: dict[str, Round] = {}
+    while not rounds.finished:
+        worker = chance.choice("abcd")
+        action = chance.random()
+        if action < 0.5:
+            work = rounds.lease(worker, 0, 0, 4)
+            if isinstance(work, Round):
+                given_out[worker] = work
+        elif action < 0.6:
+            rounds.release(worker)
+        elif worker in given_out:
+            rounds.commit(worker, given_out[worker].round, done(given_out[worker]))
+        if rounds.complete:
+            decision = rounds.decide()
+            assert [a.batch for a in decision.attempts] == [
+                a.batch for a in play(expected).attempts
+            ]
+            rounds.close(decision)
+    assert expected.finished

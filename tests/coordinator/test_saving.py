@@ -1,0 +1,199 @@
+"""When snapshots are ordered, and what becomes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.evaluation import Evaluations
+from coordinator.lifecycle import Facts, Phase, next_phase
+from coordinator.saving import Saving
+from coordinator.snapshots import Failed, ShardFile, Snapshots, Taken
+from coordinator.work import SnapshotOrder
+from psrpc.errors import InvalidArgument
+
+
+class Parts:
+    """A Saving with what it works on."""
+
+    def __init__(self, shards: int = 1, evaluates: bool = True, restored: int | None = None):
+        self.snapshots = Snapshots(shards)
+        self.evaluations = Evaluations(10 if evaluates else 0, 10)
+        self.saving = Saving(
+            snapshots=self.snapshots,
+            evaluations=self.evaluations,
+            every=10,
+            last_epoch=4,
+            evaluates=evaluates,
+            restored_step=restored,
+        )
+
+    def finish(self, order: SnapshotOrder | None) -> None:
+        """All shards take it, and it is committed."""
+        assert order is not None
+        for shard in range(self.snapshots._shards):
+            self.snapshots.report(order.name, ShardFile(shard, 0), "")
+        self.snapshots.written(order.name)
+        self.saving.taken(order.name)
+
+
+def order(name: str, step: int, write: bool, keep: bool) -> SnapshotOrder:
+    return SnapshotOrder(name, step, write, keep, f"checkpoints/.tmp-{name}" if write else "")
+
+
+def test_the_first_checkpoint_comes_once() -> None:
+    parts = Parts()
+    first = parts.saving.order_first()
+    assert first == order("step-00000000", 0, True, False)
+    assert parts.saving.order_first() is None
+    assert not parts.saving.first_saved
+    parts.finish(first)
+    assert parts.saving.first_saved
+
+
+def test_a_checkpoint_is_due_when_a_multiple_is_passed_and_one_is_written_at_a_time() -> None:
+    saving = (parts := Parts()).saving
+    saving.stepped(0, 9, [])
+    assert saving.next_order(9, False) is None
+    saving.stepped(9, 12, [])
+    first = saving.next_order(12, False)
+    assert first == order("step-00000012", 12, True, False)
+    saving.stepped(12, 33, [])
+    assert saving.next_order(33, False) is None
+    parts.finish(first)
+    assert saving.next_order(35, False) == order("step-00000035", 35, True, False)
+
+
+def test_an_epoch_is_kept_for_evaluation_with_the_checkpoint_or_without() -> None:
+    saving = Parts().saving
+    saving.stepped(0, 7, [0])
+    assert saving.next_order(7, False) == order("epoch-0", 7, False, True)
+    saving.stepped(7, 14, [1])
+    assert saving.next_order(14, False) == order("step-00000014", 14, True, True)
+    assert saving.next_order(14, False) is None
+    assert saving.warnings == []
+
+
+def test_an_epoch_that_finds_no_room_is_not_evaluated_and_said_so() -> None:
+    saving = Parts().saving
+    for epoch in range(3):
+        saving.stepped(epoch, epoch + 1, [epoch])
+        saving.next_order(epoch + 1, False)
+    assert saving.warnings == [
+        "epoch 2 is not evaluated: the evaluations of earlier epochs still run"
+    ]
+    final = saving.next_order(5, True)
+    assert final == order("step-00000005", 5, True, True)
+
+
+def test_the_final_checkpoint_waits_for_the_one_before_but_a_decision_does_not() -> None:
+    for by_decision in (False, True):
+        saving = (parts := Parts()).saving
+        saving.stepped(0, 10, [])
+        earlier = saving.next_order(10, False, by_decision)
+        saving.stepped(10, 15, [4])
+        final = saving.next_order(15, True, by_decision)
+        assert (final is not None) == by_decision
+        parts.finish(earlier)
+        if not by_decision:
+            final = saving.next_order(15, True)
+        assert final == order("step-00000015", 15, True, True)
+        assert (saving.final_saved, saving.final_evaluated) == (False, False)
+        parts.finish(final)
+        assert (saving.final_saved, saving.final_evaluated) == (True, False)
+
+
+def test_without_evaluation_data_the_final_state_is_only_written() -> None:
+    saving = (parts := Parts(evaluates=False)).saving
+    saving.stepped(0, 7, [0])
+    assert saving.next_order(7, False) is None
+    parts.finish(saving.next_order(9, True))
+    assert saving.final_saved
+    assert saving.final_evaluated
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_job_resumed_at_its_end_writes_nothing_twice(evaluates: bool) -> None:
+    saving = (parts := Parts(evaluates=evaluates, restored=20)).saving
+    assert saving.first_saved
+    final = saving.next_order(20, True)
+    if evaluates:
+        assert final == order("final", 20, False, True)
+        parts.finish(final)
+    else:
+        assert final is None
+    assert saving.final_saved
+
+
+def test_a_failure_is_a_warning_unless_it_is_of_the_first_or_final_state() -> None:
+    saving = (parts := Parts()).saving
+    first = saving.order_first()
+    assert first is not None
+    assert "no space" in (saving.failed(Failed(first, "no space")) or "")
+    parts.snapshots.written(first.name)
+    saving.stepped(0, 10, [0])
+    both = saving.next_order(10, False)
+    assert both is not None
+    assert saving.failed(Failed(both, "shard 0: no space")) is None
+    assert saving.warnings == [
+        "snapshot step-00000010 failed: shard 0: no space; not evaluated: epoch-0"
+    ]
+
+
+def test_a_snapshot_is_taken_when_every_shard_has_said_so() -> None:
+    snapshots = Snapshots(2)
+    wanted = order("s", 1, True, True)
+    snapshots.order(wanted)
+    one, two = ShardFile(0, 1, "a", 3, "00"), ShardFile(1, 1, "b", 3, "11")
+    assert snapshots.report("s", two, "") is None
+    assert snapshots.lacking(0) == [wanted]
+    assert snapshots.lacking(1) == []
+    assert "snapshot s of shard 0" in snapshots.waiting_for()
+    assert snapshots.report("s", two, "") is None
+    assert snapshots.report("s", one, "") == Taken(wanted, (one, two))
+    assert snapshots.report("s", one, "") is None
+    writing = snapshots.writing
+    snapshots.written("s")
+    assert (writing, snapshots.writing) == (True, False)
+    with pytest.raises(InvalidArgument, match="'t' was not ordered"):
+        snapshots.report("t", one, "")
+
+
+def test_orders_that_ride_in_a_decision_are_not_repeated_without_it() -> None:
+    snapshots = Snapshots(1)
+    snapshots.order(order("s", 1, True, False), by_decision=True)
+    assert snapshots.lacking(0) == []
+
+
+def test_a_release_makes_room_and_is_remembered() -> None:
+    snapshots = Snapshots(1)
+    snapshots.order(order("s", 1, False, True))
+    assert snapshots.room == 2
+    assert snapshots.release("s")
+    assert not snapshots.release("s")
+    assert snapshots.room == 3
+    assert snapshots.released == ("s",)
+
+
+NOTHING = Facts(False, False, False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("phase", "facts", "expected"),
+    [
+        ("waiting", NOTHING, None),
+        ("waiting", Facts(True, False, False, False, False, False), "initializing"),
+        ("waiting", Facts(True, True, True, False, False, False), "training"),
+        ("initializing", Facts(True, True, False, False, False, False), None),
+        ("initializing", Facts(True, True, True, False, False, False), "training"),
+        ("training", Facts(True, True, True, False, False, False), None),
+        ("training", Facts(True, True, True, True, False, False), "finishing"),
+        ("finishing", Facts(True, True, True, True, True, False), None),
+        ("finishing", Facts(True, True, True, True, False, True), None),
+        ("finishing", Facts(True, True, True, True, True, True), "done"),
+        ("done", Facts(True, True, True, True, True, True), None),
+        ("failed", Facts(True, True, True, True, True, True), None),
+    ],
+)
+def test_phases_follow_the_facts(phase: Phase, facts: Facts, expected: str | None) -> None:
+    transition = next_phase(phase, facts)
+    assert (transition.phase if transition else None) == expected
