@@ -97,7 +97,7 @@ class ShardClient:
         self._shard = shard
         self._retry = retry or RetryPolicy()
         self._stop = stop or threading.Event()
-        self._announce = announce
+        self.announce = announce
         self._extents = shard_extents(plan, shard)
         self._extent_messages = wire.to_extents(self._extents)
         # A stream of one message is, on the wire, a unary call; gRPC for Python spends a thread
@@ -240,7 +240,7 @@ class ShardClient:
             except grpc.RpcError as error:
                 raise error_from_rpc(error, self.peer) from None
 
-        return persist(typed, self.peer, self._retry, stop=self._stop, announce=self._announce)
+        return persist(typed, self.peer, self._retry, stop=self._stop, announce=self.announce)
 
     def _push_messages(self, fence: types.Fence, push: Push) -> Iterator[bytes]:
         skipped = push.gradients is None

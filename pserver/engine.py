@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 
+from pserver.admission import check_push
 from pserver.applied import AppliedSet
 from pserver.assembly import Assembly, Extent, check_extents
 from pserver.buffers import BufferPool, Loan, pool_size
 from pserver.counters import Counters, ShardReport
 from pserver.fence import Fence, ShardIdentity, admit
+from pserver.parameters import Parameters
 from pserver.requests import (
     Decision,
     InitializeRequest,
     PullRequest,
     PushRequest,
     PushResult,
-    Snapshot,
     SnapshotOrder,
     Values,
 )
-from pserver.shelf import SnapshotShelf
+from pserver.shelf import SnapshotShelf, SnapshotSink
 from pserver.staging import Missing, Staged, Staging, weighted_mean
 from pserver.updates.engine import Slots, UpdateEngine
 from psrpc.codec import Piece
@@ -43,19 +43,6 @@ from psrpc.plan import Plan
 NDArray = npt.NDArray[Any]
 
 
-class SnapshotSink(Protocol):
-    """Where snapshots go that were ordered; does not block."""
-
-    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """``snapshot`` was taken by ``order``."""
-
-    def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
-        """No snapshot could be taken."""
-
-    def repeated(self, order: SnapshotOrder) -> None:
-        """The order was carried out before; what came of it may have to be told again."""
-
-
 class ShardEngine:
     """Thread-safe. One lock guards everything that changes, the update engine included.
 
@@ -68,24 +55,16 @@ class ShardEngine:
     ) -> None:
         self.identity = identity
         self.plan = plan
-        self._updates = updates
-        self._sink = sink
+        self._held = Parameters(updates, identity.generation)
         self._pool = BufferPool(
             plan,
             identity.shard,
             pool_size(plan.shard_nbytes(identity.shard), identity.replicas),
         )
         self._changed = threading.Condition()  # its lock is the lock
-        self._version = 0
-        self._initialized = False
-        self._applied = AppliedSet()
         self._staging = Staging(identity.replicas)
-        self._shelf = SnapshotShelf()
+        self._shelf = SnapshotShelf(sink)
         self._counters = Counters()
-        # Readers of one version share its values; a reference of our own would keep them alive
-        # and make the next update copy.
-        self._current: weakref.ref[Values] | None = None
-        self._failure = ""
         self._closed = False
 
     # -- parameters come in ------------------------------------------------------------------
@@ -99,11 +78,7 @@ class ShardEngine:
             CheckpointError: the slots are another optimizer's.
         """
         with self._changed:
-            self._updates.load(values)
-            self._updates.load_slots(slots)
-            self._applied = applied
-            self._version = version
-            self._initialized = True
+            self._held.restore(values, slots, applied, version)
 
     def initialize(
         self, request: InitializeRequest, pieces: Iterable[Piece], timeout_s: float
@@ -114,13 +89,11 @@ class ShardEngine:
         check_extents(self.plan, self.identity.shard, request.extents)
         with self._arriving(request.extents, pieces, timeout_s) as loan, self._changed:
             self._admit(request.fence)
-            if self._initialized:
-                return self._version, True
-            with self._fatal():
-                self._updates.load(loan.buffers)
-            self._initialized = True
+            if self._held.initialized:
+                return self._held.version, True
+            self._held.initialize(loan.buffers)
             self._changed.notify_all()
-            return self._version, False
+            return self._held.version, False
 
     # -- gradients come in -------------------------------------------------------------------
 
@@ -157,58 +130,42 @@ class ShardEngine:
                 )
             with self._changed:
                 result = self._accept(request, None)
-                return result, self._values() if pull else None
+                return result, self._held.values() if pull else None
         with self._arriving(request.extents, pieces, timeout_s) as loan, self._changed:
             result = self._accept(request, loan)
-            return result, self._values() if pull else None
+            return result, self._held.values() if pull else None
 
     def _check(self, request: PushRequest) -> None:
         """All that can be said of a push before its data; refuses before anything is allocated."""
         with self._changed:
             self._admit(request.fence)
             self._need_values()
-            version = self._version
-        if request.examples != request.batch.count:
-            raise InvalidArgument(
-                f"a push of {request.batch} says it has {request.examples} examples;"
-                f" expected {request.batch.count}"
-            )
-        if request.base_version > version:
-            raise InvalidArgument(
-                f"a push of {request.batch} has base version {request.base_version};"
-                f" shard {self.identity.shard} is at {version}"
-            )
-        if not request.skipped:
-            check_extents(self.plan, self.identity.shard, request.extents)
-        elif request.extents:
-            raise InvalidArgument(
-                f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
-                " expected none"
-            )
+            version = self._held.version
+        check_push(request, self.plan, self.identity.shard, version)
 
     def _accept(self, request: PushRequest, loan: Loan | None) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
         self._admit(request.fence)
-        if self._applied.contains(request.batch):
+        if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
-            return PushResult("already_applied", self._version)
+            return PushResult("already_applied", self._held.version)
         if self.identity.mode == "sync":
             return self._stage(request, loan)
         if loan is None:
-            self._applied.add(request.batch, skipped=True)
+            self._held.applied.add(request.batch, skipped=True)
             self._counters.skipped += 1
-            return PushResult("skipped", self._version)
-        staleness = self._version - request.base_version
-        self._apply(loan.buffers)
-        self._applied.add(request.batch)
+            return PushResult("skipped", self._held.version)
+        staleness = self._held.version - request.base_version
+        self._held.update(loan.buffers)
+        self._held.applied.add(request.batch)
         self._counters.count_applied(staleness)
-        return PushResult("applied", self._version, staleness)
+        return PushResult("applied", self._held.version, staleness)
 
     def _stage(self, request: PushRequest, loan: Loan | None) -> PushResult:
-        if request.base_version < self._version:
+        if request.base_version < self._held.version:
             raise RoundPassed(
                 f"a push of {request.batch} is for round {request.base_version};"
-                f" shard {self.identity.shard} is at round {self._version}"
+                f" shard {self.identity.shard} is at round {self._held.version}"
             )
         if self._staging.admit(request.attempt):
             gradients = None
@@ -217,7 +174,7 @@ class ShardEngine:
                 gradients = loan.buffers
             self._staging.stage(request.attempt, Staged(request.examples, gradients))
             self._counters.staged += 1
-        return PushResult("staged", self._version)
+        return PushResult("staged", self._held.version)
 
     def decide(self, decision: Decision) -> None:
         """Applies a decided round, once: a round that was applied before changes nothing.
@@ -236,12 +193,12 @@ class ShardEngine:
                 f"the decision of round {decision.round} is of generation {decision.generation};"
                 f" {me} is in {self.identity.generation}"
             )
-        if decision.round < self._version:
+        if decision.round < self._held.version:
             return
-        if decision.round > self._version:
+        if decision.round > self._held.version:
             raise NotReady(
                 f"{me} cannot apply round {decision.round}: it waits for the decision of round"
-                f" {self._version}"
+                f" {self._held.version}"
             )
         found = self._staging.decide(decision.attempts)
         if isinstance(found, Missing):
@@ -249,14 +206,10 @@ class ShardEngine:
                 f"{me} cannot apply round {decision.round}: it does not hold"
                 f" {', '.join(map(str, found.attempts))}"
             )
-        if found.parts:
-            self._apply(weighted_mean(found.parts))
-        else:
-            self._version += 1
-            self._current = None
+        self._held.update(weighted_mean(found.parts) if found.parts else None)
         for attempt in decision.attempts:
             skipped = attempt.batch in found.skipped
-            self._applied.add(attempt.batch, skipped=skipped)
+            self._held.applied.add(attempt.batch, skipped=skipped)
             if skipped:
                 self._counters.skipped += 1
             else:
@@ -265,14 +218,8 @@ class ShardEngine:
             if dropped.gradients is not None:
                 self._pool.release(dropped.gradients)
         for order in decision.snapshots:
-            self._take(order)
+            self._shelf.take(order, self._held)
         self._changed.notify_all()
-
-    def _apply(self, gradients: Mapping[str, NDArray]) -> None:
-        self._current = None
-        with self._fatal():
-            self._updates.apply(gradients)
-        self._version += 1
 
     # -- parameters go out -------------------------------------------------------------------
 
@@ -287,51 +234,28 @@ class ShardEngine:
                 self._decide(request.decision)
             if request.source is not None:
                 self._await_round(request.source, timeout_s)
-            return self._values()
+            return self._held.values()
 
     def _await_round(self, wanted: int, timeout_s: float) -> None:
         if self.identity.mode != "sync":
             raise InvalidArgument(
                 f"round {wanted} was asked for and this job is async; ask for the newest values"
             )
-        self._changed.wait_for(lambda: self._version >= wanted or self._closed, timeout_s)
-        if self._version > wanted:
+        self._changed.wait_for(lambda: self._held.version >= wanted or self._closed, timeout_s)
+        if self._held.version > wanted:
             raise RoundPassed(
                 f"round {wanted} was asked for; shard {self.identity.shard} is at round"
-                f" {self._version}"
+                f" {self._held.version}"
             )
-        if self._version < wanted:
+        if self._held.version < wanted:
             raise NotReady(f"shard {self.identity.shard} {self._waiting_for()}")
-
-    def _values(self) -> Values:
-        """The present values, shared with whoever else reads this version. Holds the lock."""
-        values = self._current() if self._current is not None else None
-        if values is None:
-            values = Values(self._version, self.identity.generation, self._updates.snapshot())
-            self._current = weakref.ref(values)
-        return values
 
     # -- snapshots ---------------------------------------------------------------------------
 
     def take_snapshot(self, order: SnapshotOrder) -> None:
         """Freezes the present state by ``order``; the sink is told. An order counts once."""
         with self._changed:
-            self._take(order)
-
-    def _take(self, order: SnapshotOrder) -> None:
-        if not self._shelf.first_time(order):
-            self._sink.repeated(order)
-            return
-        try:
-            self._need_values()
-            self._shelf.check_room(order)
-        except PsError as error:
-            self._sink.failed(order, self._version, str(error))
-            return
-        values = self._values()
-        self._shelf.put(order, values)
-        snapshot = Snapshot(values, self._updates.slots(), tuple(self._applied.to_epochs()))
-        self._sink.taken(order, snapshot)
+            self._shelf.take(order, self._held)
 
     def release_snapshot(self, name: str) -> None:
         """Forgets a kept snapshot; one that is not kept is no error."""
@@ -344,8 +268,8 @@ class ShardEngine:
         """The figures of this moment."""
         with self._changed:
             return ShardReport(
-                version=self._version,
-                initialized=self._initialized,
+                version=self._held.version,
+                initialized=self._held.initialized,
                 nbytes=self.plan.shard_nbytes(self.identity.shard),
                 counters=replace(self._counters, staleness=self._counters.staleness_counts()),
                 staged_now=len(self._staging),
@@ -355,12 +279,12 @@ class ShardEngine:
     def applied(self) -> AppliedSet:
         """A copy of the applied-set."""
         with self._changed:
-            return AppliedSet.from_epochs(self._applied.to_epochs())
+            return AppliedSet.from_epochs(self._held.applied.to_epochs())
 
     @property
     def failure(self) -> str:
         """Why this shard can no longer be trusted; empty when it can."""
-        return self._failure
+        return self._held.failure
 
     def close(self) -> None:
         """Lets go of everybody who waits in here."""
@@ -383,21 +307,21 @@ class ShardEngine:
     # -- within ------------------------------------------------------------------------------
 
     def _admit(self, fence: Fence) -> None:
-        if self._failure:
-            raise JobFailed(self._failure)
+        if self._held.failure:
+            raise JobFailed(f"shard {self.identity.shard} failed: {self._held.failure}")
         admit(fence, self.identity, self.plan.hash)
 
     def _need_values(self) -> None:
-        if not self._initialized:
+        if not self._held.initialized:
             raise NotReady(f"shard {self.identity.shard} {self._waiting_for()}")
 
     def _waiting_for(self) -> str:
-        if not self._initialized:
+        if not self._held.initialized:
             return "waits for a worker to initialize it"
         if self.identity.mode == "async":
             return ""
         return (
-            f"waits for the decision of round {self._version}; it holds"
+            f"waits for the decision of round {self._held.version}; it holds"
             f" {self._staging.micro_batches} of {self.identity.replicas} micro-batches"
         )
 
@@ -409,12 +333,3 @@ class ShardEngine:
         with self._pool.loan(timeout_s) as loan:
             Assembly(self.plan, extents, loan.buffers).accept_all(pieces)
             yield loan
-
-    @contextmanager
-    def _fatal(self) -> Iterator[None]:
-        """An update that fails halfway leaves parameters that nobody may use."""
-        try:
-            yield
-        except Exception as error:
-            self._failure = f"the update of shard {self.identity.shard} failed: {error}"
-            raise

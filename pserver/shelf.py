@@ -1,9 +1,12 @@
-"""The snapshots that a shard keeps for ``Pull``, and which orders for one it has seen."""
+"""Snapshots on order: taken once each, handed on, and kept for ``Pull`` where the order says so."""
 
 from __future__ import annotations
 
-from pserver.requests import SnapshotOrder, Values
-from psrpc.errors import InvalidArgument, ResourceExhausted
+from typing import Protocol
+
+from pserver.parameters import Parameters
+from pserver.requests import Snapshot, SnapshotOrder, Values
+from psrpc.errors import InvalidArgument
 
 MAX_KEPT = 3
 """Snapshots that are kept at once."""
@@ -11,34 +14,50 @@ MAX_KEPT = 3
 _REMEMBERED = 64
 
 
-class SnapshotShelf:
-    """Kept snapshots by name. Not thread-safe."""
+class SnapshotSink(Protocol):
+    """Where snapshots go that were ordered; does not block."""
 
-    def __init__(self) -> None:
+    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
+        """``snapshot`` was taken by ``order``."""
+
+    def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
+        """No snapshot could be taken."""
+
+    def repeated(self, order: SnapshotOrder) -> None:
+        """The order was carried out before; what came of it may have to be told again."""
+
+
+class SnapshotShelf:
+    """Not thread-safe: the shard's engine holds its lock."""
+
+    def __init__(self, sink: SnapshotSink) -> None:
+        self._sink = sink
         self._kept: dict[str, Values] = {}
         self._seen: dict[str, None] = {}
 
-    def first_time(self, order: SnapshotOrder) -> bool:
-        """Whether ``order`` is new. Orders may be repeated and are carried out once."""
+    def take(self, order: SnapshotOrder, held: Parameters) -> None:
+        """Freezes the present state by ``order`` and tells the sink what came of it.
+
+        An order counts once: it may be repeated, and by then the state is another.
+        """
         if order.name in self._seen:
-            return False
+            self._sink.repeated(order)
+            return
         self._seen[order.name] = None
         if len(self._seen) > _REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        return True
-
-    def check_room(self, order: SnapshotOrder) -> None:
-        """Raises ResourceExhausted when ``order`` cannot be kept as it says."""
-        if order.keep and len(self._kept) >= MAX_KEPT:
-            raise ResourceExhausted(
-                f"snapshot {order.name} cannot be kept: {', '.join(self._kept)} are;"
-                f" expected at most {MAX_KEPT}"
+        if not held.initialized:
+            self._sink.failed(order, held.version, "the shard has not been initialized")
+        elif order.keep and len(self._kept) >= MAX_KEPT:
+            kept = ", ".join(self._kept)
+            self._sink.failed(
+                order, held.version, f"{kept} are kept already; expected at most {MAX_KEPT}"
             )
-
-    def put(self, order: SnapshotOrder, values: Values) -> None:
-        """Keeps ``values`` if ``order`` says so."""
-        if order.keep:
-            self._kept[order.name] = values
+        else:
+            snapshot = held.snapshot()
+            if order.keep:
+                self._kept[order.name] = snapshot.values
+            self._sink.taken(order, snapshot)
 
     def get(self, name: str) -> Values:
         """The values of a kept snapshot.

@@ -46,7 +46,7 @@ def restore(directory: Path, plan: Plan, shard: int) -> Restored:
 
 
 class SnapshotWriter:
-    """A :class:`pserver.engine.SnapshotSink` with one thread. Never blocks who hands it work."""
+    """A :class:`pserver.shelf.SnapshotSink` with one thread. Never blocks who hands it work."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SnapshotWriter:
         self._thread.join(timeout_s)
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """See :class:`pserver.engine.SnapshotSink`."""
+        """See :class:`pserver.shelf.SnapshotSink`."""
         version = snapshot.values.version
         if not order.write:
             self._work.put(lambda: self._tell(self._request(order, version)))
@@ -91,13 +91,13 @@ class SnapshotWriter:
         self.failed(order, version, f"{MAX_PENDING} snapshots wait to be written already")
 
     def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
-        """See :class:`pserver.engine.SnapshotSink`."""
+        """See :class:`pserver.shelf.SnapshotSink`."""
         request = self._request(order, version)
         request.error = reason
         self._work.put(lambda: self._tell(request))
 
     def repeated(self, order: SnapshotOrder) -> None:
-        """See :class:`pserver.engine.SnapshotSink`."""
+        """See :class:`pserver.shelf.SnapshotSink`."""
         with self._lock:
             request = self._reports.get(order.name)
         if request is not None:

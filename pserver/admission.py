@@ -1,0 +1,34 @@
+"""What can be said of a push by its header alone."""
+
+from __future__ import annotations
+
+from pserver.assembly import check_extents
+from pserver.requests import PushRequest
+from psrpc.errors import InvalidArgument
+from psrpc.plan import Plan
+
+
+def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> None:
+    """Refuses what cannot be applied to ``shard`` at ``version``, before anything is allocated.
+
+    Raises:
+        InvalidArgument: wrong counts, a base version from the future, or extents that are not
+            the plan's.
+    """
+    if request.examples != request.batch.count:
+        raise InvalidArgument(
+            f"a push of {request.batch} says it has {request.examples} examples;"
+            f" expected {request.batch.count}"
+        )
+    if request.base_version > version:
+        raise InvalidArgument(
+            f"a push of {request.batch} has base version {request.base_version};"
+            f" shard {shard} is at {version}"
+        )
+    if not request.skipped:
+        check_extents(plan, shard, request.extents)
+    elif request.extents:
+        raise InvalidArgument(
+            f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
+            " expected none"
+        )

@@ -1,0 +1,81 @@
+"""What a shard is made of: parameters, optimizer state, version and applied-set, as one thing."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy.typing as npt
+
+from pserver.applied import AppliedSet
+from pserver.requests import Snapshot, Values
+from pserver.updates.engine import Slots, UpdateEngine
+
+NDArray = npt.NDArray[Any]
+
+
+class Parameters:
+    """The state that a snapshot freezes. Not thread-safe: the shard's engine holds its lock."""
+
+    def __init__(self, updates: UpdateEngine, generation: int) -> None:
+        self._updates = updates
+        self._generation = generation
+        # Readers of one version share its values. A reference of our own would keep them alive
+        # and make the next update copy.
+        self._current: weakref.ref[Values] | None = None
+        self.version = 0
+        self.initialized = False
+        self.applied = AppliedSet()
+        self.failure = ""
+        """Why these parameters can no longer be trusted; empty when they can."""
+
+    def initialize(self, values: Mapping[str, NDArray]) -> None:
+        """Takes copies of all arenas and starts the optimizer afresh."""
+        with self._fatal():
+            self._updates.load(values)
+        self.initialized = True
+
+    def restore(
+        self, values: Mapping[str, NDArray], slots: Slots, applied: AppliedSet, version: int
+    ) -> None:
+        """Takes over the state of a checkpoint.
+
+        Raises:
+            CheckpointError: the slots are another optimizer's.
+        """
+        self._updates.load(values)
+        self._updates.load_slots(slots)
+        self.applied = applied
+        self.version = version
+        self.initialized = True
+
+    def update(self, gradients: Mapping[str, NDArray] | None) -> None:
+        """One update; None is a round whose gradients were all skipped."""
+        self._current = None
+        if gradients is not None:
+            with self._fatal():
+                self._updates.apply(gradients)
+        self.version += 1
+
+    def values(self) -> Values:
+        """The present values, shared with whoever else reads this version."""
+        values = self._current() if self._current is not None else None
+        if values is None:
+            values = Values(self.version, self._generation, self._updates.snapshot())
+            self._current = weakref.ref(values)
+        return values
+
+    def snapshot(self) -> Snapshot:
+        """The whole state; later updates do not change it."""
+        return Snapshot(self.values(), self._updates.slots(), tuple(self.applied.to_epochs()))
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """An update that fails halfway leaves parameters that nobody may use."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = f"{type(error).__name__} in the update of the parameters: {error}"
+            raise
