@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from psrpc.batch import BatchId
 from psrpc.plan import Plan
 from worker.buffers import ParameterBuffers
-from worker.data import Batch
 from worker.devices import Device
 from worker.feed import Feed
-from worker.flat import FlatStep, StepResult
+from worker.flat import FlatStep, StepInput, StepResult
 from worker.job import Job
 from worker.loader import user_code
 from worker.replica import Replica
 from worker.seeds import seed_state
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A batch as the step takes it: tensors on the step's device."""
-
-    seeds: tf.Tensor
-    batch: Batch
+from worker.waits import Waits
 
 
 class BatchReader:
@@ -39,13 +29,13 @@ class BatchReader:
         self._device = device
         self._num_seeds = num_seeds
 
-    def __call__(self, batch: BatchId) -> Prepared:
+    def __call__(self, batch: BatchId) -> StepInput:
         """Raises InvalidJob where the data source fails."""
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
         states = [seed_state(self._job.seed, batch, i) for i in range(self._num_seeds)]
         seeds = np.array(states, np.int64).reshape(self._num_seeds, 2)
-        return Prepared(*self._device.place((seeds, records)))
+        return StepInput(*self._device.place((seeds, records)))
 
 
 class Compute:
@@ -56,8 +46,14 @@ class Compute:
     """
 
     def __init__(
-        self, replica: Replica, plan: Plan, device: Device, read: Callable[[BatchId], Prepared]
+        self,
+        replica: Replica,
+        plan: Plan,
+        device: Device,
+        read: Callable[[BatchId], StepInput],
+        waits: Waits,
     ) -> None:
+        self._waits = waits
         self._step = FlatStep(replica.make_step(plan), plan, device)
         self._feed = Feed(read)
         self._current = ParameterBuffers(plan)
@@ -93,9 +89,10 @@ class Compute:
         Raises:
             InvalidJob: the data source or the step failed; the message says how.
         """
-        prepared = self._feed.get(batch)
+        with self._waits.on("the training data"):
+            given = self._feed.get(batch)
         try:
-            return self._step(self._current.tensors, prepared.seeds, prepared.batch)
+            return self._step(self._current.tensors, given)
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise

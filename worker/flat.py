@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,25 @@ class GradientStep(Protocol):
 
     def loss(self, values: Sequence[tf.Tensor], batch: Batch) -> tuple[tf.Tensor, Any]:
         """The loss in inference and the model's outputs (None where there are none)."""
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """What one step is given: tensors on the step's device.
+
+    Attributes:
+        seeds: int64 ``[seed generators, 2]``, their states.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)``.
+        signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. Found
+            when the input is made, ahead of the step.
+    """
+
+    seeds: tf.Tensor
+    batch: Batch
+    signature: object = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signature", _signature(self.batch))
 
 
 @dataclass(frozen=True)
@@ -74,26 +93,18 @@ class FlatStep:
         self._function = tf.function(self._run, jit_compile=jit_compile)
         self._traces: dict[object, Callable[..., Any]] = {}
 
-    def __call__(
-        self, parameters: Sequence[tf.Tensor], seeds: tf.Tensor, batch: Batch
-    ) -> StepResult:
-        """Computes the gradient of ``batch`` at ``parameters``.
-
-        Args:
-            parameters: per arena ``[length]``, on any device.
-            seeds: int64 ``[seed generators, 2]``.
-            batch: tensors, as :meth:`Device.place` makes them.
+    def __call__(self, parameters: Sequence[tf.Tensor], given: StepInput) -> StepResult:
+        """Computes the gradient of a batch at ``parameters``, per arena ``[length]``, on the host.
 
         Raises:
             Exception: whatever the model, its loss or TensorFlow raises.
         """
         arenas = self._device.receive(parameters)
-        key = _signature(batch)
-        trace = self._traces.get(key)
+        trace = self._traces.get(given.signature)
         if trace is None:
-            trace = self._function.get_concrete_function(arenas, seeds, batch)
-            self._traces[key] = trace
-        *updates, vitals = trace(arenas, seeds, batch)
+            trace = self._function.get_concrete_function(arenas, given.seeds, given.batch)
+            self._traces[given.signature] = trace
+        *updates, vitals = trace(arenas, given.seeds, given.batch)
         loss, power = memoryview(self._device.send(vitals))
         views = {
             arena.name: np.asarray(memoryview(self._device.send(update)))
@@ -150,14 +161,9 @@ def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [values[index] for index in range(len(plan.variables))]
 
 
-def _signature(batch: Batch) -> object:
-    """What a trace is made for: the structure, dtypes and shapes of a batch of tensors."""
-    return _signature_of(batch)
-
-
-def _signature_of(nest: Any) -> object:
+def _signature(nest: Any) -> object:
     if isinstance(nest, dict):
-        return tuple((key, _signature_of(value)) for key, value in sorted(nest.items()))
+        return tuple((key, _signature(value)) for key, value in sorted(nest.items()))
     if isinstance(nest, list | tuple):
-        return (type(nest), *map(_signature_of, nest))
+        return (type(nest), *map(_signature, nest))
     return (nest.dtype, tuple(nest.shape))

@@ -111,7 +111,7 @@ class Trainer:
         assert self._replica is not None  # run has made it
         if self._plan != plan:
             read = BatchReader(self._loaded.job, self._device, self._replica.num_seeds())
-            compute = Compute(self._replica, plan, self._device, read)
+            compute = Compute(self._replica, plan, self._device, read, self._standing.waits)
             self._compute = stack.enter_context(compute)
             self._evaluator = None
             self._plan = plan

@@ -16,7 +16,7 @@ from worker.buffers import ParameterBuffers
 from worker.compute import BatchReader
 from worker.data import Array
 from worker.devices import HOST, Device
-from worker.flat import FlatStep, StepResult
+from worker.flat import FlatStep, StepInput, StepResult
 from worker.replica import Replica
 from worker.variables import model_variables
 
@@ -26,7 +26,7 @@ CPU = Device(HOST, "cpu")
 RECORDS, FEATURES, CLASSES = 24, 6, 3
 
 
-def records(**extra: Array) -> Arrays:
+def records(**extra: Any) -> Arrays:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(RECORDS, FEATURES)).astype(np.float32)
     return Arrays(x, generator.integers(0, CLASSES, RECORDS), **extra)
@@ -79,8 +79,7 @@ class Bench:
         self.read = BatchReader(job, device, self.replica.num_seeds())
 
     def run(self, batch: BatchId) -> StepResult:
-        prepared = self.read(batch)
-        return self.step(self.parameters.tensors, prepared.seeds, prepared.batch)
+        return self.step(self.parameters.tensors, self.read(batch))
 
     def by_variable(self, result: StepResult) -> dict[str, Array]:
         found = {}
@@ -152,8 +151,8 @@ def test_a_repeated_batch_gives_the_same_bits_anywhere_and_another_batch_other_m
         assert update.tobytes() == elsewhere.updates[name].tobytes()
 
     # The records of the batch, under the masks of another one.
-    prepared, masks = here.read(FIRST), here.read(other).seeds
-    differing = here.step(here.parameters.tensors, masks, prepared.batch)
+    mixed = StepInput(here.read(other).seeds, here.read(FIRST).batch)
+    differing = here.step(here.parameters.tensors, mixed)
     assert differing.loss != first.loss
 
 
@@ -184,7 +183,7 @@ def test_large_but_finite_gradients_pass() -> None:
     assert max(np.abs(update).max() for update in result.updates.values()) > 1e25
 
 
-class TwoTypes(keras.Model):
+class TwoTypes(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Integer inputs, a table with sparse gradients, variables of two dtypes."""
 
     def __init__(self) -> None:
@@ -218,7 +217,7 @@ def test_a_subclassed_model_of_two_dtypes() -> None:
         )
 
 
-class Line(tf.Module):
+class Line(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
     """``y = a x + b`` with a running mean of the inputs."""
 
     def __init__(self) -> None:
@@ -260,7 +259,7 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
 
 
 def test_a_variable_without_gradient_keeps_its_place_as_state() -> None:
-    class Unused(keras.Model):
+    class Unused(keras.Model):  # type: ignore[misc]  # Keras has no types
         def __init__(self) -> None:
             super().__init__()
             self.used = keras.layers.Dense(CLASSES, activation="softmax", name="used")
@@ -277,7 +276,6 @@ def test_a_variable_without_gradient_keeps_its_place_as_state() -> None:
     plan = make_plan(specs, 1, "cut")
     step = FlatStep(replica.make_step(plan), plan, CPU)
     parameters = ParameterBuffers(plan)
-    prepared = BatchReader(replica.job, CPU, 0)(FIRST)
-    result = step(parameters.tensors, prepared.seeds, prepared.batch)
+    result = step(parameters.tensors, BatchReader(replica.job, CPU, 0)(FIRST))
     assert np.abs(result.updates["float32.trainable"]).max() > 0
     assert not result.updates["float32.state"].any()
