@@ -1,0 +1,207 @@
+"""Streams that no client of ours would send: refused, and the shard stays as it was."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+
+import grpc
+import numpy as np
+import pytest
+
+from pserver import wire
+from pserver.client import ShardClient
+from pserver.engine import ShardEngine
+from psrpc.batch import BatchId
+from psrpc.channel import open_channel
+from psrpc.codec import MAX_CHUNK_BYTES
+from psrpc.errors import InvalidArgument
+from psrpc.status import error_from_rpc
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import counting, engine_of, plan_of, served, whole
+
+PLAN = plan_of(size=24)
+TRAINABLE, STATE = 24 * 4, 5 * 4
+
+
+class Shard:
+    """An initialized shard, its client, and a bare channel to it."""
+
+    def __init__(self, engine: ShardEngine, client: ShardClient, channel: grpc.Channel) -> None:
+        self.engine = engine
+        self.client = client
+        self.channel = channel
+
+    def header(self, **change: object) -> pb.PushHeader:
+        fields: dict[str, object] = {
+            "fence": self.client.fence(1, 1),
+            "batch": types.BatchId(epoch=0, first=0, count=4),
+            "examples": 4,
+            "extents": [
+                types.Extent(arena=0, nbytes=TRAINABLE),
+                types.Extent(arena=1, nbytes=STATE),
+            ],
+        }
+        return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
+
+    def send(self, *messages: bytes, method: str = "PushGradients") -> str:
+        """The message of the refusal that the stream gets, which must be InvalidArgument."""
+        call = self.channel.stream_stream(f"/{wire.SERVICE}/{method}")  # type: ignore[call-arg]
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter(messages), timeout=30))
+        error = error_from_rpc(caught.value, "the shard")
+        assert isinstance(error, InvalidArgument), error
+        return str(error)
+
+    def push(self, header: pb.PushHeader, *chunks: types.Chunk) -> str:
+        first = pb.PushGradientsRequest(header=header).SerializeToString()
+        return self.send(first, *(chunk(c) for c in chunks))
+
+    def unchanged(self) -> bool:
+        into = whole(PLAN)
+        self.client.pull(self.client.fence(1, 1), "worker-1", None, into)
+        values = all(np.array_equal(into[n], a) for n, a in counting(PLAN).items())
+        report = self.engine.report()
+        return values and report.version == 0 and not self.engine.applied().to_epochs()
+
+
+def chunk(message: types.Chunk) -> bytes:
+    return pb.PushGradientsRequest(chunk=message).SerializeToString()
+
+
+@pytest.fixture
+def shard() -> Iterator[Shard]:
+    engine = engine_of(PLAN)
+    with served(engine) as client:
+        client.initialize(client.fence(1, 1), counting(PLAN))
+        with open_channel(client.peer.rpartition(" ")[2]) as channel:
+            yield Shard(engine, client, channel)
+
+
+def data(arena: int, offset: int, nbytes: int) -> types.Chunk:
+    return types.Chunk(arena=arena, offset=offset, data=b"\x01" * nbytes)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "words"),
+    [
+        ([], "ended at byte 0 of arena float32.trainable; expected 96"),
+        ([data(0, 0, 96)], "ended at byte 0 of arena float32.state; expected 20"),
+        ([data(0, 0, 48)], "ended at byte 48 of arena float32.trainable; expected 96"),
+        ([data(0, 0, 96), data(1, 0, 24)], "has 24 bytes; expected at most the 20"),
+        ([data(0, 0, 96), data(1, 0, 20), data(1, 20, 4)], "goes on after its last announced"),
+        ([data(1, 0, 20)], r"is of arena 1; expected arena 0 \(float32.trainable\)"),
+        ([data(7, 0, 96)], r"is of arena 7; expected arena 0"),
+        ([data(0, 4, 92)], "has offset 4; expected 0"),
+        ([data(0, 0, 48), data(0, 0, 48)], "has offset 0; expected 48"),
+        ([data(0, 0, 48), data(0, 52, 44)], "has offset 52; expected 48"),
+        ([data(0, 0, 47)], "has 47 bytes; expected 1 to 2097152, in whole elements of 4"),
+        ([data(0, 0, 0)], "has 0 bytes; expected 1"),
+        ([data(0, 2**63, 96)], "has offset 9223372036854775808; expected 0"),
+    ],
+)
+def test_chunks_that_do_not_fit(shard: Shard, chunks: Sequence[types.Chunk], words: str) -> None:
+    assert re.search(words, shard.push(shard.header(), *chunks))
+    assert shard.unchanged()
+    assert shard.engine.report().counters.refused == 1
+
+
+def extents(*pairs: tuple[int, int]) -> list[types.Extent]:
+    return [types.Extent(arena=arena, nbytes=nbytes) for arena, nbytes in pairs]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extents": []}, "does not announce arena float32.trainable"),
+        ({"extents": extents((0, 96))}, "does not announce arena float32.state"),
+        (
+            {"extents": extents((0, 92), (1, 20))},
+            "92 bytes of arena float32.trainable; expected 96",
+        ),
+        ({"extents": extents((0, 1 << 60), (1, 20))}, f"announces {1 << 60} bytes"),
+        ({"extents": extents((0, 96), (1, 20), (2, 4))}, "announces arena 2; the plan has 2"),
+        ({"extents": extents((0, 96), (0, 96), (1, 20))}, "float32.trainable twice"),
+        ({"examples": 3}, "says it has 3 examples; expected 4"),
+        ({"batch": types.BatchId(epoch=0, first=0, count=0)}, "count 0; expected at least 1"),
+        ({"skipped": True}, "skipped push .* announces 2 arenas; expected none"),
+    ],
+)
+def test_headers_that_do_not_fit(shard: Shard, change: dict[str, object], words: str) -> None:
+    assert re.search(words, shard.push(shard.header(**change), data(0, 0, 96), data(1, 0, 20)))
+    assert shard.unchanged()
+
+
+def test_a_skipped_push_with_data(shard: Shard) -> None:
+    header = shard.header(skipped=True, extents=[])
+    assert "carries 96 bytes; expected none" in shard.push(header, data(0, 0, 96))
+    assert shard.unchanged()
+
+
+def test_an_oversized_chunk(shard: Shard) -> None:
+    words = shard.push(shard.header(), data(0, 0, MAX_CHUNK_BYTES + 4))
+    assert f"has {MAX_CHUNK_BYTES + 4} bytes; expected at most" in words
+    assert shard.unchanged()
+
+
+def test_streams_without_a_header_or_with_two(shard: Shard) -> None:
+    assert "the stream is empty" in shard.send()
+    assert "begins without a header" in shard.send(chunk(data(0, 0, 96)))
+    first = pb.PushGradientsRequest(header=shard.header()).SerializeToString()
+    assert "second header" in shard.send(first, first)
+    assert "header" in shard.send(b"", method="Initialize")
+    assert shard.unchanged()
+
+
+def test_garbage(shard: Shard) -> None:
+    rng = random.Random(1)
+    good = pb.PushGradientsRequest(header=shard.header(), chunk=data(0, 0, 96)).SerializeToString()
+    for _ in range(30):
+        shard.send(rng.randbytes(rng.randrange(1, 200)))
+        shard.send(rng.randbytes(64), method="PushPull")
+        shard.send(good[: rng.randrange(1, len(good))])
+    shard.send(good, b"\xff" * 40)
+    assert shard.unchanged()
+
+
+def test_pulls_that_name_nothing(shard: Shard) -> None:
+    call = shard.channel.unary_stream(f"/{wire.SERVICE}/Pull")  # type: ignore[call-arg]
+    request = pb.PullRequest(fence=shard.client.fence(1, 1))
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call(request.SerializeToString(), timeout=30))
+    assert "names no source" in str(error_from_rpc(caught.value, "the shard"))
+
+
+def test_an_answer_that_does_not_fit_is_refused_by_the_client() -> None:
+    wider = plan_of(size=48)
+    engine = engine_of(wider)
+    with served(engine) as client:
+        client.initialize(client.fence(1, 1), counting(wider))
+        address = client.peer.rpartition(" ")[2]
+        with ShardClient(address, 77, PLAN, 0) as other:
+            fence = client.fence(1, 1)
+            with pytest.raises(InvalidArgument, match=r"answered what cannot be used.*192 bytes"):
+                other.pull(fence, "worker-1", None, whole(PLAN))
+
+
+def test_messages_of_the_generated_classes_are_understood(shard: Shard) -> None:
+    call = shard.channel.stream_stream(
+        f"/{wire.SERVICE}/PushPull",
+        request_serializer=pb.PushPullRequest.SerializeToString,
+        response_deserializer=pb.PushPullResponse.FromString,
+    )
+    messages = [
+        pb.PushPullRequest(header=shard.header()),
+        *(pb.PushPullRequest(chunk=data(0, at, 48)) for at in (0, 48)),
+        pb.PushPullRequest(chunk=data(1, 0, 20)),
+    ]
+    answers = list(call(iter(messages), timeout=30))
+    assert answers[0].header.push.outcome == pb.PUSH_OUTCOME_APPLIED
+    assert [(a.chunk.arena, a.chunk.offset, len(a.chunk.data)) for a in answers] == [
+        (0, 0, 96),
+        (1, 0, 20),
+    ]
+    batch = BatchId(0, 0, 4)
+    assert shard.engine.applied().contains(batch)
