@@ -20,6 +20,7 @@ ALLOWED = {
         "coordinator.client",
         "pserver.client",
         "pserver.updates.allowlist",
+        "pserver.updates.numpy_engine",
     },
 }
 
@@ -35,6 +36,7 @@ PURE = {
     "pserver.assembly",
     "pserver.staging",
     "pserver.updates.allowlist",
+    "pserver.updates.numpy_engine",
     "coordinator.membership",
     "coordinator.ledger",
     "coordinator.rounds",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pserver.updates.allowlist import needs_single_shard, placement_for
+from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob
 from psrpc.plan import VariableSpec, make_plan
@@ -66,13 +67,16 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     from worker.build import serialized_optimizer
 
     job = loaded.job
+    _check_replicas(job)
     _check_paths(job)
     records, eval_records = _check_data(job)
     example = _first_records("train", job, min(job.batch_size, records))
     variables, trained, metrics = _describe_model(job, example, eval_records)
     # Every check of the plan that does not depend on the number of shards.
-    make_plan(variables, 1, "cut")
+    plan = make_plan(variables, 1, "cut")
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
+    if job.engine == "numpy":
+        NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
     return {
         "format": FORMAT,
         "name": loaded.name,
@@ -94,6 +98,14 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "total_updates": job.total_updates(),
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
     }
+
+
+def _check_replicas(job: Job) -> None:
+    if job.mode == "sync" and job.replicas is None:
+        raise InvalidJob(
+            "mode is 'sync' but replicas is not set; say how many micro-batches make a round: "
+            "Job(replicas=3) or --replicas 3"
+        )
 
 
 def _check_paths(job: Job) -> None:

@@ -46,8 +46,8 @@ class Job:
         epochs: passes over the training data.
         mode: ``async`` applies every gradient as it comes; ``sync`` applies the mean of
             ``replicas`` micro-batches at a time. ``--mode`` overrides it.
-        replicas: K, the micro-batches of one synchronous round. Needed in ``sync`` mode. The
-            result depends on it and not on how many workers there are.
+        replicas: K, the micro-batches of one synchronous round. Needed in ``sync`` mode, here or
+            with ``--replicas``. The result depends on it and not on how many workers there are.
         seed: of the initial values, the order of records and dropout masks.
         init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``) or the
             directory of an earlier checkpoint. Relative to the working directory.
@@ -86,11 +86,6 @@ class Job:
                 _check_integer(name, getattr(self, name), 1)
         _check_choice("mode", self.mode, ("async", "sync"))
         _check_choice("engine", self.engine, ("keras", "numpy"))
-        if self.mode == "sync" and self.replicas is None:
-            raise InvalidJob(
-                "mode is 'sync' but replicas is not set; say how many micro-batches make a round, "
-                "for example --set replicas=3"
-            )
         if not callable(self.model):
             raise InvalidJob(
                 f"model is {_show(self.model)}; expected a function without arguments that makes "
@@ -130,7 +125,7 @@ class Job:
         round never crosses an epoch. Reads the size of the training data."""
         updates = batches_per_epoch(self.train.num_records, self.batch_size)
         if self.mode == "sync":
-            assert self.replicas is not None  # __post_init__
+            assert self.replicas is not None  # worker.describe has refused it
             updates = -(-updates // self.replicas)
         return self.epochs * updates
 

@@ -407,6 +407,11 @@ def test_stdout_holds_one_document_and_nothing_else(tmp_path: Path) -> None:
     assert "on descriptor 1" in done.stderr
 
 
+def test_what_the_numpy_engine_cannot_do_is_refused_before_a_shard_starts() -> None:
+    with pytest.raises(InvalidJob, match="the numpy engine has no Lion"):
+        described(engine="numpy", optimizer="lion")
+
+
 def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text(JOB.format(loss="y - p.no_such_part"))
@@ -414,7 +419,7 @@ def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) 
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == [
         "error: mode is 'sync' but replicas is not set; say how many micro-batches "
-        "make a round, for example --set replicas=3"
+        "make a round: Job(replicas=3) or --replicas 3"
     ]
     failed = run(path, "replicas=2")
     assert (failed.returncode, failed.stdout) == (2, "")

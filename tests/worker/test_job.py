@@ -43,7 +43,6 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("intra_op_threads", "2", "intra_op_threads is '2' (str)"),
         ("mode", "ssp", "mode is 'ssp' (str); expected async or sync"),
         ("engine", "jax", "engine is 'jax' (str); expected keras or numpy"),
-        ("mode", "sync", "replicas is not set"),
         ("model", 3, "model is 3 (int); expected a function"),
         ("loss", 3, "loss is 3 (int); expected a Keras loss"),
         ("loss", dict, "loss is <class 'dict'> (type)"),
