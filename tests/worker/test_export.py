@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from pserver.updates.engine import AVERAGES
+from psrpc.checkpoint import Manifest, ManifestFile, ShardState, commit, write_shard_file
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
+from psrpc.plan import make_plan
+from tests.worker.test_flat import make_job, noisy_model
+from worker.data import Array
+from worker.export import export, export_main
+from worker.initializer import initial_values
+from worker.loader import load_job
+from worker.replica import Replica
+from worker.variables import model_variables
+
+pytestmark = [
+    pytest.mark.slow,
+    # Keras reads its own variables by an interface that numpy 2 wants changed.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+JOB = """
+import keras
+import numpy as np
+import tensorflow as tf
+from worker import Arrays, Job
+
+class Line(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope = tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def __call__(self, x):
+        return self.slope * x
+
+def dense():
+    return keras.Sequential([
+        keras.Input((4,)),
+        keras.layers.Dense(3, activation="elu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(UNITS),
+    ])
+
+job = Job(model=MODEL, loss=LOSS, optimizer="sgd", batch_size=2,
+          train=Arrays(np.ones(SHAPE, np.float32), np.ones(6, np.float32)))
+"""
+
+
+def write_job(folder: Path, model: str = "dense", units: int = 1) -> Path:
+    module = model == "Line"
+    loss = "lambda m, x, y: tf.reduce_mean((m(x) - y) ** 2)" if module else "'mse'"
+    names = {
+        "MODEL": model,
+        "LOSS": loss,
+        "SHAPE": "6" if module else "(6, 4)",
+        "UNITS": str(units),
+    }
+    text = JOB
+    for name, value in names.items():
+        text = text.replace(name, value)
+    path = folder / "small.py"
+    path.write_text(text)
+    return path
+
+
+def write_checkpoint(folder: Path, replica: Replica, averages: bool = False) -> Path:
+    """A checkpoint of two shards with arbitrary values, and averages twice as large."""
+    plan = make_plan([spec for spec, _ in model_variables(replica.model)], 2, "cut")
+    values = {a.name: np.arange(1, a.length + 1, dtype=a.dtype) / a.length for a in plan.arenas}
+    (folder / "tmp").mkdir()
+    files = []
+    for shard in range(plan.shards):
+        mine = {a.name: values[a.name][a.cuts[shard] : a.cuts[shard + 1]] for a in plan.arenas}
+        slot = {name: 2 * array for name, array in mine.items() if name.endswith("trainable")}
+        state = ShardState(values=mine, elements={AVERAGES: slot} if averages else {})
+        path = folder / "tmp" / f"shard-{shard}-of-2.safetensors"
+        written = write_shard_file(
+            path, plan, shard, state, run_id="r", generation=1, global_step=7
+        )
+        files.append(ManifestFile(shard, written.name, written.nbytes, written.sha256, 7))
+    manifest = Manifest(
+        run_id="r",
+        name="step-00000007",
+        global_step=7,
+        generation=1,
+        policy=1,
+        mode="async",
+        replicas=0,
+        plan=plan,
+        optimizer={},
+        engine="numpy",
+        seed=0,
+        batch_size=2,
+        data_fingerprint="",
+        job="small.py",
+        job_sha256="",
+        files=tuple(files),
+    )
+    commit(folder / "tmp", folder / manifest.name, manifest)
+    return folder / manifest.name
+
+
+def flat_values(replica: Replica, scale: float) -> dict[str, Array]:
+    """By variable, what :func:`write_checkpoint` wrote; trainable ones times ``scale``."""
+    plan = make_plan([spec for spec, _ in model_variables(replica.model)], 1, "cut")
+    found = {}
+    for arena in plan.arenas:
+        flat = np.arange(1, arena.length + 1, dtype=arena.dtype) / arena.length
+        flat *= scale if arena.role == "trainable" else 1
+        for index, start in zip(arena.order, arena.starts, strict=True):
+            spec = plan.variables[index]
+            found[spec.name] = flat[start : start + spec.size].reshape(spec.shape)
+    return found
+
+
+@pytest.mark.parametrize("averages", [False, True])
+def test_plain_keras_loads_what_was_exported(tmp_path: Path, averages: bool) -> None:
+    path = write_job(tmp_path)
+    replica = Replica(load_job(path).job)
+    checkpoint = write_checkpoint(tmp_path, replica, averages)
+    expected = flat_values(replica, scale=2 if averages else 1)
+
+    export(str(path), checkpoint, str(tmp_path / "m.keras"))
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    # A loaded model's paths begin elsewhere; the order of variables is the same.
+    for variable, mine in zip(loaded.variables, replica.model.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), expected[mine.path])
+
+    export(str(path), checkpoint, str(tmp_path / "m.weights.h5"))
+    fresh = Replica(load_job(path).job).model
+    fresh.load_weights(tmp_path / "m.weights.h5")
+    for variable in fresh.variables:
+        np.testing.assert_array_equal(variable.numpy(), expected[variable.path])
+
+
+SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+model = tf.saved_model.load(sys.argv[1])
+x = np.ones([2, 4] if sys.argv[2] == "keras" else [2], np.float32)
+print(float(np.ravel(model.serve(x) if sys.argv[2] == "keras" else model(x))[0]))
+assert not [name for name in sys.modules if name.split(".")[0] in ("worker", "psrpc")]
+"""
+
+
+@pytest.mark.parametrize("model", ["dense", "Line"])
+def test_tensorflow_alone_serves_a_saved_model(tmp_path: Path, model: str) -> None:
+    path = write_job(tmp_path, model)
+    replica = Replica(load_job(path).job)
+    checkpoint = write_checkpoint(tmp_path, replica)
+    assert export_main(str(path), str(checkpoint), f"{tmp_path / 'saved'}/") == 0
+    replica.assign(flat_values(replica, 1))
+    x = np.ones((2, 4) if model == "dense" else 2, np.float32)
+    expected = float(np.ravel(replica.model(x))[0])
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, tmp_path / "saved", "keras" if model == "dense" else ""],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
+    path = str(write_job(tmp_path))
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
+    with pytest.raises(InvalidArgument, match=r"m\.h5: expected MODEL\.weights\.h5"):
+        export(path, checkpoint, str(tmp_path / "m.h5"))
+    with pytest.raises(CheckpointError, match="no checkpoint directory"):
+        export(path, tmp_path / "none", str(tmp_path / "m.keras"))
+    with pytest.raises(InvalidArgument, match="there is no directory"):
+        export(path, checkpoint, str(tmp_path / "none" / "m.keras"))
+    other = str(write_job(tmp_path, units=2))
+    with pytest.raises(InvalidJob, match=r"has shape \(3, 1\) there; the model's has \(3, 2\)"):
+        export(other, checkpoint, str(tmp_path / "m.keras"))
+    assert not (tmp_path / "m.keras").exists()
+    module = str(write_job(tmp_path, "Line"))
+    (tmp_path / "other").mkdir()
+    lines = write_checkpoint(tmp_path / "other", Replica(load_job(module).job))
+    with pytest.raises(InvalidArgument, match=r"the model is a tf\.Module"):
+        export(module, lines, str(tmp_path / "m.keras"))
+
+
+def test_init_from_a_keras_file_or_a_checkpoint(tmp_path: Path) -> None:
+    other = Replica(make_job(noisy_model, seed=5))
+    plan = make_plan([spec for spec, _ in model_variables(other.model)], 2, "cut")
+    expected = other.values(plan)
+    saved = [tmp_path / "m.keras", tmp_path / "m.weights.h5"]
+    other.model.save(saved[0])
+    other.model.save_weights(saved[1])
+    for path in saved:
+        found = initial_values(Replica(make_job(noisy_model, init_from=path)), plan)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values)
+    seeded = initial_values(Replica(make_job(noisy_model)), plan)
+    assert (seeded["float32.trainable"] != expected["float32.trainable"]).any()
+
+    checkpoint = write_checkpoint(tmp_path, other)
+    replica = Replica(make_job(noisy_model, init_from=checkpoint))
+    found = initial_values(replica, plan)
+    for arena in plan.arenas:
+        values = np.arange(1, arena.length + 1, dtype=arena.dtype) / arena.length
+        np.testing.assert_array_equal(found[arena.name], values)
+
+
+def test_init_from_what_does_not_fit(tmp_path: Path) -> None:
+    wide = keras.Sequential([keras.Input((6,)), keras.layers.Dense(7)])
+    wide.save_weights(tmp_path / "wide.weights.h5")
+    replica = Replica(make_job(noisy_model, init_from=tmp_path / "wide.weights.h5"))
+    plan = make_plan([spec for spec, _ in model_variables(replica.model)], 1, "cut")
+    with pytest.raises(InvalidJob, match=r"wide\.weights\.h5' does not fit the model: "):
+        initial_values(replica, plan)
+    replica = Replica(make_job(noisy_model, init_from=tmp_path / "none.keras"))
+    with pytest.raises(InvalidJob, match="there is no such file or directory"):
+        initial_values(replica, plan)
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(write_job(tmp_path)).job))
+    replica = Replica(make_job(noisy_model, init_from=checkpoint))
+    with pytest.raises(InvalidJob, match=r"there is no value for variable|has shape"):
+        initial_values(replica, plan)
