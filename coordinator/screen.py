@@ -23,14 +23,14 @@ class Screen(Protocol):
         """Something that happened; stays to be read."""
 
     def close(self) -> None:
-        """Leaves the last state standing. May be called twice."""
+        """Shows no more. May be called twice."""
 
 
 class TerminalScreen:
-    """One block that is redrawn; notes scroll above it."""
+    """One block that is redrawn, and removed in the end; notes scroll above it and stay."""
 
     def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, auto_refresh=False)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
         self._began = time.monotonic()
 
     def show(self, status: GetJobStatusResponse) -> None:

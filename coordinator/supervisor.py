@@ -210,9 +210,11 @@ class Supervisor:
 
     def _wind_down(self, outcome: Outcome) -> None:
         """Lets the others leave by themselves, asks those that do not, then kills."""
-        if self._status.phase:
-            # Its last steps may have been made after the last look.
-            self._status.phase = self._status.phase if outcome.exit_status else "done"
+        if outcome.exit_status == 0 and self._status.phase:
+            # Its last steps were made after the last look.
+            self._status.phase = "done"
+            self._status.global_step = self._status.total_steps
+            self._status.waiting_for = ""
             self._screen.show(self._status)
         if outcome.own or outcome.exit_status == 130:
             self._children.terminate("coordinator")
