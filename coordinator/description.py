@@ -32,7 +32,8 @@ class DescribeFailed(PsError):
 
 @dataclass(frozen=True)
 class JobDescription:
-    """A job, as far as anyone but a worker needs to know it. ``replicas`` is 0 in async mode;
+    """A job, as far as anyone but a worker needs to know it. ``replicas`` is 0 in async mode,
+    ``intra_op_threads`` where TensorFlow is to choose;
     ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read from."""
 
     name: str
@@ -51,6 +52,7 @@ class JobDescription:
     placement: Placement
     needs_single_shard: str | None
     checkpoint_every: int
+    intra_op_threads: int
     total_updates: int
     metrics: tuple[str, ...]
     document: dict[str, Any]
@@ -88,6 +90,7 @@ def parse_description(text: str) -> JobDescription:
         placement=read.choice("placement", get_args(Placement)),
         needs_single_shard=document.get("needs_single_shard"),
         checkpoint_every=read.whole("checkpoint_every", 1),
+        intra_op_threads=document.get("intra_op_threads") or 0,
         total_updates=read.whole("total_updates", 1),
         metrics=tuple(read.field("metrics", list)),
         document=document,

@@ -46,6 +46,7 @@ class Servicer(CoordinatorServicer):
             mode=run.description.mode,
             replicas=run.description.replicas,
             software=SOFTWARE,
+            intra_op_threads=run.description.intra_op_threads,
         )
 
     async def RegisterShard(

@@ -95,6 +95,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "placement": placement_for(optimizer, variables),
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,
+        "intra_op_threads": job.intra_op_threads,
         "total_updates": job.total_updates(),
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
     }

@@ -76,13 +76,14 @@ def _train(options: WorkerOptions, standing: Standing) -> None:
     from worker.trainer import Trainer
 
     asked = standing.get_job()
-    loaded = _load(options, asked)
-    threads = options.intra_op_threads or loaded.job.intra_op_threads
+    # Before the job file runs: a file that makes an optimizer has used TensorFlow, and after
+    # that neither devices nor threads can be chosen.
     device = configure_devices(
         options.gpu,
         memory_fraction=options.gpu_memory_fraction,
-        intra_op_threads=threads,
+        intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
     )
+    loaded = _load(options, asked)
     Trainer(loaded, device, standing).run()
 
 

@@ -12,7 +12,7 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobResponse(_message.Message):
-    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software")
+    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software", "intra_op_threads")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_PATH_FIELD_NUMBER: _ClassVar[int]
     JOB_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class GetJobResponse(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    INTRA_OP_THREADS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_path: str
     job_sha256: str
@@ -27,7 +28,8 @@ class GetJobResponse(_message.Message):
     mode: str
     replicas: int
     software: str
-    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    intra_op_threads: int
+    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ..., intra_op_threads: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "address", "host", "pid", "software")

@@ -48,6 +48,7 @@ def description_json(**changes: Any) -> dict[str, Any]:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 1000,
+        "intra_op_threads": None,
         "total_updates": 6,
         "metrics": ["loss"],
         **changes,

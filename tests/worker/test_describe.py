@@ -83,6 +83,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 9,
+        "intra_op_threads": None,
         "total_updates": 4,
         "metrics": ["loss", "accuracy"],
     }
