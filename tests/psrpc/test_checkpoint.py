@@ -211,7 +211,7 @@ def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

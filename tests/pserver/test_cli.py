@@ -1,0 +1,111 @@
+"""The command ``pserver`` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
+from tests.pserver.shards import plan_of
+
+pytestmark = pytest.mark.slow
+
+COMMAND = (sys.executable, "-m", "pserver.cli")
+
+
+@contextmanager
+def shard(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        (*COMMAND, "serve", "--shard", "0", *arguments), stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[FakeCoordinator]:
+    with running(FakeCoordinator(tmp_path, plan_of())) as fake:
+        yield fake
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    _, errors = process.communicate(timeout=WAIT_S)
+    return process.returncode, errors.splitlines()
+
+
+def test_it_ends_with_its_job(coordinator: FakeCoordinator) -> None:
+    arguments = ("--coordinator", coordinator.address, "--log-format", "json")
+    with shard(*arguments, "--die-with-parent") as process:
+        registered = coordinator.registered.get(timeout=WAIT_S)
+        assert (registered.shard, registered.pid) == (0, process.pid)
+        coordinator.ready.get(timeout=WAIT_S)
+        coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
+        code, lines = ended(process)
+    assert code == 0
+    events = [json.loads(line) for line in lines]
+    assert [event["event"] for event in events] == ["listening", "ready", "leaving"]
+    assert {event["role"] for event in events} == {"shard 0"}
+
+
+def test_a_failed_job_gives_its_reason_in_one_line(coordinator: FakeCoordinator) -> None:
+    coordinator.commands.put(
+        pb.WatchResponse(shutdown=pb.Shutdown(failed=True, reason="loss diverged"))
+    )
+    with shard("--coordinator", coordinator.address) as process:
+        code, lines = ended(process)
+    assert (code, lines[-1]) == (1, "error: job failed: loss diverged")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_leaves_when_told_to(coordinator: FakeCoordinator, number: signal.Signals) -> None:
+    with shard("--coordinator", coordinator.address) as process:
+        coordinator.ready.get(timeout=WAIT_S)
+        process.send_signal(number)
+        code, lines = ended(process)
+    assert code == 0
+    assert "leaving" in lines[-1]
+
+
+def test_it_leaves_while_it_waits_for_the_coordinator(tmp_path: Path) -> None:
+    with running(FakeCoordinator(tmp_path, plan_of())) as fake:
+        pass
+    with shard("--coordinator", fake.address) as process:
+        assert process.stderr is not None
+        assert "listening" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        code, _ = ended(process)
+    assert code == 0
+
+
+def test_bad_input_is_one_line(coordinator: FakeCoordinator) -> None:
+    coordinator.taken = True
+    with shard("--coordinator", coordinator.address) as process:
+        code, lines = ended(process)
+    assert code == 2
+    assert lines[-1] == "error: shard 0 is held by another process"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; sys.argv = ['pserver', 'serve', '--help']\n"
+        "from pserver.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'grpc', 'numpy', 'tensorflow'} & set(sys.modules), sys.modules.keys()\n"
+    )
+    run = subprocess.run(
+        (sys.executable, "-c", script), capture_output=True, text=True, check=False, timeout=WAIT_S
+    )
+    assert run.returncode == 0, run.stderr
+    assert "--advertise" in run.stdout
