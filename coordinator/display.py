@@ -113,7 +113,9 @@ def _figures(status: GetJobStatusResponse) -> str:
     parts = [
         f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)",
         # Before the first batch there is no loss, which the status says with NaN.
-        f"loss {status.loss:.4f}" if status.batches else "loss -",
+        f"loss {status.loss:.4f}"
+        if status.steps_per_s or not math.isnan(status.loss)
+        else "loss -",
         f"{status.steps_per_s:.1f} steps/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]
@@ -133,8 +135,10 @@ def _progress(status: GetJobStatusResponse) -> str:
 
 def _members(status: GetJobStatusResponse) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "state", "steps", "size, rate", "where", "waiting for"):
+    for title in ("", "state", "steps", "size, rate", "where"):
         table.add_column(title, justify="right" if title in {"steps", "size, rate"} else "left")
+    # Changes all the time; a line more or less would make the block jump.
+    table.add_column("waiting for", no_wrap=True, overflow="ellipsis")
     for shard in status.shards:
         size = f"{shard.nbytes / 1e6:.1f} MB"
         table.add_row(

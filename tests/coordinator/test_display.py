@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -97,6 +98,20 @@ def test_a_job_that_has_not_begun() -> None:
 def test_text_of_others_is_no_markup() -> None:
     assert text(training(waiting_for="[bold]x[/bold]"))[-1] == "waiting for [bold]x[/bold]"
     assert text(training(reason="[red]"))[-1] == "failed: [red]"
+
+
+def test_no_loss_is_told_from_a_loss_that_is_not_a_number() -> None:
+    status = training(loss=math.nan)
+    assert "loss nan" in text(status)[2]
+    status.steps_per_s = 0
+    assert "loss -" in text(status)[2]
+
+
+def test_long_waits_do_not_break_the_table() -> None:
+    status = training()
+    status.workers[0].waiting_for = "x" * 200
+    assert len(text(status)) == len(text(training()))
+    assert text(status)[6].endswith("…")
 
 
 def test_staleness_belongs_to_async() -> None:
