@@ -1,4 +1,4 @@
-"""Puts the progress of a job on standard error: in place on a terminal, as lines elsewhere."""
+"""Puts the progress of a job on a console: in place on a terminal, as lines elsewhere."""
 
 from __future__ import annotations
 

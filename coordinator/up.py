@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    errors = Console(stderr=True)
     try:
         _check(args)
         made, run_dir = make_run_directory(args)
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     options = _options(args, run_dir)
     earlier = read_summary(run_dir)
-    screen = open_screen(errors)
+    screen = open_screen(Console())
     processes = cluster(options, os.environ, os.cpu_count() or 1)
     supervisor = Supervisor(processes, run_dir, screen)
     on_stop_signals(supervisor.stop)
