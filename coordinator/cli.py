@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,8 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    # gRPC's own lines on a port in use would come before ours; it reads this when imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from coordinator.description import DescribeFailed
     from coordinator.serve import options_from, serve
     from psrpc.logs import configure

@@ -22,7 +22,7 @@ from coordinator.streams import CommandStreams
 from coordinator.training import Positions, Training
 from coordinator.work import Command, Ended, Initialize, MetricVariable, Report, Wait, Work
 from psrpc.clock import Clock
-from psrpc.errors import CheckpointError, InvalidArgument, NotReady, StaleGeneration
+from psrpc.errors import CheckpointError, InvalidArgument, JobFailed, NotReady, StaleGeneration
 from psrpc.logs import get_logger
 from psrpc.waiting import FIRST_S, Announcer
 
@@ -188,7 +188,7 @@ class Engine:
         elif outcome is not None:
             task = asyncio.get_running_loop().create_task(self._complete(outcome))
             self._committing.add(task)
-            task.add_done_callback(self._committing.discard)
+            task.add_done_callback(self._completed)
 
     # Workers.
 
@@ -225,14 +225,14 @@ class Engine:
         return not known, self._end() if self.phase in ENDED else None
 
     async def get_cluster(self, name: str, incarnation: int) -> Sequence[Shard]:
-        """The shards, once all are ready. Raises NotReady or StaleGeneration."""
+        """The shards, once all are ready. Raises NotReady, StaleGeneration or JobFailed."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             self.members.worker(name, incarnation, self.now())
             if self.members.shards_ready:
                 return self.members.shards
-            if self.phase in ENDED:
-                raise NotReady(f"the job is over: {self.reason or self.phase}")
+            if self.phase == "failed":
+                raise JobFailed(self.reason)
             if not await self._bell.wait(deadline):
                 raise NotReady(f"waiting for {self.members.waiting_for_shards(self.now())}")
 
@@ -438,6 +438,12 @@ class Engine:
             log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
         self.training.snapshot_taken(taken)
         self._advance()
+
+    def _completed(self, task: asyncio.Task[None]) -> None:
+        self._committing.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # Not foreseen; without this the job would wait for the snapshot for ever.
+            self.fail(f"a snapshot could not be completed: {task.exception()!r}")
 
     def _snapshot_failed(self, failed: Failed) -> None:
         self._checkpoints.discard(failed.order)

@@ -37,6 +37,7 @@ from psrpc.clock import MonotonicClock
 from psrpc.errors import InvalidArgument, InvalidJob, JobFailed
 from psrpc.logs import get_logger
 from psrpc.plan import Plan, make_plan
+from psrpc.waiting import Announcer
 
 log = get_logger()
 
@@ -189,7 +190,19 @@ def overrides_for_workers(options: ServeOptions) -> tuple[str, ...]:
 
 async def _describe(options: ServeOptions) -> JobDescription:
     command = describe_command(options.job, options.mode, options.replicas, options.overrides)
-    description = await describe_job(command, dict(os.environ))
+    describing = asyncio.ensure_future(describe_job(command, dict(os.environ)))
+    clock = MonotonicClock()
+    announcer = Announcer(
+        lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
+    )
+    try:
+        while not (await asyncio.wait([describing], timeout=0.5))[0]:
+            announcer.waiting(f"`worker describe {options.job}`", clock.now())
+    except asyncio.CancelledError:
+        describing.cancel()
+        await asyncio.gather(describing, return_exceptions=True)
+        raise
+    description = describing.result()
     if description.mode == "sync" and not description.replicas:
         raise InvalidJob("sync needs micro-batches per round; say --replicas K or Job(replicas=K)")
     return description

@@ -1,0 +1,82 @@
+"""The job's description: what the child prints, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.description import (
+    DescribeFailed,
+    check_for_shards,
+    describe_command,
+    describe_job,
+    parse_description,
+)
+from psrpc.errors import InvalidJob
+from tests.coordinator.parts import describe, description_json
+
+
+def test_a_description_is_read() -> None:
+    description = describe(mode="sync", replicas=3)
+    assert (description.name, description.mode, description.replicas) == ("tiny", "sync", 3)
+    assert [v.shape for v in description.variables] == [(8, 8), (8,)]
+    assert describe(mode="async", replicas=3).replicas == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"format": 2}, "not of format 1"),
+        ({"mode": "ssp"}, "mode = 'ssp'; expected async or sync"),
+        ({"mode": "sync"}, "replicas = None; expected int"),
+        ({"batch_size": 0}, "batch_size = 0; expected at least 1"),
+        ({"epochs": True}, "epochs = True; expected int"),
+        ({"train_records": "many"}, "train_records = 'many'; expected int"),
+        ({"variables": [{"name": "w"}]}, r"the variable \{'name': 'w'\}"),
+        ({"placement": "odd"}, "placement = 'odd'; expected cut or whole"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidJob, match=what):
+        describe(**changes)
+
+
+def test_what_is_no_json_is_shown() -> None:
+    with pytest.raises(InvalidJob, match="printed no JSON but 'hello'"):
+        parse_description("hello")
+
+
+def test_replicas_come_last_so_that_they_win() -> None:
+    command = describe_command(Path("j.py"), "sync", 4, ["epochs=1", "replicas=2"])
+    assert command[1:] == [
+        *("-m", "worker.cli", "describe", "j.py", "--mode", "sync"),
+        *("--set", "epochs=1", "--set", "replicas=2", "--set", "replicas=4"),
+    ]
+
+
+def run_child(program: str) -> Any:
+    return asyncio.run(describe_job([sys.executable, "-c", program], {}))
+
+
+def test_the_child_is_run_and_its_json_read() -> None:
+    text = json.dumps(description_json())
+    assert run_child(f"import sys; print({text!r}); print('noise', file=sys.stderr)").name == "tiny"
+
+
+def test_the_childs_own_words_are_passed_on() -> None:
+    with pytest.raises(DescribeFailed, match=r"Traceback\n  user.py\nerror: batch_size is 0$"):
+        run_child("raise SystemExit('Traceback\\n  user.py\\nerror: batch_size is 0')")
+    with pytest.raises(DescribeFailed, match=r"^error: .* exit status 3 and no word"):
+        run_child("raise SystemExit(3)")
+
+
+def test_an_update_that_needs_one_shard_gets_one() -> None:
+    description = describe(needs_single_shard="global_clipnorm is a norm over all variables")
+    check_for_shards(description, 1)
+    with pytest.raises(InvalidJob, match=r"cannot use 2 shards: global_clipnorm .*--shards 1"):
+        check_for_shards(description, 2)

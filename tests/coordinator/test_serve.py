@@ -1,0 +1,269 @@
+"""``coordinator serve`` from its options to its summary, with doubles for the other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from coordinator import cli, serve
+from coordinator.client import CoordinatorClient
+from coordinator.description import DescribeFailed
+from coordinator.run_directory import RunDirectory
+from psrpc.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    InvalidJob,
+    JobFailed,
+    PortInUse,
+)
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.coordinator.parts import ShardDouble, WorkerDouble, description_json, report
+
+
+def options(run_dir: Path, **changes: Any) -> serve.ServeOptions:
+    return serve.ServeOptions(
+        **{"job": Path("tiny.py"), "run_dir": run_dir, "bind": "127.0.0.1:0", **changes}
+    )
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The job as the child process describes it; tests may change it."""
+    document = description_json(epochs=1)
+
+    def command(*_: object) -> list[str]:
+        return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
+
+    monkeypatch.setattr(serve, "describe_command", command)
+    return document
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: serve.ServeOptions,
+    others: Callable[[CoordinatorClient], object],
+) -> int:
+    """Serves in this thread while ``others`` plays shards and workers in another."""
+    write = RunDirectory.write_address
+    threads: list[threading.Thread] = []
+    failures: list[BaseException] = []
+
+    def play(address: str) -> None:
+        try:
+            with CoordinatorClient(address) as client:
+                others(client)
+        except BaseException as error:
+            failures.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def write_and_play(directory: RunDirectory, address: str) -> None:
+        write(directory, address)
+        assert (directory.path / "address").read_text() == f"{address}\n"
+        threads.append(threading.Thread(target=play, args=(address,)))
+        threads[0].start()
+
+    monkeypatch.setattr(RunDirectory, "write_address", write_and_play)
+    try:
+        return asyncio.run(serve.serve(wanted))
+    finally:
+        for thread in threads:
+            thread.join(10)
+        assert failures == []
+
+
+def train(client: CoordinatorClient, generation: int = 1) -> list[int]:
+    """A shard and a worker that take the job to its end; the positions that were trained."""
+    shard = ShardDouble(client, 0)
+    restored = shard.register().restore
+    assert (shard.run_dir / "token").read_text() == shard.register().token
+    stream = iter(shard.watch())
+    shard.ready(2 if restored else 0, bool(restored), {0: [(0, 8)]} if restored else {})
+    worker = WorkerDouble(client, 5, generation)
+    worker.register()
+    if not restored:
+        worker.lease()
+        worker.report_work(initialized=pb.InitializeDone())
+        shard.take(next(stream).snapshot)
+    done: list[pb.BatchReport] = []
+    trained: list[int] = []
+    for _ in range(3 - (2 if restored else 0)):
+        batches = worker.lease(done).train.batches
+        trained += [a.batch.first for a in batches]
+        done = [report(a) for a in batches]
+    worker.client.heartbeat_worker(
+        pb.HeartbeatWorkerRequest(
+            worker=worker.name, incarnation=5, generation=generation, done=done
+        )
+    )
+    shard.take(next(stream).snapshot)
+    assert not next(stream).shutdown.failed
+    assert list(stream) == []
+    worker.leave()
+    return trained
+
+
+def test_a_job_runs_to_its_end_and_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    assert run_with(monkeypatch, options(tmp_path / "run"), train) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    expected = {
+        "job": "tiny",
+        "phase": "done",
+        "mode": "async",
+        "shards": 1,
+        "workers": 1,
+        "global_step": 3,
+        "batches": 3,
+        "examples": 10,
+        "checkpoint": "checkpoints/step-00000003",
+        "refused": 0,
+        "skipped": 0,
+        "failed": 0,
+        "eval": {},
+    }
+    assert {key: summary[key] for key in expected} == expected
+    assert summary["train_s"] > 0
+    assert not (tmp_path / "run" / "address").exists()
+    assert json.loads((tmp_path / "run" / "job.json").read_text())["job"] == "tiny.py"
+
+
+def test_resume_goes_on_in_a_new_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    def stop_early(client: CoordinatorClient) -> None:
+        shard = ShardDouble(client, 0)
+        shard.register()
+        stream = iter(shard.watch())
+        shard.ready()
+        worker = WorkerDouble(client, 5)
+        worker.register()
+        worker.lease()
+        worker.report_work(initialized=pb.InitializeDone())
+        shard.take(next(stream).snapshot)
+        done = [report(worker.lease().train.batches[0])]
+        done.append(report(worker.lease(done).train.batches[0]))
+        worker.client.heartbeat_worker(
+            pb.HeartbeatWorkerRequest(worker="worker-0", incarnation=5, generation=1, done=done)
+        )
+        shard.take(next(stream).snapshot)
+        worker.leave("out of memory", fatal=True)
+        assert [command.shutdown.reason for command in stream] == ["out of memory"]
+
+    described["checkpoint_every"] = 2
+    run_dir = tmp_path / "run"
+    with pytest.raises(JobFailed, match="out of memory"):
+        run_with(monkeypatch, options(run_dir), stop_early)
+    failed = json.loads((run_dir / "summary.json").read_text())
+    assert (failed["phase"], failed["reason"]) == ("failed", "out of memory")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        serve,
+        "describe_command",
+        lambda *_: [sys.executable, "-c", f"print({json.dumps(described)!r})"],
+    )
+    trained: list[int] = []
+    code = run_with(
+        monkeypatch, options(run_dir, resume=True), lambda c: trained.extend(train(c, 2))
+    )
+    assert (code, trained) == (0, [8])
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["run_id"], summary["generation"]) == (failed["run_id"], 2)
+    assert (summary["global_step"], summary["batches"], summary["examples"]) == (3, 3, 10)
+    with pytest.raises(AlreadyExists, match="--resume"):
+        asyncio.run(serve.serve(options(run_dir)))
+
+
+def test_a_signal_ends_the_job_for_everyone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    said: list[str] = []
+
+    def others(client: CoordinatorClient) -> None:
+        worker = WorkerDouble(client, 5)
+        worker.register()
+        os.kill(os.getpid(), signal.SIGTERM)
+        said.append(worker.lease().finished.reason)
+        worker.leave()
+
+    assert run_with(monkeypatch, options(tmp_path / "run"), others) == 130
+    assert said == ["stopped by a signal"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["phase"] == "failed"
+
+
+def test_a_bad_job_leaves_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    described["needs_single_shard"] = "global_clipnorm"
+    with pytest.raises(InvalidJob, match="cannot use 2 shards"):
+        asyncio.run(serve.serve(options(tmp_path / "run", shards=2)))
+    monkeypatch.setattr(
+        serve, "describe_command", lambda *_: [sys.executable, "-c", "raise SystemExit('no')"]
+    )
+    with pytest.raises(DescribeFailed, match="no"):
+        asyncio.run(serve.serve(options(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_port_in_use_is_found_before_the_job_is_described(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} is in use.*another --bind"):
+            asyncio.run(serve.serve(options(tmp_path, bind=f"127.0.0.1:{port}")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"shards": 0}, "--shards is 0"),
+        ({"replicas": 0}, "--replicas is 0"),
+        ({"bind": "host:many"}, "port 'many'"),
+    ],
+)
+def test_options_are_checked(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidArgument, match=what):
+        options(tmp_path, **changes)
+
+
+def test_replicas_reach_the_workers_as_an_override(tmp_path: Path) -> None:
+    wanted = options(tmp_path, overrides=("epochs=1",), replicas=3)
+    assert serve.overrides_for_workers(wanted) == ("epochs=1", "replicas=3")
+    assert serve.overrides_for_workers(options(tmp_path)) == ()
+
+
+@pytest.fixture
+def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undoes what a command does to this process."""
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("own_logs")
+def test_the_command_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--job", "x.py", "--shards", "0"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --shards is 0; expected a whole number of at least 1\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
+def test_help_is_there(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 0
+    assert capsys.readouterr().out
