@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass, field
@@ -110,31 +111,38 @@ class Supervisor:
         self._stop_requests += 1
 
     def run(self) -> Outcome:
-        """Blocks until the job has ended and no child is left."""
-        address_file = self._run_dir / ADDRESS
-        earlier = _stamp(address_file)
-        with self._children:
-            self._start("coordinator", self._cluster.coordinator)
-            outcome = self._await_address(address_file, earlier)
-            if outcome is None:
-                outcome = self._run_members(address_file.read_text().strip())
-            self._wind_down(outcome)
-        self._screen.close()
+        """Blocks until the job has ended and no child is left.
+
+        Raises:
+            OSError: a process or its log cannot be started.
+        """
+        try:
+            with self._children:
+                found = self._start_coordinator()
+                outcome = found if isinstance(found, Outcome) else self._run_members(found)
+                self._wind_down(outcome)
+        finally:
+            self._screen.close()
         return outcome
 
     def _start(self, name: str, command: Command) -> None:
         log = self._run_dir / "logs" / f"{name}.log"
         self._children.start(name, command.arguments, log, command.environment)
 
-    def _await_address(self, address_file: Path, earlier: object) -> Outcome | None:
-        """Waits until the coordinator serves; before that it describes the job, which takes as
-        long as the user's code takes."""
+    def _start_coordinator(self) -> str | Outcome:
+        """Starts the coordinator and waits for its address. Before it serves it describes the
+        job, which takes as long as the user's code takes."""
+        file = self._run_dir / ADDRESS
+        earlier = _stamp(file)
+        self._start("coordinator", self._cluster.coordinator)
         began = said = time.monotonic()
         while not self._stop_requests:
             for exited in self._children.wait(TICK_S):
                 return self._coordinator_ended(exited)
-            if _stamp(address_file) not in (None, earlier):
-                return None
+            if _stamp(file) not in (None, earlier):
+                # It is gone again when the coordinator ended just now; the next turn will tell.
+                with contextlib.suppress(FileNotFoundError):
+                    return file.read_text().strip()
             now = time.monotonic()
             if now - said >= ANNOUNCE_S:
                 said = now

@@ -86,7 +86,11 @@ def run(args: argparse.Namespace) -> int:
     supervisor = Supervisor(processes, run_dir, screen)
     on_stop_signals(supervisor.stop)
     screen.note(f"run directory {run_dir}")
-    outcome = supervisor.run()
+    try:
+        outcome = supervisor.run()
+    except OSError as error:
+        _say(f"error: cannot start the processes of the job: {error}")
+        return 2
     return conclude(outcome, options, earlier, made)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,25 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert up.run(parse("job.py", *arguments)) == 2
     assert capsys.readouterr() == ("", f"error: {line}\n")
     assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """A command takes signals over for the rest of its process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_run_directory_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").mkdir()
+    Path("runs/logs").touch()
+    assert up.run(parse("job.py", "--run-dir", "runs")) == 2
+    assert capsys.readouterr().err == (
+        "error: cannot start the processes of the job: [Errno 17] File exists: 'runs/logs'\n"
+    )
 
 
 def test_two_runs_in_one_second_have_their_own_directories(
