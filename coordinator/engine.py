@@ -7,7 +7,8 @@ there is no lock. Calls that must wait for news park on the bell and look again 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from coordinator.admission import check_job, check_software
 from coordinator.bell import Bell
@@ -36,6 +37,17 @@ POLL_S = 5.0
 TICK_S = 0.5
 LONG_WAIT_S = 30.0
 """A wait that has lasted so long is announced only as often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The worker that calls and what it believes about the cluster; ``policy`` is None where it
+    does not matter."""
+
+    name: str
+    incarnation: int
+    generation: int
+    policy: int | None = None
 
 
 class Engine:
@@ -236,73 +248,43 @@ class Engine:
             if not await self._bell.wait(deadline):
                 raise NotReady(f"waiting for {self.members.waiting_for_shards(self.now())}")
 
-    async def lease_work(
-        self,
-        name: str,
-        incarnation: int,
-        generation: int,
-        policy: int,
-        reports: Sequence[Report],
-        received: int,
-    ) -> Work:
+    async def lease_work(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
         """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
-        self.members.worker(name, incarnation, self.now())
-        self._check_generation(generation, policy)
-        self._record(name, reports)
-        return await self._await_work(name, received)
+        self._admit(caller)
+        self._record(caller.name, reports)
+        return await self._await_work(caller.name, received)
 
-    async def commit_batch(
-        self,
-        name: str,
-        incarnation: int,
-        generation: int,
-        policy: int,
-        round_number: int,
-        report: Report,
-    ) -> Work:
+    async def commit_batch(self, caller: Caller, round_number: int, report: Report) -> Work:
         """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
-        self.members.worker(name, incarnation, self.now())
-        self._check_generation(generation, policy)
+        self._admit(caller)
         if self.phase not in ENDED:
-            self.training.commit(name, round_number, report, self.now())
+            self.training.commit(caller.name, round_number, report, self.now())
             self._advance()
-        return await self._await_work(name, received=0)
+        return await self._await_work(caller.name, received=0)
 
-    def report_initialized(self, name: str, incarnation: int, generation: int) -> None:
+    def report_initialized(self, caller: Caller) -> None:
         """A worker has initialized every shard. Raises StaleGeneration."""
-        self.members.worker(name, incarnation, self.now())
-        self._check_generation(generation)
+        self._admit(caller)
         self._initialized = True
         self.members.initialized()
         self._advance()
 
     def report_evaluated(
         self,
-        name: str,
-        incarnation: int,
-        generation: int,
+        caller: Caller,
         evaluation: str,
         task: int,
         records: int,
         states: tuple[MetricVariable, ...],
     ) -> None:
         """A worker has evaluated a task. Raises StaleGeneration or InvalidArgument."""
-        self.members.worker(name, incarnation, self.now())
-        self._check_generation(generation)
-        self.training.evaluations.report(name, evaluation, task, records, states)
+        self._admit(caller)
+        self.training.evaluations.report(caller.name, evaluation, task, records, states)
         self._advance()
 
-    def report_merged(
-        self,
-        name: str,
-        incarnation: int,
-        generation: int,
-        evaluation: str,
-        values: dict[str, float],
-    ) -> None:
+    def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
         """A worker has turned metric states into results. Raises as above."""
-        self.members.worker(name, incarnation, self.now())
-        self._check_generation(generation)
+        self._admit(caller)
         self.training.merged(evaluation, values)
         self._advance()
 
@@ -459,10 +441,16 @@ class Engine:
             self._announced = waited_s
             log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
 
-    def _check_generation(self, generation: int, policy: int | None = None) -> None:
+    def _admit(self, caller: Caller) -> None:
+        self.members.worker(caller.name, caller.incarnation, self.now())
+        self._check_generation(caller.generation)
+        if caller.policy is not None and caller.policy != self.run.policy:
+            raise StaleGeneration(
+                f"the message is of policy {caller.policy}; it is {self.run.policy}"
+            )
+
+    def _check_generation(self, generation: int) -> None:
         if generation != self.run.generation:
             raise StaleGeneration(
                 f"the message is of generation {generation}; it is {self.run.generation}"
             )
-        if policy is not None and policy != self.run.policy:
-            raise StaleGeneration(f"the message is of policy {policy}; it is {self.run.policy}")

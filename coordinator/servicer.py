@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from coordinator.engine import HEARTBEAT_S, LEASE_S, Engine
+from coordinator.engine import HEARTBEAT_S, LEASE_S, Caller, Engine
 from coordinator.messages import (
     read_applied,
     read_figures,
@@ -160,12 +160,7 @@ class Servicer(CoordinatorServicer):
 
     async def LeaseWork(self, request: pb.LeaseWorkRequest, _context: Any) -> pb.LeaseWorkResponse:
         work = await self._engine.lease_work(
-            request.worker,
-            request.incarnation,
-            request.generation,
-            request.policy,
-            read_reports(request.done),
-            request.received,
+            _caller(request, request.policy), read_reports(request.done), request.received
         )
         return pb.LeaseWorkResponse(lease=self._lease(work))
 
@@ -173,30 +168,25 @@ class Servicer(CoordinatorServicer):
         self, request: pb.CommitBatchRequest, _context: Any
     ) -> pb.CommitBatchResponse:
         work = await self._engine.commit_batch(
-            request.worker,
-            request.incarnation,
-            request.generation,
-            request.policy,
-            request.round,
-            read_report(request.report),
+            _caller(request, request.policy), request.round, read_report(request.report)
         )
         return pb.CommitBatchResponse(lease=self._lease(work))
 
     async def ReportWork(
         self, request: pb.ReportWorkRequest, _context: Any
     ) -> pb.ReportWorkResponse:
-        who = (request.worker, request.incarnation, request.generation)
+        caller = _caller(request)
         match request.WhichOneof("work"):
             case "initialized":
-                self._engine.report_initialized(*who)
+                self._engine.report_initialized(caller)
             case "evaluated":
                 done = request.evaluated
                 self._engine.report_evaluated(
-                    *who, done.evaluation, done.task, done.records, read_states(done.states)
+                    caller, done.evaluation, done.task, done.records, read_states(done.states)
                 )
             case "merged":
                 merged = request.merged
-                self._engine.report_merged(*who, merged.evaluation, dict(merged.results))
+                self._engine.report_merged(caller, merged.evaluation, dict(merged.results))
             case _:
                 raise InvalidArgument(f"{request.worker} reported work of no kind")
         return pb.ReportWorkResponse()
@@ -213,3 +203,10 @@ class Servicer(CoordinatorServicer):
         self, _request: pb.GetJobStatusRequest, _context: Any
     ) -> pb.GetJobStatusResponse:
         return write_status(self._engine)
+
+
+def _caller(
+    request: pb.LeaseWorkRequest | pb.CommitBatchRequest | pb.ReportWorkRequest,
+    policy: int | None = None,
+) -> Caller:
+    return Caller(request.worker, request.incarnation, request.generation, policy)

@@ -46,7 +46,7 @@ def test_tasks_are_whole_batches_of_about_2000_records(
 def test_states_are_summed_in_task_order_and_merged_once() -> None:
     evaluations = make()
     works = [task(evaluations, w) for w in "abc"]
-    for work, worker, value in reversed(list(zip(works, "abc", (1e16, 1.0, -1e16), strict=True))):
+    for work, worker, value in reversed(list(zip(works, "abc", (1.0, 1e16, -1e16), strict=True))):
         assert evaluations.report(
             worker, "epoch-0", work.task, work.stop - work.start, states(value)
         )

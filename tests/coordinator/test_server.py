@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator import client as client_module
 from coordinator import engine as engine_module
 from coordinator.client import CoordinatorClient
 from coordinator.run import Restored
@@ -252,6 +253,9 @@ def test_a_fatal_worker_fails_the_job_for_everyone(tmp_path: Path) -> None:
         assert other.lease().finished.failed
         assert other.heartbeat().shutdown.reason == "ValueError: labels are strings"
         assert client.get_job_status().phase == "failed"
+        late = ShardDouble(client, 0)
+        late.register()
+        assert [command.shutdown.failed for command in late.watch()] == [True]
 
 
 def test_watch_repeats_what_a_shard_missed(tmp_path: Path) -> None:
@@ -350,6 +354,44 @@ def test_wait_for_coordinator_answers_and_unknown_methods_are_typed(tmp_path: Pa
         worker.register()
         with pytest.raises(InvalidArgument, match="no kind"):
             worker.report_work()
+
+
+def test_a_command_stream_is_cancelled_from_another_thread(tmp_path: Path) -> None:
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        shard = ShardDouble(client, 0)
+        shard.register()
+        stream = shard.watch()
+        commands: list[pb.WatchResponse] = []
+        reader = threading.Thread(target=lambda: commands.extend(stream))
+        reader.start()
+        stream.cancel()
+        reader.join(5)
+        assert not reader.is_alive()
+        assert commands == []
+        stranger = ShardDouble(client, 0, incarnation=99)
+        stranger.generation = 1
+        with pytest.raises(StaleGeneration, match="held by another process"):
+            next(iter(stranger.watch()))
+
+
+def test_waiting_for_the_coordinator_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ANNOUNCE_S", 0.0)
+    monkeypatch.setattr(client_module, "RETRY_S", 0.0)
+    stopped = threading.Event()
+    said: list[str] = []
+
+    def announce(line: str) -> None:
+        said.append(line)
+        stopped.set()
+
+    with (
+        CoordinatorClient("127.0.0.1:1") as client,
+        pytest.raises(CoordinatorUnreachable, match=r"127\.0\.0\.1:1"),
+    ):
+        client.wait_for_coordinator(60, announce, stopped)
+    assert said == ["waiting for the coordinator at 127.0.0.1:1 (0 of 60 s)"]
 
 
 def test_rpc_status_of_a_refusal_is_grpcs_own(tmp_path: Path) -> None:
