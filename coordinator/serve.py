@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.checkpoints import choose_checkpoint
+from coordinator.course import Course
 from coordinator.description import (
     JobDescription,
     check_for_shards,
@@ -111,15 +112,15 @@ async def serve(options: ServeOptions) -> int:
             Store(directory.path / LEDGER) as store,
         ):
             run = prepare_run(options, description, plan, directory, store)
-            engine = Engine(run, store, MonotonicClock())
-            stop.call = lambda: engine.fail(STOPPED)
-            await server.start(engine)
+            course = Course(run, store, MonotonicClock())
+            stop.call = lambda: course.fail(STOPPED)
+            await server.start(Engine(course, store))
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(format_address(where, port))
             log.info("serving", address=format_address(host, port), run_dir=str(run.run_dir))
-            await _until_over(engine)
-            write_summary(run.run_dir, summarize(engine))
-            return _exit_status(engine)
+            await _until_over(course)
+            write_summary(run.run_dir, summarize(course))
+            return _exit_status(course)
     finally:
         await server.stop()
 
@@ -221,26 +222,26 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
     return new_run_directory(description.name, datetime.now(UTC))
 
 
-async def _until_over(engine: Engine) -> None:
+async def _until_over(course: Course) -> None:
     """Ticks until the job is over and everybody knows, or had time to."""
-    ticking = asyncio.create_task(engine.tick_forever())
-    ended = asyncio.create_task(engine.ended.wait())
+    ticking = asyncio.create_task(course.tick_forever())
+    ended = asyncio.create_task(course.ended.wait())
     try:
         await asyncio.wait((ticking, ended), return_when=asyncio.FIRST_COMPLETED)
         if ticking.done():
             ticking.result()
-        await engine.wait_until_everyone_knows(LEAVE_S)
+        await course.wait_until_everyone_knows(LEAVE_S)
     finally:
         for task in (ticking, ended):
             task.cancel()
-        await engine.close()
+        await course.close()
 
 
-def _exit_status(engine: Engine) -> int:
-    if engine.reason == STOPPED:
+def _exit_status(course: Course) -> int:
+    if course.reason == STOPPED:
         return EXIT_STOPPED
-    if engine.phase != "done":
-        raise JobFailed(engine.reason)
+    if course.phase != "done":
+        raise JobFailed(course.reason)
     return 0
 
 

@@ -7,7 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from coordinator.engine import HEARTBEAT_S, LEASE_S, Caller, Engine
+from coordinator.course import LEASE_S
+from coordinator.engine import Caller, Engine
 from coordinator.messages import (
     read_applied,
     read_figures,
@@ -25,6 +26,9 @@ from psrpc.errors import InvalidArgument
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from psrpc.version import SOFTWARE
+
+HEARTBEAT_S = 1.0
+"""How often shards and workers give a sign of life."""
 
 
 class Servicer(CoordinatorServicer):
@@ -202,7 +206,7 @@ class Servicer(CoordinatorServicer):
     async def GetJobStatus(
         self, _request: pb.GetJobStatusRequest, _context: Any
     ) -> pb.GetJobStatusResponse:
-        return write_status(self._engine)
+        return write_status(self._engine.course)
 
 
 def _caller(

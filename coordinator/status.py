@@ -1,22 +1,22 @@
-"""Everything a person wants to know about a job, read off the engine's state."""
+"""Everything a person wants to know about a job, read off the state of its course."""
 
 from __future__ import annotations
 
-from coordinator.engine import Engine
+from coordinator.course import Course
 from coordinator.membership import Shard, Worker
 from coordinator.progress import WorkerProgress
 from psrpc.v1 import coordinator_pb2 as pb
 
 
-def write_status(engine: Engine) -> pb.GetJobStatusResponse:
+def write_status(course: Course) -> pb.GetJobStatusResponse:
     """The status page; changes nothing but the windows of the rates."""
-    now = engine.now()
-    run, training = engine.run, engine.training
+    now = course.now()
+    run, training = course.run, course.training
     description, progress, span = run.description, training.progress, training.span
     return pb.GetJobStatusResponse(
         run_id=run.run_id,
         job=description.name,
-        phase=engine.phase,
+        phase=course.phase,
         mode=description.mode,
         replicas=description.replicas,
         global_step=span.step,
@@ -29,39 +29,39 @@ def write_status(engine: Engine) -> pb.GetJobStatusResponse:
         examples_per_s=progress.records.rate(now),
         loss=training.loss,
         mean_staleness=progress.mean_staleness,
-        shards=[_shard(engine, shard, now) for shard in engine.members.shards],
+        shards=[_shard(course, shard, now) for shard in course.members.shards],
         workers=[
             _worker(worker, progress.workers.get(worker.name, WorkerProgress()), now)
-            for worker in engine.members.workers.values()
+            for worker in course.members.workers.values()
         ],
         evaluations=[
             pb.EvaluationResult(evaluation=name, global_step=step, results=values)
             for name, step, values in training.results
         ],
-        newest_checkpoint=engine.newest_checkpoint,
-        refused=refused(engine),
+        newest_checkpoint=course.newest_checkpoint,
+        refused=refused(course),
         skipped=progress.skipped,
         failed=progress.failed,
-        waiting_for=engine.held_up(),
-        reason=engine.reason,
+        waiting_for=course.held_up(),
+        reason=course.reason,
         warnings=training.warnings,
         generation=run.generation,
         policy=run.policy,
     )
 
 
-def refused(engine: Engine) -> int:
+def refused(course: Course) -> int:
     """Pushes that shards have refused."""
-    return sum(shard.figures.refused for shard in engine.members.shards)
+    return sum(shard.figures.refused for shard in course.members.shards)
 
 
-def _shard(engine: Engine, shard: Shard, now: float) -> pb.ShardStatus:
+def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
     return pb.ShardStatus(
         shard=shard.index,
         address=shard.address,
         state=shard.state,
         version=shard.figures.version,
-        nbytes=engine.run.plan.shard_nbytes(shard.index),
+        nbytes=course.run.plan.shard_nbytes(shard.index),
         applied=shard.figures.applied,
         refused=shard.figures.refused,
         silent_s=now - shard.seen if shard.incarnation else 0.0,

@@ -7,25 +7,25 @@ import math
 from pathlib import Path
 from typing import Any
 
-from coordinator.engine import Engine
+from coordinator.course import Course
 from coordinator.saving import FINAL
 from coordinator.status import refused
 
 NAME = "summary.json"
 
 
-def summarize(engine: Engine) -> dict[str, Any]:
+def summarize(course: Course) -> dict[str, Any]:
     """The figures of a run that has ended. Rates are means over this run's training time and
     count micro-batches; ``eval`` is the final evaluation, empty where there was none."""
-    run, training = engine.run, engine.training
+    run, training = course.run, course.training
     progress, span = training.progress, training.span
     results = {name: values for name, _, values in training.results}
     train_s = progress.train_s
     return {
         "run_id": run.run_id,
         "job": run.description.name,
-        "phase": engine.phase,
-        "reason": engine.reason,
+        "phase": course.phase,
+        "reason": course.reason,
         "mode": run.description.mode,
         "shards": run.plan.shards,
         "workers": sum(w.batches > 0 for w in progress.workers.values()),
@@ -33,7 +33,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "global_step": span.step,
         "batches": span.batches,
         "examples": span.examples,
-        "wall_s": round(engine.now() - engine.began, 3),
+        "wall_s": round(course.now() - course.began, 3),
         "train_s": round(train_s, 3),
         "steps_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
         "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
@@ -42,8 +42,8 @@ def summarize(engine: Engine) -> dict[str, Any]:
             {"evaluation": name, "global_step": step, **_plain(values)}
             for name, step, values in training.results
         ],
-        "checkpoint": engine.newest_checkpoint,
-        "refused": refused(engine),
+        "checkpoint": course.newest_checkpoint,
+        "refused": refused(course),
         "skipped": progress.skipped,
         "failed": progress.failed,
         "mean_staleness": round(progress.mean_staleness, 4),

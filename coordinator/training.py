@@ -6,6 +6,7 @@ besides; a round's decision is stored before it is sent.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.curves import Curves
@@ -256,7 +257,11 @@ class Training:
         decision: Decision = rounds.decide((order,) if order else ())
         reports = rounds.reports()
         # First to the disk, then to the world: a restarted coordinator must not decide otherwise.
-        self._store.put_decision(decision)
+        try:
+            self._store.put_decision(decision)
+        except sqlite3.Error as error:
+            self.failure = f"the decision of round {decision.round} cannot be stored: {error}"
+            return
         rounds.close(decision)
         self._send(decision)
         if any(not report.skipped for report in reports):

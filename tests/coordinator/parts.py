@@ -12,6 +12,7 @@ from typing import Any
 
 from coordinator.client import CoordinatorClient
 from coordinator.description import JobDescription, parse_description
+from coordinator.course import Course
 from coordinator.engine import Engine
 from coordinator.run import Restored, Run
 from coordinator.server import Server
@@ -89,7 +90,7 @@ class Served:
     """A coordinator that answers on ``address``, run by a thread of its own."""
 
     address: str
-    engine: Engine
+    course: Course
     loop: asyncio.AbstractEventLoop
 
     def do(self, function: Any, *args: Any) -> Any:
@@ -111,15 +112,15 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
     async def main() -> None:
         stopped = asyncio.Event()
         with Store(run.run_dir / "ledger.sqlite") as store:
-            engine = Engine(run, store, clock or ManualClock())
+            course = Course(run, store, clock or ManualClock())
             async with Server("127.0.0.1:0") as server:
-                await server.start(engine)
-                served = Served(f"127.0.0.1:{server.port}", engine, asyncio.get_running_loop())
+                await server.start(Engine(course, store))
+                served = Served(f"127.0.0.1:{server.port}", course, asyncio.get_running_loop())
                 started.append(served)
                 stops.append(stopped)
                 ready.set()
                 await stopped.wait()
-            await engine.close()
+            await course.close()
 
     def run_loop() -> None:
         try:

@@ -209,8 +209,8 @@ def test_a_lapsed_worker_loses_its_batches_to_another(tmp_path: Path) -> None:
         for _ in range(4):
             clock.advance(4)
             quick.heartbeat()
-            served.do(served.engine.members.shard_seen, 0, 100, clock.now())
-            served.do(served.engine.tick)
+            served.do(served.course.members.shard_seen, 0, 100, clock.now())
+            served.do(served.course.tick)
         again = quick.lease().train.batches[0]
         assert again.batch == held.batch
         assert again.attempt > held.attempt
