@@ -138,14 +138,20 @@ class Standing:
             device=device,
         )
         response = self.persist(lambda: self._client.register_worker(request))
-        self._unknown = False
-        self._interrupted.clear()
-        self.check()
         self._heartbeat_s = response.heartbeat_s or self._heartbeat_s
+        self.flush()
         if response.worker != self.worker:
             self.worker = response.worker
             set_role(self.worker)
             log.info("joined the job", device=device)
+
+    def begin_again(self) -> None:
+        """What this worker held is lost; :meth:`register` comes next."""
+        self._unknown = False
+        self._interrupted.clear()
+        # After the clearing, so that a stop that comes in between is seen.
+        self.check()
+        self.pause()
 
     def get_cluster(self) -> pb.GetClusterResponse:
         """Where the shards are; waits until all are ready. What was held before is dropped."""

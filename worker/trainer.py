@@ -58,7 +58,7 @@ class Trainer:
                         self._work(self._standing.get_cluster(), stack)
                     except StaleGeneration as error:
                         log.info("joining again", reason=str(error))
-                        self._standing.pause()
+                        self._standing.begin_again()
             except InvalidJob as error:
                 self._standing.leave(str(error), fatal=True)
                 raise

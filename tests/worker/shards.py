@@ -13,8 +13,10 @@ from pserver.fence import ShardIdentity
 from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
 from pserver.updates.engine import make_engine
-from psrpc.plan import Plan
+from psrpc.plan import Plan, aligned_empty
 from psrpc.v1 import coordinator_pb2 as pb
+from worker.data import Array
+from worker.router import Router
 from worker.standing import Standing
 
 SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.5}}
@@ -70,3 +72,12 @@ def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[Standing]:
         standing = Standing(client, incarnation=1, connect_timeout_s=connect_timeout_s)
         standing.worker, standing.generation, standing.policy = "worker-1", 1, 1
         yield standing
+
+
+def pull_values(served: Shards) -> dict[str, Array]:
+    """What the shards hold now: whole arenas by name."""
+    plan = served.engines[0].plan
+    into = {arena.name: aligned_empty(arena.length, arena.dtype) for arena in plan.arenas}
+    with standing_alone() as standing, Router(served.cluster, plan, standing) as router:
+        router.pull(None, into)
+    return into

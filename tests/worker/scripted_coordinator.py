@@ -1,0 +1,107 @@
+"""A coordinator on a real port that hands out what a test has written down."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from psrpc.channel import bind, make_server
+from psrpc.errors import PsError
+from psrpc.interceptor import ErrorInterceptor
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1.coordinator_pb2_grpc import (
+    CoordinatorServicer,
+    add_CoordinatorServicer_to_server,
+)
+
+WAIT_S = 30.0
+FINISHED = pb.Lease(finished=pb.Shutdown())
+
+
+class ScriptedCoordinator(CoordinatorServicer):
+    """Leases come from ``leases`` in order, for commits as well; an error there is raised, a
+    function called, and when there is none left the job is finished. ``requests`` are all that
+    came, in order."""
+
+    def __init__(self, cluster: pb.GetClusterResponse | None = None) -> None:
+        self.cluster = cluster or pb.GetClusterResponse(generation=1, policy=1)
+        self.leases: deque[pb.Lease | PsError | Callable[[], pb.Lease]] = deque()
+        self.not_ready: deque[PsError] = deque()
+        self.heartbeat = pb.HeartbeatWorkerResponse()
+        self.requests: list[Any] = []
+        self.address = ""
+        self._came = threading.Condition()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        """The requests of one kind so far."""
+        with self._came:
+            return [request for request in self.requests if isinstance(request, kind)]
+
+    def wait_for(self, kind: type[Any], count: int = 1) -> list[Any]:
+        """The requests of one kind, once there are ``count``."""
+        with self._came:
+            found = [request for request in self.requests if isinstance(request, kind)]
+            while len(found) < count:
+                assert self._came.wait(WAIT_S), f"{len(found)} of {count} {kind.__name__} came"
+                found = [request for request in self.requests if isinstance(request, kind)]
+            return found
+
+    def _note(self, request: Any) -> None:
+        with self._came:
+            self.requests.append(request)
+            self._came.notify_all()
+
+    def _next_lease(self) -> pb.Lease:
+        lease = self.leases.popleft() if self.leases else FINISHED
+        if isinstance(lease, PsError):
+            raise lease
+        return lease() if callable(lease) else lease
+
+    def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return pb.RegisterWorkerResponse(worker="worker-0", heartbeat_s=0.01, lease_s=10)
+
+    def HeartbeatWorker(  # noqa: N802
+        self, request: pb.HeartbeatWorkerRequest, context: Any
+    ) -> Any:
+        self._note(request)
+        return self.heartbeat
+
+    def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        if self.not_ready:
+            raise self.not_ready.popleft()
+        return self.cluster
+
+    def LeaseWork(self, request: pb.LeaseWorkRequest, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return pb.LeaseWorkResponse(lease=self._next_lease())
+
+    def CommitBatch(self, request: pb.CommitBatchRequest, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return pb.CommitBatchResponse(lease=self._next_lease())
+
+    def ReportWork(self, request: pb.ReportWorkRequest, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return pb.ReportWorkResponse()
+
+    def LeaveWorker(self, request: pb.LeaveWorkerRequest, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return pb.LeaveWorkerResponse()
+
+
+@contextmanager
+def serve_script(cluster: pb.GetClusterResponse | None = None) -> Iterator[ScriptedCoordinator]:
+    """A scripted coordinator, listening."""
+    coordinator = ScriptedCoordinator(cluster)
+    server = make_server(8, [ErrorInterceptor()])
+    add_CoordinatorServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
+    coordinator.address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
+    server.start()
+    try:
+        yield coordinator
+    finally:
+        server.stop(0).wait()

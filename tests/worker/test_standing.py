@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from coordinator.client import CoordinatorClient
+from psrpc.batch import BatchId
+from psrpc.errors import CoordinatorUnreachable, InvalidArgument, JobFailed, StaleGeneration
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
+from worker.done import DoneBatch
+from worker.standing import Standing, Stopped
+
+
+@contextmanager
+def joined() -> Iterator[tuple[ScriptedCoordinator, Standing]]:
+    """A worker that has registered and knows the cluster, with its threads running."""
+    with (
+        serve_script() as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+        Standing(client, incarnation=7, connect_timeout_s=5) as standing,
+    ):
+        standing.register("sha", "cpu")
+        standing.get_cluster()
+        yield coordinator, standing
+
+
+def done(attempt: int) -> DoneBatch:
+    return DoneBatch(BatchId(0, attempt, 1), attempt, 0.5)
+
+
+def test_heartbeats_carry_what_is_done_and_what_is_awaited() -> None:
+    with joined() as (coordinator, standing), standing.waits.on("shard 1"):
+        standing.done(done(3))
+        while not any(beat.done for beat in coordinator.of(pb.HeartbeatWorkerRequest)):
+            standing.flush()
+        beat = next(b for b in coordinator.of(pb.HeartbeatWorkerRequest) if b.done)
+        assert [report.attempt for report in beat.done] == [3]
+        assert beat.waiting_for == "shard 1"
+        assert (beat.worker, beat.incarnation, beat.generation) == ("worker-0", 7, 1)
+
+
+def test_reports_stay_until_a_call_that_carried_them_succeeded() -> None:
+    with (
+        serve_script() as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+    ):
+        # Not entered: no heartbeats take the reports along.
+        standing = Standing(client, incarnation=7, connect_timeout_s=5)
+        standing.register("sha", "cpu")
+        coordinator.leases.append(InvalidArgument("no"))
+        standing.done(done(1))
+        with pytest.raises(InvalidArgument):
+            standing.lease()
+        standing.done(done(2))
+        standing.lease()
+        standing.lease()
+        sent = [[r.attempt for r in r.done] for r in coordinator.of(pb.LeaseWorkRequest)]
+        assert sent == [[1], [1, 2], []]
+
+
+def test_what_was_dropped_is_asked_for_again_until_an_answer_comes() -> None:
+    with joined() as (coordinator, standing):
+        task = pb.TrainTask(batches=[{"attempt": 5}])
+        coordinator.leases.extend([InvalidArgument("no"), pb.Lease(train=task)])
+        with pytest.raises(InvalidArgument):
+            standing.lease()
+        standing.lease()
+        standing.lease()
+        received = [request.received for request in coordinator.of(pb.LeaseWorkRequest)]
+        assert received == [0, 0, 5]
+        standing.get_cluster()
+        standing.lease()
+        assert coordinator.of(pb.LeaseWorkRequest)[-1].received == 0
+
+
+def test_a_worker_that_was_taken_for_gone_joins_again() -> None:
+    with joined() as (coordinator, standing):
+        coordinator.heartbeat.unknown = True
+        beats = len(coordinator.of(pb.HeartbeatWorkerRequest))
+        # The answer to the first one is in when the second one comes.
+        coordinator.wait_for(pb.HeartbeatWorkerRequest, beats + 3)
+        with pytest.raises(StaleGeneration, match="taken this worker for gone"):
+            standing.check()
+        coordinator.heartbeat.unknown = False
+        beats = len(coordinator.of(pb.HeartbeatWorkerRequest))
+        coordinator.wait_for(pb.HeartbeatWorkerRequest, beats + 3)
+        standing.begin_again()
+        standing.register("sha", "cpu")
+        standing.check()
+        assert len(coordinator.of(pb.RegisterWorkerRequest)) == 2
+
+
+def test_a_failed_job_ends_a_wait() -> None:
+    with joined() as (coordinator, standing):
+        coordinator.heartbeat.shutdown.failed = True
+        coordinator.heartbeat.shutdown.reason = "shard 1 is gone"
+        with pytest.raises(JobFailed, match="shard 1 is gone"):
+            standing.pause(60)
+
+
+def test_a_stop_ends_the_wait_for_a_coordinator() -> None:
+    with CoordinatorClient("127.0.0.1:1") as client:
+        standing = Standing(client, incarnation=7, connect_timeout_s=600)
+        standing.stop()
+        with pytest.raises(Stopped):
+            standing.get_job()
+        # Nothing to give back, and nobody to tell.
+        standing.leave("stopped")
+
+
+def test_a_coordinator_that_never_comes() -> None:
+    with CoordinatorClient("127.0.0.1:1") as client:
+        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        with pytest.raises(CoordinatorUnreachable, match="no coordinator answers at "):
+            standing.get_job()
