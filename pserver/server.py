@@ -8,7 +8,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pserver.engine import ShardEngine
-from pserver.servicer import ParameterServerServicer, method_handlers
+from pserver.handlers import Handlers
+from pserver.servicer import ParameterServerServicer
 from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
@@ -36,13 +37,8 @@ class ShardServer:
     def start(self) -> int:
         """Listens; returns the port. Raises PortInUse."""
         server = make_server(THREADS, [ErrorInterceptor()])
-        server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(
-                    SERVICE, method_handlers(ParameterServerServicer(self._engine_or_refuse))
-                ),
-            )
-        )
+        servicer = ParameterServerServicer(self._engine_or_refuse)
+        server.add_generic_rpc_handlers((Handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.port = bind(server, self._address)

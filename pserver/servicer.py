@@ -85,27 +85,3 @@ class ParameterServerServicer:
             staged_now=report.staged_now,
             waiting_for=report.waiting_for,
         )
-
-
-def method_handlers(
-    servicer: ParameterServerServicer,
-) -> dict[str, grpc.RpcMethodHandler[object, object]]:
-    """The service's methods by name. Tensor streams stay bytes, see psrpc.codec."""
-    return {
-        "Initialize": grpc.stream_unary_rpc_method_handler(
-            servicer.initialize, response_serializer=pb.InitializeResponse.SerializeToString
-        ),
-        "Pull": grpc.unary_stream_rpc_method_handler(
-            servicer.pull, request_deserializer=pb.PullRequest.FromString
-        ),
-        "PushGradients": grpc.stream_unary_rpc_method_handler(
-            servicer.push_gradients,
-            response_serializer=pb.PushGradientsResponse.SerializeToString,
-        ),
-        "PushPull": grpc.stream_stream_rpc_method_handler(servicer.push_pull),
-        "GetStatus": grpc.unary_unary_rpc_method_handler(
-            servicer.get_status,
-            request_deserializer=pb.GetStatusRequest.FromString,
-            response_serializer=pb.GetStatusResponse.SerializeToString,
-        ),
-    }

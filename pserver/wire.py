@@ -31,6 +31,9 @@ from psrpc.v1 import types_pb2 as types
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
+SINGLE = ("psrpc-single", "1")
+"""Metadata of a call with one message each way, see pserver.handlers. Load-bearing."""
+
 _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
     "applied": pb.PUSH_OUTCOME_APPLIED,
     "already_applied": pb.PUSH_OUTCOME_ALREADY_APPLIED,

@@ -70,7 +70,7 @@ def test_a_failed_job_ends_the_shard_with_its_reason(coordinator: FakeCoordinato
         coordinator.commands.put(
             pb.WatchResponse(shutdown=pb.Shutdown(failed=True, reason="loss diverged"))
         )
-        with pytest.raises(JobFailed, match="^loss diverged$"):
+        with pytest.raises(JobFailed, match=r"^loss diverged$"):
             future.result(WAIT_S)
 
 
