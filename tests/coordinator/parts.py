@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coordinator.client import CoordinatorClient
-from coordinator.description import JobDescription, parse_description
 from coordinator.course import Course
+from coordinator.description import JobDescription, parse_description
 from coordinator.engine import Engine
 from coordinator.run import Restored, Run
 from coordinator.server import Server
@@ -58,8 +60,6 @@ def description_json(**changes: Any) -> dict[str, Any]:
 
 def describe(**changes: Any) -> JobDescription:
     """The description as the coordinator reads it."""
-    import json
-
     return parse_description(json.dumps(description_json(**changes)))
 
 
@@ -203,8 +203,6 @@ class ShardDouble:
         if order.write and not error:
             name, data = f"shard-{self.index}.safetensors", b"abc"
             (self.run_dir / order.directory / name).write_bytes(data)
-        import hashlib
-
         self.client.report_snapshot(
             pb.ReportSnapshotRequest(
                 shard=self.index,
@@ -308,7 +306,6 @@ __all__ = [
     "describe",
     "description_json",
     "make_run",
-    "replace",
     "report",
     "serving",
 ]
