@@ -57,8 +57,9 @@ def run_worker(options: WorkerOptions) -> int:
         on_stop_signals(lambda: _stop(standing))
         try:
             _train(options, standing)
-        except Stopped:
-            standing.leave("done or told to stop")
+        except Stopped as stopped:
+            log.info("leaving", why=str(stopped))
+            standing.leave(str(stopped))
             return OK
         except JobFailed as error:
             return _end(f"error: job failed: {error}", FAILED)

@@ -30,7 +30,8 @@ PAUSE_S = 0.2
 
 
 class Stopped(Exception):
-    """This worker was told to leave (a signal, or the job has ended); not an error."""
+    """This worker was told to leave (a signal, or the job has ended), which its text says; not an
+    error."""
 
 
 class Standing:
@@ -108,7 +109,7 @@ class Standing:
             StaleGeneration: the coordinator took this worker for gone; it has to join again.
         """
         if self._stopping:
-            raise Stopped
+            raise Stopped("told to stop")
         if self._shutdown is not None:
             raise_shutdown(self._shutdown)
         if self._unknown:
@@ -299,7 +300,7 @@ def raise_shutdown(shutdown: pb.Shutdown) -> None:
     """
     if shutdown.failed:
         raise JobFailed(shutdown.reason)
-    raise Stopped
+    raise Stopped("the job is done")
 
 
 def _waiting_line(reason: str, waited_s: float) -> str:
