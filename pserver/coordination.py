@@ -188,7 +188,7 @@ class Coordination:
             shard=self._shard, incarnation=self._incarnation, generation=self._generation
         )
         if self._engine is None:
-            request.waiting_for = "it builds its update engine"
+            request.waiting_for = "its update engine to be built"
             return request
         report = self._engine.report()
         request.version = report.version
@@ -211,7 +211,7 @@ class Coordination:
             self._awaiting_values.waiting(request.waiting_for, now)
 
     def _say(self, reason: str, waited_s: float) -> None:
-        log.info(f"waiting: {reason} ({waited_s:.0f} s)")
+        log.info(f"waiting for {reason} ({waited_s:.0f} s)")
 
     # -- commands ----------------------------------------------------------------------------
 

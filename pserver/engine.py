@@ -248,7 +248,7 @@ class ShardEngine:
                 f" {self._held.version}"
             )
         if self._held.version < wanted:
-            raise NotReady(f"shard {self.identity.shard} {self._waiting_for()}")
+            raise NotReady(f"shard {self.identity.shard} waits for {self._waiting_for()}")
 
     # -- snapshots ---------------------------------------------------------------------------
 
@@ -313,15 +313,15 @@ class ShardEngine:
 
     def _need_values(self) -> None:
         if not self._held.initialized:
-            raise NotReady(f"shard {self.identity.shard} {self._waiting_for()}")
+            raise NotReady(f"shard {self.identity.shard} waits for {self._waiting_for()}")
 
     def _waiting_for(self) -> str:
         if not self._held.initialized:
-            return "waits for a worker to initialize it"
+            return "a worker to initialize it"
         if self.identity.mode == "async":
             return ""
         return (
-            f"waits for the decision of round {self._held.version}; it holds"
+            f"the decision of round {self._held.version}; it holds"
             f" {self._staging.micro_batches} of {self.identity.replicas} micro-batches"
         )
 

@@ -151,7 +151,7 @@ def test_nothing_is_served_before_it_is_initialized() -> None:
             client.pull(fence, "worker-1", None, whole(PLAN))
         with pytest.raises(NotReady, match="initialize"):
             client.push(fence, push(FIRST))
-        assert client.get_status().waiting_for == "waits for a worker to initialize it"
+        assert client.get_status().waiting_for == "a worker to initialize it"
 
 
 def test_nothing_is_served_before_there_is_an_engine() -> None:
