@@ -36,6 +36,8 @@ def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     table = Table("", "", title=f"{summary.get('job', run_dir.name)}: {summary.get('phase', '?')}")
     table.show_header = False
     table.columns[1].justify = "right"
+    # A path is of no use unless it is whole.
+    table.columns[1].overflow = "fold"
     for label, value in _rows(summary, run_dir):
         if value is not None:
             table.add_row(label, value)
@@ -78,7 +80,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
             for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
         ),
         ("refused, skipped, failed", _counts(summary)),
-        ("checkpoint", _place(run_dir, summary.get("checkpoint"))),
+        ("checkpoint", summary.get("checkpoint") or None),
         ("run directory", str(run_dir)),
     ]
 
@@ -86,7 +88,3 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
 def _counts(summary: Mapping[str, Any]) -> str | None:
     values = [summary.get(key) for key in ("refused", "skipped", "failed")]
     return None if None in values else ", ".join(map(str, values))
-
-
-def _place(run_dir: Path, checkpoint: str | None) -> str | None:
-    return str(run_dir / checkpoint) if checkpoint else None

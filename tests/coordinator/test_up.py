@@ -133,7 +133,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["eval.loss", "not finite"],
         ["eval.accuracy", "0.9712"],
         ["refused, skipped, failed", "0, 1, 0"],
-        ["checkpoint", "runs/x/checkpoints/step-00001200"],
+        ["checkpoint", "checkpoints/step-00001200"],
         ["run directory", "runs/x"],
     ]
     assert "mnist_dnn: done" in out
