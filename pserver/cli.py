@@ -6,6 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from psrpc.process import apply_malloc_settings, die_with_parent, leave, on_stop_signals
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
@@ -61,12 +64,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> NoReturn:
+    """The ``pserver`` command. Ends the process with its exit status."""
+    leave(run())
+
+
+def run(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     # What follows takes a while to import; --help and a wrong option do not wait for it.
-    from psrpc.process import apply_malloc_settings, die_with_parent, on_stop_signals
-
     apply_malloc_settings()
     if arguments.die_with_parent:
         die_with_parent()
@@ -112,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

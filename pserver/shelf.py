@@ -46,7 +46,9 @@ class SnapshotShelf:
         self._seen[order.name] = None
         if len(self._seen) > _REMEMBERED:
             del self._seen[next(iter(self._seen))]
-        if not held.initialized:
+        if held.failure:
+            self._sink.failed(order, held.version, held.failure)
+        elif not held.initialized:
             self._sink.failed(order, held.version, "the shard has not been initialized")
         elif order.keep and len(self._kept) >= MAX_KEPT:
             kept = ", ".join(self._kept)

@@ -1,0 +1,107 @@
+"""What readers hold while others write, and what happens when an update breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pserver.client import Push, ShardClient
+from pserver.engine import ShardEngine
+from pserver.parameters import Parameters
+from pserver.requests import SnapshotOrder
+from pserver.updates.engine import NDArray
+from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.batch import BatchId
+from psrpc.errors import JobFailed, RemoteFailure
+from tests.pserver.shards import (
+    INCARNATION,
+    SGD,
+    Sink,
+    counting,
+    engine_of,
+    identity_of,
+    plan_of,
+    served,
+    whole,
+)
+
+PLAN = plan_of()
+NAME = "float32.trainable"
+
+
+def test_readers_of_one_version_share_it_and_keep_it() -> None:
+    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1)
+    held.initialize(counting(PLAN))
+    first = held.values()
+    assert held.values() is first
+    held.update(whole(PLAN, 1.0))
+    second = held.values()
+    assert (first.version, second.version) == (0, 1)
+    np.testing.assert_array_equal(first.arrays[NAME], counting(PLAN)[NAME])
+    np.testing.assert_array_equal(second.arrays[NAME], counting(PLAN)[NAME] - 1)
+
+
+def test_a_round_of_nothing_is_a_version_of_its_own() -> None:
+    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1)
+    held.initialize(counting(PLAN))
+    first = held.values()
+    held.update(None)
+    assert (first.version, held.values().version) == (0, 1)
+
+
+def test_pushes_of_many_workers_all_count_once_and_pulls_are_never_torn() -> None:
+    workers, pushes = 4, 8
+    with served(engine_of(PLAN)) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, whole(PLAN))
+
+        def work(worker: int) -> None:
+            into = whole(PLAN)
+            with ShardClient(client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0) as mine:
+                for index in range(pushes):
+                    batch = BatchId(worker, index, 1)
+                    push = Push(f"worker-{worker}", batch, 1, 0, whole(PLAN, 1.0))
+                    # The second time as a retry would send it.
+                    _, info = mine.push_pull(fence, push, into)
+                    again, _ = mine.push_pull(fence, push, into)
+                    assert again.outcome == "already_applied"
+                    assert len(set(into[NAME])) == 1, "torn"
+                    assert -into[NAME][0] >= info.version
+
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, range(workers)))
+        status = client.get_status()
+        assert (status.applied, status.already_applied) == (workers * pushes, workers * pushes)
+        into = whole(PLAN)
+        client.pull(fence, "worker-1", None, into)
+        np.testing.assert_array_equal(into[NAME], np.full(96, -workers * pushes))
+
+
+class Breaking(NumpyEngine):
+    """An update engine that fails halfway."""
+
+    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+        super().apply(gradients)
+        raise MemoryError("out of memory")
+
+
+def test_an_update_that_breaks_makes_the_shard_unusable() -> None:
+    sink = Sink()
+    engine = ShardEngine(identity_of(), PLAN, Breaking(SGD, PLAN, 0), sink)
+    with served(engine) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+        push = Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0))
+        with pytest.raises(RemoteFailure):
+            client.push(fence, push)
+        assert engine.failure == "MemoryError in the update of the parameters: out of memory"
+        with pytest.raises(JobFailed, match="shard 0 failed: MemoryError"):
+            client.push(fence, push)
+        with pytest.raises(JobFailed):
+            client.pull(fence, "worker-1", None, whole(PLAN))
+        assert not engine.applied().to_epochs()
+        engine.take_snapshot(SnapshotOrder("step-1", True, True, "", 1))
+        assert "out of memory" in sink.failures["step-1"]
