@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import secrets
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -51,6 +53,18 @@ def die_with_parent() -> None:
     if os.getppid() != parent:
         # The parent ended before the kernel had the request.
         os._exit(1)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process at once, with what it has written flushed.
+
+    Taking down an interpreter that has imported TensorFlow costs one to three CPU seconds, during
+    which the process looks alive to everyone; whatever has to be closed was closed before.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def on_stop_signals(stop: Callable[[], None]) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
+
+from psrpc.process import leave
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> NoReturn:
     """The ``worker`` command. Ends the process with its exit status."""
-    sys.exit(run(arguments))
+    leave(run())
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
