@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # A script that makes an engine usable where there is none, and prints the name of a base image
@@ -54,9 +56,10 @@ def base_image() -> Iterator[dict[str, str]]:
         made = run([HOOK]).splitlines()[-1]
         chosen = {"BASE_IMAGE": os.environ.get("BASE_IMAGE", made)}
     if not succeeds("docker", "info"):
-        raise AssertionError(
+        pytest.fail(
             "make test-docker needs a Docker engine: `docker info` fails, and there is no script "
-            f"at {HOOK} that makes one (DOCKER_ENGINE names another); start Docker and try again"
+            f"at {HOOK} that makes one (DOCKER_ENGINE names another); start Docker and try again",
+            pytrace=False,
         )
     try:
         yield chosen
