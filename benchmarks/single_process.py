@@ -43,13 +43,13 @@ def main(argv: list[str] | None = None) -> None:
     loss_of = keras.losses.get(job.loss)
     optimizer.build(model.trainable_variables)
 
-    @tf.function(reduce_retracing=True)
-    def step(x: tf.Tensor, y: tf.Tensor) -> None:
+    def update(x: tf.Tensor, y: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(loss_of(y, model(x, training=True)))
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
 
+    step = tf.function(update)
     records = job.train.num_records
     batches = [
         cut_batch(epoch, i, records, job.batch_size)

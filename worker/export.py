@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pserver.updates.engine import AVERAGES
+from pserver.updates.allowlist import AVERAGES
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError
 from worker.loader import UserCodeFailed, load_job
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
@@ -48,6 +48,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
         InvalidArgument: ``to`` is no form that can be written, or is there already.
     """
     from psrpc.checkpoint import load_variables
+    from psrpc.manifest import read_manifest
     from worker.replica import Replica
 
     kind = save_name(to)
@@ -58,7 +59,9 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
         raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
     if not target.parent.is_dir():
         raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
-    values = load_variables(checkpoint, prefer_slot=AVERAGES)
+    # Before the first update there are no averages yet, only the zeros they start from.
+    averages = AVERAGES if read_manifest(checkpoint).global_step else None
+    values = load_variables(checkpoint, prefer_slot=averages)
     replica = Replica(load_job(job, settings).job)
     try:
         replica.assign(values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,18 +24,20 @@ def main(job_path: str, out: str, *overrides: str) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     job = load_job(Path(job_path), list(overrides)).job
     keras.utils.set_random_seed(job.seed)
-    model = job.model()
-    optimizer = job.optimizer
+    model: Any = job.model()
+    optimizer: Any = job.optimizer
     learning_rate = np.float32(float(optimizer.learning_rate))
     momentum = np.float32(optimizer.momentum)
     assert job.replicas is not None
 
-    @tf.function
-    def gradient(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    loss_of: Any = job.loss
+
+    def differentiate(x: tf.Tensor, y: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
-            loss = job.loss(y, model(x, training=True))
+            loss = loss_of(y, model(x, training=True))
         return tape.gradient(loss, model.trainable_variables)
 
+    gradient = tf.function(differentiate)
     values = [v.numpy() for v in model.trainable_variables]
     velocities = [np.zeros_like(v) for v in values]
     records = job.train.num_records

@@ -33,7 +33,8 @@ def job_with(**fields):
         ("job = job_with()", ("--set", "epochs=three"), "epochs.*three"),
         ("job = job_with()", ("--set", "optimizer.learning_rat=1"), "learning_rat.*learning_rate"),
         (
-            "job = job_with(model=lambda: keras.Sequential([keras.Input((3,)), keras.layers.Flatten()]))",
+            "job = job_with(model=lambda: "
+            "keras.Sequential([keras.Input((3,)), keras.layers.Flatten()]))",
             (),
             "no trainable variables",
         ),
