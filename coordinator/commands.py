@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrpc.process import with_malloc_settings
+from psrpc.process import PARENT_PID, with_malloc_settings
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **with_malloc_settings(dict(environment)),
         # So that a child that is slow to start can tell that its parent is gone already.
-        "PSRPC_PARENT_PID": str(os.getpid()),
+        PARENT_PID: str(os.getpid()),
         # A log is read while it is written.
         "PYTHONUNBUFFERED": "1",
     }

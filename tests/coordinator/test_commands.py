@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from coordinator.commands import UpOptions, cluster, letters
+from psrpc.process import PARENT_PID
 
 ALL = UpOptions(
     job="job.py",
@@ -69,7 +70,7 @@ def test_the_environment_is_passed_on() -> None:
     member = cluster(ALL, {"HOME": "/h", "MALLOC_TOP_PAD_": "1"}, 8).members("a:1")["shard-0"]
     assert member.environment["HOME"] == "/h"
     assert member.environment["MALLOC_TOP_PAD_"] == "1"
-    assert member.environment["PSRPC_PARENT_PID"] == str(os.getpid())
+    assert member.environment[PARENT_PID] == str(os.getpid())
 
 
 def test_letters_do_not_run_out() -> None:
