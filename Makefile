@@ -24,7 +24,7 @@ demo: $(INSTALLED)
 	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not docker" -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not docker and not slow"
