@@ -1,4 +1,4 @@
-"""The arenas of one shard: their sizes, their staging buffers, the check of what comes in."""
+"""The arenas of one shard: their sizes, and the check of what comes in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from pserver.updates.engine import ITERATIONS, NDArray, Slots
 from psrpc.errors import CheckpointError, InvalidArgument
-from psrpc.plan import ALIGNMENT_BYTES, Plan, aligned_empty
+from psrpc.plan import ALIGNMENT_BYTES, Plan
 
 
 class ShardArenas:
-    """What ``shard`` of ``plan`` owns. Immutable but for the contents of the staging buffers.
+    """What ``shard`` of ``plan`` owns. Immutable.
 
     Attributes:
         lengths: arena name -> elements on this shard, 0 included.
@@ -26,18 +26,11 @@ class ShardArenas:
         owned = [a for a in plan.arenas if a.shard_length(shard)]
         self.trainable = tuple(a.name for a in owned if a.role == "trainable")
         self.state = tuple(a.name for a in owned if a.role == "state")
-        self._staging: dict[str, NDArray] = {}
 
     @property
     def owned(self) -> tuple[str, ...]:
         """All arenas with at least one element, trainable ones first."""
         return self.trainable + self.state
-
-    def staging(self) -> dict[str, NDArray]:
-        """One aligned buffer per arena, allocated at the first call, then always the same."""
-        if not self._staging:
-            self._staging = {n: aligned_empty(k, self.dtypes[n]) for n, k in self.lengths.items()}
-        return dict(self._staging)
 
     def check(self, arrays: Mapping[str, NDArray]) -> None:
         """Passes one array per owned arena, of its length and dtype.
@@ -70,7 +63,7 @@ class ShardArenas:
             if array.ctypes.data % ALIGNMENT_BYTES:
                 raise InvalidArgument(
                     f"arena {name}: the array is not on a {ALIGNMENT_BYTES}-byte boundary; "
-                    "use the staging buffers or psrpc.plan.aligned_empty"
+                    "use psrpc.plan.aligned_empty"
                 )
             if not (array.flags.c_contiguous and array.flags.writeable):
                 raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")

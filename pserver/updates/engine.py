@@ -65,12 +65,6 @@ class UpdateEngine(Protocol):
             InvalidArgument: an arena is missing, unknown or has another length or dtype.
         """
 
-    def staging(self) -> dict[str, NDArray]:
-        """The one set of aligned buffers that gradients and deltas are written into.
-
-        The same arrays at every call; empty arenas included. May be called before ``load``.
-        """
-
     def apply(self, gradients: Mapping[str, NDArray]) -> None:
         """One optimizer step: trainable arenas hold gradients, state arenas deltas to be added.
 
@@ -119,6 +113,10 @@ def make_engine(
     if "keras" not in sys.modules:
         # Arenas live in TensorFlow, whatever KERAS_BACKEND a user has for other programs.
         os.environ["KERAS_BACKEND"] = "tensorflow"
+    if "tensorflow" not in sys.modules:
+        # Shards update on the CPU. TensorFlow would take memory of every GPU it sees from the
+        # workers, and start more slowly.
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     from pserver.updates.keras_engine import KerasEngine
 
     return KerasEngine(optimizer, plan, shard)

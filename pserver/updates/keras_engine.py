@@ -86,20 +86,7 @@ class KerasEngine:
             piece
             for arena in plan.arenas
             if arena.name in self._arenas.trainable
-            for piece in (
-                [Piece(arena.name, 0, arena.name, (arena.shard_length(shard),), None)]
-                if plan.placement == "cut"
-                else [
-                    Piece(
-                        arena.name,
-                        s.offset,
-                        s.variable.name,
-                        s.variable.shape,
-                        s.variable.constraint,
-                    )
-                    for s in plan.shard_slices(arena, shard)
-                ]
-            )
+            for piece in _pieces_of(plan, arena, shard)
         ]
         self._whole = plan.placement == "whole"
         self._flat: dict[str, NDArray] = {}
@@ -174,9 +161,6 @@ class KerasEngine:
             self._optimizer._iterations.assign_add(1)
         for name, variable in self._state.items():
             variable.value.assign_add(flat[name])
-
-    def staging(self) -> dict[str, NDArray]:
-        return self._arenas.staging()
 
     def apply(self, gradients: Mapping[str, NDArray]) -> None:
         assert self._step is not None, "load comes first"

@@ -78,9 +78,6 @@ class NumpyEngine:
                 array.fill(self._rule.slots[slot])
         self._iterations = 0
 
-    def staging(self) -> dict[str, NDArray]:
-        return self._arenas.staging()
-
     def apply(self, gradients: Mapping[str, NDArray]) -> None:
         if not gradients:
             return

@@ -11,7 +11,7 @@ import numpy as np
 
 from pserver.updates.allowlist import placement_for
 from pserver.updates.engine import EngineKind, NDArray, Slots, UpdateEngine, make_engine
-from psrpc.plan import ArenaPlan, Plan, VariableSpec, make_plan
+from psrpc.plan import ArenaPlan, Plan, VariableSpec, aligned_empty, make_plan
 
 
 def _document(module: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +65,11 @@ def gradients(step: int, variables: Sequence[VariableSpec] = MODEL) -> Values:
     return values
 
 
+def buffers(plan: Plan, shard: int) -> dict[str, NDArray]:
+    """What gradients arrive in: arena name -> aligned ``[shard length]``, uninitialised."""
+    return {a.name: aligned_empty(a.shard_length(shard), a.dtype) for a in plan.arenas}
+
+
 class Shards:
     """All shards of one plan with their engines, driven by whole variables."""
 
@@ -81,6 +86,7 @@ class Shards:
             make_engine(kind, optimizer, self.plan, k) for k in range(shards)
         ]
         self.variables = variables
+        self._buffers = [buffers(self.plan, k) for k in range(shards)]
         parts = self.cut(values or initial(variables))
         for engine, part in zip(self.engines, parts, strict=True):
             engine.load(part)
@@ -91,8 +97,7 @@ class Shards:
         """Applies the gradients of ``steps``."""
         for step in steps:
             parts = self.cut(gradients(step, self.variables))
-            for engine, part in zip(self.engines, parts, strict=True):
-                staging = engine.staging()
+            for engine, part, staging in zip(self.engines, parts, self._buffers, strict=True):
                 for name, array in part.items():
                     np.copyto(staging[name], array)
                 engine.apply(staging)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,16 @@ from pserver.updates.schedules import make_schedule
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.plan import Placement, VariableSpec, aligned_empty, make_plan
 
-from .engine_cases import CONSTRAINED, MODEL, Shards, initial, plain_keras, schedule, serialized
+from .engine_cases import (
+    CONSTRAINED,
+    MODEL,
+    Shards,
+    buffers,
+    initial,
+    plain_keras,
+    schedule,
+    serialized,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +84,7 @@ def test_loaded_values_and_staged_gradients_are_left_alone(placement: Placement)
     values = aligned(np.full(8192, 3, np.float32))
     engine.load({NAME: values})
     values.fill(np.nan)
-    staging = engine.staging()
-    assert staging[NAME] is engine.staging()[NAME]
+    staging = buffers(plan, 0)
     for step in range(3):
         staging[NAME].fill(step)
         engine.apply(staging)
@@ -85,6 +97,26 @@ def test_loaded_values_and_staged_gradients_are_left_alone(placement: Placement)
     engine.apply(staging)
     assert held.iterations == 3
     assert engine.slots().iterations == 4
+
+
+def test_a_shard_leaves_gpus_to_the_workers() -> None:
+    script = (
+        "import json, os, sys\n"
+        "from pserver.updates.engine import make_engine\n"
+        "from psrpc.plan import VariableSpec, make_plan\n"
+        "plan = make_plan([VariableSpec('w', (3,), 'float32', 'trainable')], 1, 'cut')\n"
+        "make_engine('keras', json.loads(sys.argv[1]), plan, 0)\n"
+        "assert 'tensorflow' in sys.modules\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    run = subprocess.run(
+        (sys.executable, "-c", script, json.dumps(serialized("SGD"))),
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "-1\n", run.stderr
 
 
 def test_unfit_buffers_never_reach_tensorflow() -> None:
@@ -145,9 +177,9 @@ def test_shards_that_own_little_or_nothing() -> None:
     )
     plan = make_plan(variables, 3, "whole")
     engines = [make_engine("keras", serialized("Nadam"), plan, k) for k in range(3)]
-    for engine, owned in zip(engines, ((3, 0), (0, 2), (0, 0)), strict=True):
-        engine.load({n: np.ones_like(a) for n, a in engine.staging().items()})
-        staging = engine.staging()
+    for shard, owned in enumerate(((3, 0), (0, 2), (0, 0))):
+        engine, staging = engines[shard], buffers(plan, shard)
+        engine.load({n: np.ones_like(a) for n, a in staging.items()})
         for array in staging.values():
             array.fill(1)
         engine.apply(staging)
