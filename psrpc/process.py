@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -75,6 +76,14 @@ def leave(status: int) -> NoReturn:
 
 
 def on_stop_signals(stop: Callable[[], None]) -> None:
-    """Calls ``stop`` on SIGTERM and SIGINT. Only from the main thread."""
+    """Calls ``stop`` on SIGTERM and SIGINT, in a thread of its own. Only from the main thread.
+
+    A handler interrupts the main thread wherever it is, inside a lock too; one that sets an event
+    which the main thread is just about to wait for would wait for that lock for ever.
+    """
+
+    def handle(_number: int, _frame: object) -> None:
+        threading.Thread(target=stop, name="stop", daemon=True).start()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop())
+        signal.signal(number, handle)

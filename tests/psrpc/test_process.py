@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 
-from psrpc.process import PARENT_PID
+import pytest
+
+from psrpc.process import PARENT_PID, on_stop_signals
 
 CHILD = (
     "import os; from psrpc.process import *; die_with_parent(); print(os.environ.get(PARENT_PID))"
@@ -29,3 +34,30 @@ def test_a_child_whose_parent_ended_while_it_started_does_not_begin() -> None:
     # To the child it looks as if it had been handed on to another process.
     orphan = start(os.getpid() + 1)
     assert (orphan.returncode, orphan.stdout) == (1, "")
+
+
+@pytest.fixture
+def own_handlers() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.Signals) -> None:
+    lock, came, done = threading.Lock(), threading.Event(), threading.Event()
+
+    def stop() -> None:
+        came.set()
+        # The limit ends a test that fails; nobody waits so long otherwise.
+        if lock.acquire(timeout=5):
+            done.set()
+
+    on_stop_signals(stop)
+    with lock:
+        signal.raise_signal(number)
+        assert came.wait(30)
+    assert done.wait(30)
