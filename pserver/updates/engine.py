@@ -117,6 +117,8 @@ def make_engine(
         # Shards update on the CPU. TensorFlow would take memory of every GPU it sees from the
         # workers, and start more slowly.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        # Or it complains of a missing GPU driver as of an error.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from pserver.updates.keras_engine import KerasEngine
 
     return KerasEngine(optimizer, plan, shard)
