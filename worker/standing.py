@@ -192,7 +192,8 @@ class Standing:
             received=0 if self._dropped else None,
         )
         lease = self.persist(lambda: self._client.lease_work(request)).lease
-        self._dropped = False
+        # An evaluation comes before what is given again, so that is still to be asked for.
+        self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
         self._done.acknowledge(sent)
         return lease
 
@@ -278,7 +279,9 @@ class Standing:
             waiting_for=self.waits.reason(),
         )
         response = self._client.heartbeat_worker(request)
-        self._done.acknowledge(sent)
+        if not response.unknown:
+            # Otherwise nothing was recorded; the reports go with the first lease after joining.
+            self._done.acknowledge(sent)
         if response.HasField("shutdown"):
             self._shutdown = response.shutdown
         elif response.unknown:

@@ -76,6 +76,30 @@ def test_what_was_dropped_is_asked_for_again_until_an_answer_comes() -> None:
         assert coordinator.of(pb.LeaseWorkRequest)[-1].received == 0
 
 
+def test_what_was_dropped_is_asked_for_again_after_an_evaluation() -> None:
+    with joined() as (coordinator, standing):
+        evaluate = pb.Lease(evaluate=pb.EvaluateTask(evaluation="epoch-0"))
+        merge = pb.Lease(merge=pb.MergeEvaluation(evaluation="epoch-0"))
+        task = pb.TrainTask(batches=[{"attempt": 5}])
+        coordinator.leases.extend([pb.Lease(train=task), evaluate, merge, pb.Lease(train=task)])
+        standing.lease()
+        standing.get_cluster()
+        for _ in range(4):
+            standing.lease()
+        received = [request.received for request in coordinator.of(pb.LeaseWorkRequest)]
+        assert received == [0, 0, 0, 0, 5]
+
+
+def test_what_a_worker_taken_for_gone_has_done_is_reported_when_it_is_back() -> None:
+    with joined() as (coordinator, standing):
+        coordinator.heartbeat.unknown = True
+        standing.done(done(3))
+        beats = len(coordinator.of(pb.HeartbeatWorkerRequest))
+        # The one under way may have been made up before.
+        unheard = coordinator.wait_for(pb.HeartbeatWorkerRequest, beats + 4)[beats + 1 :]
+        assert all([report.attempt for report in beat.done] == [3] for beat in unheard)
+
+
 def test_a_worker_that_was_taken_for_gone_joins_again() -> None:
     with joined() as (coordinator, standing):
         coordinator.heartbeat.unknown = True
