@@ -108,6 +108,12 @@ def choose_checkpoint(run_dir: Path, description: JobDescription) -> Chosen:
     remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
     if manifest.job_sha256 != description.job_sha256:
         remarks.append("the job file has changed since the checkpoint was written")
+    if manifest.global_step > description.total_updates:
+        raise InvalidJob(
+            f"cannot resume from {choice.directory}: it is of step {manifest.global_step}, and "
+            f"the job ends at step {description.total_updates} ({description.epochs} epochs); "
+            "set epochs back, or start a new run"
+        )
     restored = Restored(choice.directory.name, manifest.global_step)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks))
 

@@ -80,7 +80,7 @@ class Course:
         for effect in self.members.tick(now):
             log.warning("silent", why=effect.reason)
             if not isinstance(effect, ShardSilent):
-                self.give_back(effect.worker)
+                self.give_back(effect.worker, lost=True)
         progress = self.training.progress
         self._curves.flush(progress.steps.rate(now), progress.records.rate(now))
         held_up = self.held_up()
@@ -161,11 +161,11 @@ class Course:
             self.training.record(name, reports, self.now())
             self.advance()
 
-    def give_back(self, name: str) -> None:
-        """Gives what ``name`` holds to others."""
+    def give_back(self, name: str, lost: bool) -> None:
+        """Gives what ``name`` holds to others; ``lost`` when it has fallen silent."""
         if self._initializer == name:
             self._initializer = None
-        taken = self.training.release(name)
+        taken = self.training.release(name, lost)
         if taken:
             log.info("work given back", worker=name, batches_and_tasks=taken)
         self.bell.ring()

@@ -197,7 +197,7 @@ class Engine:
         """A worker goes. With ``fatal`` the job fails for its reason."""
         if self._members.leave_worker(name, incarnation):
             log.info("worker left", worker=name, why=reason)
-            self.course.give_back(name)
+            self.course.give_back(name, lost=False)
             if fatal:
                 self.course.fail(reason or f"{name} failed and gave no reason")
 

@@ -67,7 +67,8 @@ class _Mean:
 
 class Progress:
     """Counts what this run of the job has done. ``skipped`` starts from what an earlier run had
-    skipped; ``batches`` and ``examples`` are this run's alone, since rates are made of them."""
+    skipped; ``batches`` and ``examples`` are this run's alone, since rates are made of them.
+    ``failed`` counts batches whose worker was lost; others did them again."""
 
     def __init__(self, skipped: int = 0) -> None:
         self.batches = 0

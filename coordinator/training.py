@@ -144,10 +144,11 @@ class Training:
             self.progress.leased(now)
         return work
 
-    def release(self, worker: str) -> int:
-        """Takes back what ``worker`` holds; how many batches and tasks that was."""
+    def release(self, worker: str, lost: bool) -> int:
+        """Takes back what ``worker`` holds; how many batches and tasks that was. Its batches have
+        failed if it is ``lost``, and not if it has given them back."""
         batches = self.schedule.release(worker) if self.schedule else []
-        self.progress.failed += len(batches)
+        self.progress.failed += len(batches) if lost else 0
         return len(batches) + self.evaluations.release(worker)
 
     def record(self, worker: str, reports: Sequence[Report], now: float) -> None:

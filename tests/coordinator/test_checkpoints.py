@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints import Checkpoints, choose_checkpoint
+from coordinator.description import JobDescription
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError, InvalidJob
 from tests.coordinator.parts import describe, make_run
+
+
+def job(**changes: Any) -> JobDescription:
+    return describe(**{"total_updates": 200, **changes})
 
 
 def write(run_dir: Path, step: int, generation: int = 1, **changes: Any) -> Path:
@@ -31,7 +36,7 @@ def test_the_newest_good_one_is_chosen_and_the_damaged_one_named(tmp_path: Path)
     write(tmp_path, 100)
     torn = write(tmp_path, 200)
     (torn / "a").write_bytes(b"ab")
-    chosen = choose_checkpoint(tmp_path, describe())
+    chosen = choose_checkpoint(tmp_path, job())
     assert (chosen.restored.name, chosen.restored.global_step) == ("step-00000100", 100)
     assert (chosen.run_id, chosen.generation) == ("r1", 1)
     assert len(chosen.remarks) == 1
@@ -42,7 +47,7 @@ def test_a_damaged_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> No
     write(tmp_path, 100)
     (write(tmp_path, 200) / "a").write_bytes(b"ab")
     write(tmp_path, 200, generation=2)
-    assert choose_checkpoint(tmp_path, describe()).restored.global_step == 200
+    assert choose_checkpoint(tmp_path, job()).restored.global_step == 200
 
 
 @pytest.mark.parametrize(
@@ -59,16 +64,22 @@ def test_another_job_is_refused_and_both_values_are_named(
 ) -> None:
     write(tmp_path, 100)
     with pytest.raises(InvalidJob, match=what):
-        choose_checkpoint(tmp_path, describe(**changes))
+        choose_checkpoint(tmp_path, job(**changes))
+
+
+def test_a_job_that_ends_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, 100)
+    with pytest.raises(InvalidJob, match=r"it is of step 100, and the job ends at step 50 \(2 epo"):
+        choose_checkpoint(tmp_path, job(total_updates=50))
 
 
 def test_a_changed_job_file_is_remarked(tmp_path: Path) -> None:
     write(tmp_path, 100)
-    assert choose_checkpoint(tmp_path, describe(job_sha256="ef" * 32)).remarks == (
+    assert choose_checkpoint(tmp_path, job(job_sha256="ef" * 32)).remarks == (
         "the job file has changed since the checkpoint was written",
     )
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot resume: no good checkpoint"):
-        choose_checkpoint(tmp_path, describe())
+        choose_checkpoint(tmp_path, job())

@@ -225,6 +225,17 @@ def test_a_lapsed_worker_loses_its_batches_to_another(tmp_path: Path) -> None:
         del shards, streams
 
 
+def test_a_worker_that_leaves_gives_its_batches_back(tmp_path: Path) -> None:
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        _, _, [first] = start_training(client)
+        held = first.lease().train.batches[0]
+        first.leave("told to stop")
+        second = WorkerDouble(client, 2)
+        second.register()
+        assert second.lease().train.batches[0].batch == held.batch
+        assert client.get_job_status().failed == 0
+
+
 def test_lost_lease_is_given_again_and_a_new_one_can_be_asked_ahead(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
         _, _, [worker] = start_training(client)
