@@ -37,7 +37,9 @@ class Job:
             batch, a scalar; ``f(module, x, y, sample_weight)`` when the data has weights.
         optimizer: a built-in Keras optimizer, its name, a function without arguments that makes
             one, or a function of ``total_updates``, the number of updates of the whole job, so
-            that a learning-rate schedule ends with the job in every mode.
+            that a learning-rate schedule ends with the job in every mode. With ``use_ema`` all
+            evaluations, the final one too, see the parameters as they are trained; an export
+            takes the averages, as Keras does when ``fit`` ends.
         train: the training data, see ``worker.data``.
         eval: the data that each epoch is evaluated on, or None.
         metrics: what to report beside the loss: names of Keras metrics, metrics, functions that

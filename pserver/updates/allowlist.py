@@ -61,8 +61,8 @@ AVERAGES = "model_variables_moving_average"
 
 A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
 the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
-whoever reads a checkpoint to evaluate its last state or to export it takes this slot in place of
-the trainable arenas, once ``iterations`` is above 0: before the first step it is all zeros.
+an export takes this slot in place of the trainable arenas, once ``iterations`` is above 0: before
+the first step it is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
 ``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
 happens inside the shard's update, at the same iterations as in Keras.
 """
