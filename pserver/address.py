@@ -31,6 +31,14 @@ def advertised_address(bind: str, port: int, advertise: str | None, coordinator:
     return format_address(_own_address_towards(coordinator), port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` means the machine itself, whoever says it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified

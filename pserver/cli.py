@@ -32,9 +32,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--bind",
-        default="127.0.0.1:0",
+        default="",
         metavar="HOST:PORT",
-        help="address to listen on; port 0 is any, 0.0.0.0 every interface (default: %(default)s)",
+        help="address to listen on; port 0 is any, 0.0.0.0 every interface (default: any port; "
+        "on 127.0.0.1 if the coordinator is on localhost, else on every interface)",
     )
     add(
         "--advertise",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pserver.address import is_loopback
 from psrpc.channel import format_address, parse_address
 from psrpc.errors import InvalidArgument
 from psrpc.logs import LogFormat
@@ -19,7 +20,8 @@ class ServeConfig:
     Attributes:
         shard: index of this shard.
         coordinator: HOST:PORT; the port may be left out.
-        bind: HOST:PORT to listen on, port 0 for any.
+        bind: HOST:PORT to listen on, port 0 for any. Left empty it becomes a free port on this
+            machine's loopback where nobody else can be meant, otherwise on all interfaces.
         advertise: HOST[:PORT] that others use, or None for the one bound.
         run_dir: where the coordinator's run directory is on this machine, or None for the path
             that the coordinator uses.
@@ -31,7 +33,7 @@ class ServeConfig:
 
     shard: int
     coordinator: str = f"localhost:{COORDINATOR_PORT}"
-    bind: str = "127.0.0.1:0"
+    bind: str = ""
     advertise: str | None = None
     run_dir: Path | None = None
     connect_timeout_s: float = 120.0
@@ -44,8 +46,11 @@ class ServeConfig:
             raise InvalidArgument(
                 f"--connect-timeout is {self.connect_timeout_s}; expected seconds, 0 or more"
             )
-        parse_address(self.bind)
         host, port = parse_address(self.coordinator, COORDINATOR_PORT)
         object.__setattr__(self, "coordinator", format_address(host, port))
         if self.advertise is not None:
             parse_address(self.advertise, 0)
+        if not self.bind:
+            alone = is_loopback(host) and self.advertise is None
+            object.__setattr__(self, "bind", "127.0.0.1:0" if alone else "0.0.0.0:0")
+        parse_address(self.bind)

@@ -36,6 +36,24 @@ def test_the_coordinators_port_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize(
+    ("coordinator", "advertise", "expected"),
+    [
+        ("localhost", None, "127.0.0.1:0"),
+        ("127.0.0.1:6", None, "127.0.0.1:0"),
+        ("[::1]:6", None, "127.0.0.1:0"),
+        ("localhost", "somehost", "0.0.0.0:0"),
+        ("somehost", None, "0.0.0.0:0"),
+        ("10.0.0.1", None, "0.0.0.0:0"),
+    ],
+)
+def test_a_shard_of_several_machines_is_reached_from_all_of_them(
+    coordinator: str, advertise: str | None, expected: str
+) -> None:
+    assert ServeConfig(0, coordinator, advertise=advertise).bind == expected
+    assert ServeConfig(0, coordinator, "1.2.3.4:5", advertise).bind == "1.2.3.4:5"
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"shard": -1}, "--shard is -1; expected 0 or more"),
