@@ -141,6 +141,45 @@ def test_plain_keras_loads_what_was_exported(tmp_path: Path, averages: bool) -> 
         np.testing.assert_array_equal(variable.numpy(), expected[variable.path])
 
 
+PLAIN = """
+import sys
+for name in ("worker", "pserver", "psrpc", "coordinator"):
+    sys.modules[name] = None  # whoever imports it fails
+import keras
+import numpy as np
+layers = keras.layers
+written_anew = keras.Sequential([
+    keras.Input((4,)), layers.Dense(3, activation="elu"), layers.BatchNormalization(),
+    layers.Dense(1),
+])
+written_anew.load_weights("m.weights.h5")
+for model in (keras.models.load_model("m.keras"), written_anew):
+    print(float(model(np.ones([2, 4], np.float32))[0, 0]))
+    model.compile(optimizer="sgd", loss="mse")
+    model.fit(np.ones([2, 4]), np.ones([2, 1]), verbose=0)
+"""
+
+
+def test_keras_alone_loads_and_trains_what_was_exported(tmp_path: Path) -> None:
+    path = write_job(tmp_path)
+    replica = Replica(load_job(path).job)
+    checkpoint = write_checkpoint(tmp_path, replica)
+    for name in ("m.keras", "m.weights.h5"):
+        assert export_main(str(path), str(checkpoint), str(tmp_path / name)) == 0
+    replica.assign(flat_values(replica, 1))
+    expected = float(np.ravel(replica.model(np.ones((2, 4), np.float32)))[0])
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [float(line) for line in done.stdout.split()] == pytest.approx([expected] * 2, rel=1e-5)
+
+
 SERVE = """
 import sys
 import numpy as np
