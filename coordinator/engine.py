@@ -83,11 +83,14 @@ class Engine:
         self.course.shard_ready(index, version, applied)
 
     def heartbeat_shard(
-        self, index: int, incarnation: int, generation: int, figures: ShardFigures
+        self, index: int, incarnation: int, generation: int, figures: ShardFigures, failure: str
     ) -> None:
-        """A shard is alive. Raises StaleGeneration."""
+        """A shard is alive; with ``failure`` it leaves, and the job with it. Raises
+        StaleGeneration."""
         self._check_generation(generation)
         self._members.shard_beat(index, incarnation, figures, self.course.now())
+        if failure:
+            self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
 
     async def watch(self, index: int, incarnation: int, generation: int) -> AsyncIterator[Command]:
         """The commands for a shard, after those that it may have missed, until the job is over.

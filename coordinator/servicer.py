@@ -97,7 +97,11 @@ class Servicer(CoordinatorServicer):
         self, request: pb.HeartbeatShardRequest, _context: Any
     ) -> pb.HeartbeatShardResponse:
         self._engine.heartbeat_shard(
-            request.shard, request.incarnation, request.generation, read_figures(request)
+            request.shard,
+            request.incarnation,
+            request.generation,
+            read_figures(request),
+            request.failure,
         )
         return pb.HeartbeatShardResponse()
 

@@ -13,7 +13,14 @@ from typing import TypeVar
 from coordinator.client import RETRY_S, CommandStream, CoordinatorClient
 from pserver import wire
 from pserver.engine import ShardEngine
-from psrpc.errors import CoordinatorUnreachable, DeadlinePassed, JobFailed, NotReady, PsError
+from psrpc.errors import (
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    JobFailed,
+    NotReady,
+    PsError,
+    ResourceExhausted,
+)
 from psrpc.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
@@ -67,6 +74,7 @@ class Coordination:
         self._engine: ShardEngine | None = None
         self._stopping = threading.Event()
         self._commands: CommandStream | None = None
+        self._failure = ""
         self._threads: list[threading.Thread] = []
         self._lost = Announcer(self._say)
         self._awaiting_values = Announcer(self._say)
@@ -154,9 +162,6 @@ class Coordination:
         heard = time.monotonic()
         version = -1
         while not self._stopping.wait(self._heartbeat_s):
-            if self._engine is not None and self._engine.failure:
-                self._ending.end(JobFailed(self._engine.failure))
-                return
             request = self._heartbeat()
             now = time.monotonic()
             self._announce_wait(request, request.version != version, now)
@@ -182,6 +187,9 @@ class Coordination:
             else:
                 heard = now
                 self._lost.over()
+            if request.failure:
+                self._ending.end(JobFailed(request.failure))
+                return
 
     def _heartbeat(self) -> pb.HeartbeatShardRequest:
         request = pb.HeartbeatShardRequest(
@@ -198,6 +206,7 @@ class Coordination:
         request.refused = report.counters.refused
         request.staleness_counts.extend(report.counters.staleness)
         request.waiting_for = report.waiting_for
+        request.failure = self._engine.failure or self._failure
         return request
 
     def _announce_wait(self, request: pb.HeartbeatShardRequest, moved: bool, now: float) -> None:
@@ -224,16 +233,21 @@ class Coordination:
                 self._commands = self._client.watch(request)
                 for command in self._commands:
                     self._obey(engine, command)
-            except (CoordinatorUnreachable, DeadlinePassed, NotReady) as error:
+            except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
                 # The heartbeats say so, and decide when it has lasted too long.
                 log.debug("command stream broke", reason=str(error))
                 self._stopping.wait(RETRY_S)
             except PsError as error:
                 self._ending.end(error)
                 return
-            except ValueError:
-                # The channel was closed between the test and the call.
-                assert self._stopping.is_set()
+            except Exception as error:
+                if self._stopping.is_set():
+                    # The channel was closed between the test and the call.
+                    return
+                # Without its commands a shard would keep everybody waiting for ever.
+                log.exception("commands can no longer be carried out")
+                self._failure = f"{type(error).__name__} in a command: {error}"
+                return
 
     def _obey(self, engine: ShardEngine, command: pb.WatchResponse) -> None:
         try:

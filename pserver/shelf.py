@@ -56,7 +56,12 @@ class SnapshotShelf:
                 order, held.version, f"{kept} are kept already; expected at most {MAX_KEPT}"
             )
         else:
-            snapshot = held.snapshot()
+            try:
+                snapshot = held.snapshot()
+            except Exception as error:
+                # Most likely memory. The parameters are as they were, and somebody waits.
+                self._sink.failed(order, held.version, repr(error))
+                return
             if order.keep:
                 self._kept[order.name] = snapshot.values
             self._sink.taken(order, snapshot)

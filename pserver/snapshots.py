@@ -129,9 +129,10 @@ class SnapshotWriter:
                 generation=self._identity.generation,
                 global_step=order.global_step,
             )
-        except CheckpointError as error:
-            request.error = str(error)
-            log.warning("snapshot could not be written", snapshot=order.name, reason=str(error))
+        except Exception as error:
+            # Whatever it is, the coordinator waits for a word.
+            request.error = str(error) if isinstance(error, CheckpointError) else repr(error)
+            log.warning("snapshot could not be written", snapshot=order.name, reason=request.error)
         else:
             request.file, request.nbytes, request.sha256 = (
                 written.name,

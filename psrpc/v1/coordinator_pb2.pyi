@@ -98,7 +98,7 @@ class ReportShardReadyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatShardRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for")
+    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class HeartbeatShardRequest(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -119,7 +120,8 @@ class HeartbeatShardRequest(_message.Message):
     refused: int
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
     waiting_for: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    failure: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
     __slots__ = ()

@@ -269,6 +269,19 @@ def test_a_fatal_worker_fails_the_job_for_everyone(tmp_path: Path) -> None:
         assert [command.shutdown.failed for command in late.watch()] == [True]
 
 
+def test_a_shard_that_cannot_go_on_fails_the_job_for_everyone(tmp_path: Path) -> None:
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        [shard], [stream], [worker] = start_training(client)
+        client.heartbeat_shard(
+            pb.HeartbeatShardRequest(
+                shard=0, incarnation=shard.incarnation, generation=1, failure="out of memory"
+            )
+        )
+        reason = "shard 0 at 127.0.0.1:6000 cannot go on: out of memory"
+        assert worker.lease().finished.reason == reason
+        assert next(stream).shutdown.reason == reason
+
+
 def test_watch_repeats_what_a_shard_missed(tmp_path: Path) -> None:
     run = make_run(tmp_path, mode="sync", replicas=1, epochs=1, total_updates=3)
     with serving(run) as served, CoordinatorClient(served.address) as client:

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from psrpc.channel import bind, make_server
-from psrpc.errors import AlreadyExists, Unreachable
+from psrpc.errors import AlreadyExists, PsError, Unreachable
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
@@ -53,7 +53,7 @@ class FakeCoordinator(CoordinatorServicer):
         self.ready: queue.Queue[pb.ReportShardReadyRequest] = queue.Queue()
         self.snapshots: queue.Queue[pb.ReportSnapshotRequest] = queue.Queue()
         self.heartbeats: queue.Queue[pb.HeartbeatShardRequest] = queue.Queue()
-        self.commands: queue.Queue[pb.WatchResponse | None] = queue.Queue()
+        self.commands: queue.Queue[pb.WatchResponse | PsError | None] = queue.Queue()
         self.watches = threading.Semaphore(0)
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
@@ -79,11 +79,13 @@ class FakeCoordinator(CoordinatorServicer):
         return pb.ReportSnapshotResponse()
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[Any]:  # noqa: N802
-        """None in the queue breaks the stream."""
+        """None in the queue breaks the stream, and so does an error."""
         self.watches.release()
         # A stream whose shard has gone must not eat what is meant for the next one.
         context.add_callback(lambda: self.commands.put(None))
         while (command := self.commands.get()) is not None:
+            if isinstance(command, PsError):
+                raise command
             yield command
 
 

@@ -13,10 +13,20 @@ import pytest
 from pserver.client import Push, ShardClient
 from pserver.config import ServeConfig
 from pserver.coordination import Ending
+from pserver.engine import ShardEngine
 from pserver.shard import serve
+from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
 from psrpc.checkpoint import Manifest, ManifestFile, commit, load_variables
-from psrpc.errors import AlreadyExists, CoordinatorUnreachable, InvalidJob, JobFailed, PortInUse
+from psrpc.errors import (
+    AlreadyExists,
+    CoordinatorUnreachable,
+    InvalidJob,
+    JobFailed,
+    PortInUse,
+    RemoteFailure,
+    ResourceExhausted,
+)
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
@@ -84,6 +94,69 @@ def test_a_broken_command_stream_is_opened_again(
         assert coordinator.watches.acquire(timeout=WAIT_S)
         coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
         assert future.exception(WAIT_S) is None
+
+
+def test_a_stream_that_lagged_behind_is_opened_again(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.coordination.RETRY_S", 0.0)
+    with shard(coordinator) as future:
+        assert coordinator.watches.acquire(timeout=WAIT_S)
+        coordinator.commands.put(ResourceExhausted("shard 0 lags 64 commands behind"))
+        assert coordinator.watches.acquire(timeout=WAIT_S)
+        coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
+        assert future.exception(WAIT_S) is None
+
+
+def test_an_update_that_fails_is_told_and_ends_the_shard(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply(_self: NumpyEngine, _gradients: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(NumpyEngine, "apply", apply)
+    with shard(coordinator) as future, worker(coordinator) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+        with pytest.raises(RemoteFailure):
+            client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0)))
+        while not (beat := coordinator.heartbeats.get(timeout=WAIT_S)).failure:
+            pass
+        assert beat.failure == "MemoryError in the update of the parameters: no more"
+        with pytest.raises(JobFailed, match="MemoryError in the update"):
+            future.result(WAIT_S)
+
+
+def test_a_command_that_fails_is_told_and_ends_the_shard(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def release(_self: ShardEngine, _name: str) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(ShardEngine, "release_snapshot", release)
+    with shard(coordinator) as future, worker(coordinator):
+        coordinator.commands.put(pb.WatchResponse(release_snapshot="step-1"))
+        while not (beat := coordinator.heartbeats.get(timeout=WAIT_S)).failure:
+            pass
+        assert beat.failure == "RuntimeError in a command: not foreseen"
+        with pytest.raises(JobFailed, match="not foreseen"):
+            future.result(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "broken", ["pserver.snapshots.write_shard_file", "pserver.parameters.Parameters.snapshot"]
+)
+def test_a_snapshot_that_fails_in_an_unforeseen_way_is_reported(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(broken, fail)
+    with shard(coordinator), worker(coordinator) as client:
+        client.initialize(client.fence(1, 1), counting(PLAN))
+        coordinator.commands.put(order("step-1"))
+        assert coordinator.snapshots.get(timeout=WAIT_S).error == "MemoryError('no more')"
 
 
 def order(name: str, *, write: bool = True, keep: bool = False) -> pb.WatchResponse:
