@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from concurrent import futures
@@ -99,21 +100,34 @@ def bind(server: grpc.Server | grpc.aio.Server, address: str) -> int:
     """
     host, port = parse_address(address)
     address = format_address(host, port)
-    try:
-        return int(server.add_insecure_port(address))
-    except RuntimeError:
-        raise PortInUse(f"cannot listen on {address}: {_why(host, port)}") from None
+    # First, since gRPC writes lines of its own on standard error when it cannot.
+    why = _why_not(host, port)
+    if not why:
+        try:
+            return int(server.add_insecure_port(address))
+        except RuntimeError:
+            why = _why_not(host, port) or "refused by gRPC; check --bind"
+    raise PortInUse(f"cannot listen on {address}: {why}")
 
 
-def _why(host: str, port: int) -> str:
-    """What the operating system says, which gRPC keeps to itself."""
+def _why_not(host: str, port: int) -> str:
+    """Why the operating system lets nobody listen there; empty if it would."""
     try:
-        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.bind(where)
-            probe.listen()
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        if "in use" in str(error):
-            return f"port {port} is in use by another process; stop it or choose another --bind"
         return f"{error.strerror or error}; check --bind"
-    return "refused by gRPC; check --bind"
+    why = ""
+    for family, kind, proto, _, where in found:
+        try:
+            with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                probe.listen()
+        except OSError as error:
+            why = f"{error.strerror or error}; check --bind"
+            if error.errno == errno.EADDRINUSE:
+                why = f"port {port} is in use by another process; stop it or choose another --bind"
+        else:
+            # Of the addresses that a name stands for, gRPC is content with one, too.
+            return ""
+    return why

@@ -119,12 +119,13 @@ def test_nobody_there_is_unreachable() -> None:
     assert str(error).startswith("shard 1 at host:5001: UNAVAILABLE")
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     first, second = make_server(1), make_server(1)
     port = bind(first, "127.0.0.1:0")
     with pytest.raises(PortInUse, match=f"port {port} is in use by another process"):
         bind(second, f"127.0.0.1:{port}")
     first.stop(None).wait()
+    assert capfd.readouterr().err == "", "gRPC has no say of its own"
 
 
 def test_a_foreign_host_is_named() -> None:
