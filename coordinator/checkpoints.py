@@ -14,6 +14,7 @@ from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
 from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good
 from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.shard_file import fsync_directory
 
 
 class Checkpoints:
@@ -75,6 +76,8 @@ class Checkpoints:
             },
         )
         commit(run.run_dir / order.directory, final, manifest)
+        # The first checkpoint made the directory of all of them.
+        fsync_directory(run.run_dir)
 
     def discard(self, order: SnapshotOrder) -> None:
         """Removes what shards wrote of a checkpoint that failed."""

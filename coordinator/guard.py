@@ -62,10 +62,11 @@ class Guard:
         if len(self._window) < WINDOW_STEPS:
             return None
         mean = self.loss
-        if self._first_loss is None:
+        if self._first_loss is None and math.isfinite(mean):
             self._first_loss = mean
+        first = self._first_loss or 0.0
         # Three times a loss that is not positive says nothing; such a job is not guarded.
-        if not (self._first_loss > 0 and mean > FACTOR * self._first_loss):
+        if not (first > 0 and mean > FACTOR * first):
             self._above = 0
             return None
         self._above += 1
@@ -74,7 +75,7 @@ class Guard:
         return (
             f"training diverged: the mean loss of {WINDOW_STEPS} steps stayed above {FACTOR:g} "
             f"times its first value for {PATIENCE_STEPS} steps (now {mean:.4g}, first "
-            f"{self._first_loss:.4g}); {self._advice()}"
+            f"{first:.4g}); {self._advice()}"
         )
 
     def _advice(self) -> str:

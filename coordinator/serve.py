@@ -8,7 +8,8 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,7 +95,7 @@ async def serve(options: ServeOptions) -> int:
     """Runs the job to its end; returns 0 done, 130 stopped by a signal.
 
     Raises:
-        JobFailed: it could not go on; the summary is written.
+        JobFailed: it could not go on. The summary is written, unless the disk refused.
         PsError: the job or the options cannot be used; nothing was started.
     """
     stop = _Stop()
@@ -108,6 +109,7 @@ async def serve(options: ServeOptions) -> int:
             return EXIT_STOPPED
         plan = _plan(options, description)
         with (
+            _disk_errors_named(),
             RunDirectory(_run_dir(options, description), options.resume) as directory,
             Store(directory.path / LEDGER) as store,
         ):
@@ -235,6 +237,18 @@ async def _until_over(course: Course) -> None:
         for task in (ticking, ended):
             task.cancel()
         await course.close()
+
+
+@contextlib.contextmanager
+def _disk_errors_named() -> Iterator[None]:
+    """All files that ``serve`` touches itself are in the run directory."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise JobFailed(
+            f"the run directory cannot be used: {error}; see what is wrong with the disk, or "
+            "choose another --run-dir"
+        ) from error
 
 
 def _exit_status(course: Course) -> int:

@@ -231,7 +231,10 @@ class Training:
         if result is None:
             return
         row = (evaluation, result.global_step, dict(values))
-        self._store.put_evaluation(row[0], self._run.generation, row[1], row[2])
+        self._stored(
+            f"evaluation {evaluation}",
+            lambda: self._store.put_evaluation(row[0], self._run.generation, row[1], row[2]),
+        )
         self.results = [*(r for r in self.results if r[0] != evaluation), row]
         self._curves.epoch(values, result.global_step)
         log.info("evaluated", evaluation=evaluation, step=result.global_step, **row[2])
@@ -258,10 +261,8 @@ class Training:
         decision: Decision = rounds.decide((order,) if order else ())
         reports = rounds.reports()
         # First to the disk, then to the world: a restarted coordinator must not decide otherwise.
-        try:
-            self._store.put_decision(decision)
-        except sqlite3.Error as error:
-            self.failure = f"the decision of round {decision.round} cannot be stored: {error}"
+        what = f"the decision of round {decision.round}"
+        if not self._stored(what, lambda: self._store.put_decision(decision)):
             return
         rounds.close(decision)
         self._send(decision)
@@ -269,6 +270,15 @@ class Training:
             self._step_done(step, mean_loss(reports), 0)
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._take_warnings()
+
+    def _stored(self, what: str, store: Callable[[], None]) -> bool:
+        """Whether the store has taken it; a ledger that cannot be written ends the job."""
+        try:
+            store()
+        except sqlite3.Error as error:
+            self.failure = self.failure or f"{what} cannot be stored: {error}"
+            return False
+        return True
 
     def _order(self, order: SnapshotOrder) -> None:
         if self._make_directory(order):
@@ -299,7 +309,7 @@ class Training:
         self.failure = self.failure or self._guard.step(loss)
         if self._guard.first_loss != self._guarded:
             self._guarded = self._guard.first_loss
-            self._store.put(FIRST_LOSS, self._guarded)
+            self._stored("the first loss", lambda: self._store.put(FIRST_LOSS, self._guarded))
 
     def _epochs_done(self, epochs: Sequence[int], step: int) -> None:
         for epoch in epochs:

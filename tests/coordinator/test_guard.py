@@ -66,6 +66,11 @@ def test_an_infinite_loss_counts_and_nan_is_left_out() -> None:
     assert guard.first_loss is None
 
 
+def test_an_infinite_first_loss_is_no_reference() -> None:
+    spans = [(math.inf, 1), (1.0, 2 * WINDOW_STEPS), (100.0, PATIENCE_STEPS + WINDOW_STEPS)]
+    assert losses(Guard("async"), *spans)[-1] is not None
+
+
 def test_a_resumed_job_keeps_the_first_loss() -> None:
     guard = Guard("async", first_loss=1.0)
     assert losses(guard, (100.0, PATIENCE_STEPS + WINDOW_STEPS))[-1] is not None

@@ -217,6 +217,13 @@ def test_a_bad_job_leaves_no_run_directory(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("described")
+def test_a_ledger_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite").write_text("no database, and long enough to be seen as such" * 9)
+    with pytest.raises(JobFailed, match="run directory cannot be used: file is not a database"):
+        asyncio.run(serve.serve(options(tmp_path, resume=True)))
+
+
 def test_a_port_in_use_is_found_before_the_job_is_described(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -119,6 +119,21 @@ def test_a_decision_that_cannot_be_stored_does_not_go_out(
         assert training.span.step == 0
 
 
+def test_a_ledger_that_cannot_be_written_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench(tmp_path, train_records=100) as parts:
+        parts.begin()
+
+        def refuse(key: str, value: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(parts.store, "put", refuse)
+        while parts.training.failure is None and not parts.training.trained:
+            parts.step()
+        assert parts.training.failure == "the first loss cannot be stored: disk I/O error"
+
+
 def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
     with bench(tmp_path, **SYNC, checkpoint_every=3, eval_records=8) as parts:
         training = parts.begin()
