@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,17 @@ class Staging:
 
         The weight of a micro-batch of n examples is float32(n / Σ n) over those that were not
         skipped.
+
+        Raises:
+            InvalidArgument: two attempts of one micro-batch are named.
         """
         ordered = sorted(attempts)
+        for one, next_one in pairwise(ordered):
+            if one.batch == next_one.batch:
+                raise InvalidArgument(
+                    f"a decision names attempts {one.attempt} and {next_one.attempt} of"
+                    f" {one.batch}; expected one of each micro-batch"
+                )
         found = [(a, self._held.get(a.batch, {}).get(a.attempt)) for a in ordered]
         missing = tuple(a for a, staged in found if staged is None)
         if missing:

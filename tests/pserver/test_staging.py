@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pserver.staging import Attempt, Missing, Ready, Staged, Staging, weighted_mean
 from psrpc.batch import BatchId
+from psrpc.errors import InvalidArgument
 
 
 @settings(derandomize=True, deadline=None)
@@ -45,10 +47,20 @@ def test_double_precision_stays_double() -> None:
 
 def test_deciding_names_what_is_missing_and_changes_nothing() -> None:
     staging = Staging(2)
-    here, absent = Attempt(BatchId(0, 0, 1), 1), Attempt(BatchId(0, 0, 1), 2)
+    here, absent = Attempt(BatchId(0, 0, 1), 1), Attempt(BatchId(0, 1, 1), 2)
     staging.stage(here, Staged(1, None))
     assert staging.decide((here, absent)) == Missing((absent,))
     assert len(staging) == 1
     assert staging.decide((here,)) == Ready((), frozenset([here.batch]))
     assert staging.clear() == [Staged(1, None)]
     assert len(staging) == 0
+
+
+def test_a_decision_counts_no_micro_batch_twice() -> None:
+    staging = Staging(2)
+    batch, other = BatchId(0, 0, 1), BatchId(0, 1, 1)
+    for attempt in (Attempt(batch, 1), Attempt(batch, 2), Attempt(other, 1)):
+        staging.stage(attempt, Staged(1, {"a": np.ones(3, np.float32)}))
+    for named in ((Attempt(batch, 1), Attempt(batch, 2)), (Attempt(batch, 1),) * 2):
+        with pytest.raises(InvalidArgument, match="expected one of each micro-batch"):
+            staging.decide(named)
