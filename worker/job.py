@@ -26,7 +26,8 @@ Optimizer: TypeAlias = "str | keras.optimizers.Optimizer | Callable[..., Any]"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training run. Every field can be overridden with ``--set field=value``.
+    """One training run. ``--set field=value`` overrides any field that is not code or data, and
+    ``--set optimizer.argument=value`` an argument of the optimizer.
 
     Attributes:
         model: makes the model: a Keras model, or a plain ``tf.Module``. Called once per process,
