@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pserver.address import is_loopback
-from psrpc.channel import format_address, parse_address
+from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
 from psrpc.errors import InvalidArgument
 from psrpc.logs import LogFormat
-
-COORDINATOR_PORT = 5000
 
 
 @dataclass(frozen=True)

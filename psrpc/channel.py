@@ -13,6 +13,9 @@ import grpc.aio
 
 from psrpc.errors import InvalidArgument, PortInUse
 
+COORDINATOR_PORT = 5000
+"""Where a coordinator is unless somebody says otherwise."""
+
 MAX_MESSAGE_BYTES = 8 << 20
 """Tensors travel in chunks of 2 MiB; nothing needs a larger message."""
 

@@ -43,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--coordinator",
         default="localhost:5000",
-        metavar="HOST:PORT",
+        metavar="HOST[:PORT]",
         help="where the coordinator is (default: %(default)s)",
     )
     run.add_argument(
@@ -115,13 +115,13 @@ def _run(options: argparse.Namespace) -> int:
         die_with_parent()
     apply_malloc_settings()
 
-    from psrpc.channel import parse_address
+    from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
     from psrpc.errors import InvalidArgument
     from psrpc.logs import configure
 
     configure(options.log_format, "worker")
     try:
-        parse_address(options.coordinator)
+        host, port = parse_address(options.coordinator, COORDINATOR_PORT)
     except InvalidArgument as error:
         sys.stderr.write(f"error: --coordinator: {error}\n")
         return 2
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
 
     return run_worker(
         WorkerOptions(
-            coordinator=options.coordinator,
+            coordinator=format_address(host, port),
             job=options.job,
             gpu=options.gpu,
             gpu_memory_fraction=options.gpu_memory_fraction,

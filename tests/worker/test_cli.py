@@ -1,0 +1,38 @@
+"""The command ``worker`` as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = (sys.executable, "-m", "worker.cli")
+
+
+@pytest.mark.slow  # imports TensorFlow
+def test_the_coordinators_port_may_be_left_out() -> None:
+    done = subprocess.run(
+        (*COMMAND, "run", "--coordinator", "coordinator.invalid", "--connect-timeout", "0"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "no coordinator answers at coordinator.invalid:5000" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_address_that_is_none_is_one_line() -> None:
+    done = subprocess.run(
+        (*COMMAND, "run", "--coordinator", "somehost:port"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == (
+        "error: --coordinator: address 'somehost:port' has port 'port'; expected 0 to 65535\n"
+    )
