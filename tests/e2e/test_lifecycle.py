@@ -1,0 +1,204 @@
+"""Clusters started by hand, stopped, taken up again, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from psrpc.checkpoint import load_variables
+from tests.e2e.cluster import (
+    JOBS,
+    LIMIT_S,
+    Process,
+    by_hand,
+    codes,
+    command,
+    environment,
+    processes_of,
+    up,
+    wait_until_gone,
+)
+
+pytestmark = pytest.mark.slow
+
+DENSE = JOBS / "dense.py"
+
+
+def free_port() -> int:
+    """A port that was free a moment ago: processes that start before the coordinator need one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_processes_may_start_in_any_order_and_end_by_themselves(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    where = ("--coordinator", address)
+    with by_hand(tmp_path) as hand:
+        worker = hand.start("worker", "worker", "run", *where)
+        worker.wait_for(f"waiting for the coordinator at {address}")
+        second = hand.start("shard-1", "pserver", "serve", "--shard", "1", *where)
+        second.wait_for("waiting for the coordinator")
+        coordinator = hand.coordinator(DENSE, "--shards", "2", "--mode", "sync", bind=address)
+        coordinator.wait_for("waiting .*shard 0")
+        worker.wait_for("waiting .*shard 0")
+        hand.start("shard-0", "pserver", "serve", "--shard", "0", *where)
+        assert codes(hand.processes) == [0, 0, 0, 0], hand.logs()
+    assert (hand.run_dir / "summary.json").exists()
+
+
+def test_a_shard_is_reached_at_the_address_it_advertises(tmp_path: Path) -> None:
+    port = free_port()
+    with by_hand(tmp_path) as hand:
+        coordinator = hand.coordinator(DENSE)
+        address = coordinator.wait_for(r"127\.0\.0\.1:\d+")[0]
+        where = ("--coordinator", address)
+        hand.start(
+            "shard",
+            "pserver",
+            *("serve", "--shard", "0", "--bind", f"0.0.0.0:{port}", "--advertise", "localhost"),
+            *where,
+        )
+        hand.start("worker", "worker", "run", *where)
+        assert codes(hand.processes) == [0, 0, 0], hand.logs()
+        assert f"localhost:{port}" in coordinator.text()
+
+
+def test_a_resumed_job_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    """Sync, numpy engine, momentum in the checkpoint, and another number of shards after it."""
+    whole = up(DENSE, tmp_path / "whole", "--mode", "sync", "--workers", "2", "--set", "epochs=3")
+    first = up(DENSE, tmp_path / "run", "--mode", "sync", "--shards", "2", "--set", "epochs=1")
+    assert first.checkpoint.name == "step-00000021"
+    generation = first.summary["generation"]
+    args = ("--mode", "sync", "--shards", "3", "--set", "epochs=3", "--resume")
+    resumed = up(DENSE, tmp_path / "run", *args)
+    assert resumed.summary["global_step"] == whole.summary["global_step"] == 63
+    assert resumed.summary["generation"] == generation + 1
+    expected = load_variables(whole.checkpoint)
+    for name, value in load_variables(resumed.checkpoint).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
+    up(DENSE, tmp_path / "run", "--set", "epochs=1")
+    run = up(DENSE, tmp_path / "run", "--set", "batch_size=30", "--resume", check=False)
+    assert run.code == 2
+    assert "batch_size" in run.stderr
+    assert "20" in run.stderr
+    assert "30" in run.stderr
+
+
+def test_exports_load_in_plain_keras(tmp_path: Path) -> None:
+    run = up(DENSE, tmp_path / "run", "--set", "epochs=3")
+    trained = load_variables(run.checkpoint)
+    for name in ("model.keras", "model.weights.h5", "saved"):
+        subprocess.run(
+            command("coordinator", "export", run.run_dir, "--to", tmp_path / name),
+            check=True,
+            timeout=LIMIT_S,
+            env=environment(),
+        )
+    script = tmp_path / "load.py"
+    script.write_text(
+        "import keras, numpy as np, tensorflow as tf\n"
+        "model = keras.models.load_model('model.keras')\n"
+        "x = np.linspace(-1, 1, 24, dtype='float32').reshape(2, 12)\n"
+        "expected = model.predict(x, verbose=0)\n"
+        "np.savez('loaded.npz', **{'/'.join(v.path.split('/')[-2:]): v.numpy()\n"
+        "                         for v in model.weights})\n"
+        "again = keras.Sequential([keras.Input((12,)),\n"
+        "    keras.layers.Dense(32, activation='tanh', name='hidden'),\n"
+        "    keras.layers.Dense(4, name='logits')])\n"
+        "again.load_weights('model.weights.h5')\n"
+        "np.testing.assert_allclose(again.predict(x, verbose=0), expected, atol=1e-6)\n"
+        "saved = tf.saved_model.load('saved')\n"
+        "np.testing.assert_allclose(saved.serve(x), expected, atol=1e-6)\n"
+    )
+    # From a folder, and on a path, where this project cannot be found.
+    plain = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
+    blocked = (
+        "import sys\n"
+        "class Nobody:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'worker', 'pserver', 'coordinator', 'psrpc'}:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Nobody())\n"
+    )
+    script.write_text(blocked + script.read_text())
+    subprocess.run(
+        [sys.executable, str(script)], check=True, timeout=LIMIT_S, cwd=tmp_path, env=plain
+    )
+    with np.load(tmp_path / "loaded.npz") as loaded:
+        for name, value in trained.items():
+            within = "/".join(name.split("/")[-2:])
+            np.testing.assert_array_equal(loaded[within], value, err_msg=name)
+
+
+def endless(folder: Path) -> Process:
+    """A cluster with more work than any test waits for."""
+    args = ("--run-dir", folder / "run", "--workers", "2", "--shards", "2")
+    return Process("up", "coordinator", "up", DENSE, *args, "--set", "epochs=100000")
+
+
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    cluster = endless(tmp_path)
+    cluster.wait_for("training  epoch")
+    cluster.kill(signal.SIGINT)
+    assert cluster.wait() == 130
+    assert not processes_of(tmp_path)
+    cluster.end()
+
+
+def test_a_killed_supervisor_takes_its_cluster_along(tmp_path: Path) -> None:
+    cluster = endless(tmp_path)
+    cluster.wait_for("training  epoch")
+    running = processes_of(tmp_path)
+    assert len(running) >= 5, "a coordinator, two shards and two workers"
+    cluster.kill()
+    cluster.wait()
+    wait_until_gone(running)
+    cluster.end()
+
+
+def test_a_killed_shard_is_named(tmp_path: Path) -> None:
+    cluster = endless(tmp_path)
+    cluster.wait_for("training  epoch")
+    (shard,) = (
+        pid
+        for pid in processes_of(tmp_path)
+        if b"\0serve\0--shard\0001\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    os.kill(shard, signal.SIGKILL)
+    assert cluster.wait() == 1
+    assert "shard-1" in cluster.text().strip().splitlines()[-1] or "shard 1" in cluster.text()
+    assert not processes_of(tmp_path)
+    cluster.end()
+
+
+def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
+    """Sync: the rounds that its successor computes are the same rounds."""
+    args = ("--mode", "sync", "--shards", "2", "--set", "epochs=30")
+    whole = up(DENSE, tmp_path / "whole", *args, "--workers", "2")
+    where = ("--run-dir", tmp_path / "run", "--workers", "2")
+    cluster = Process("up", "coordinator", "up", DENSE, *args, *where)
+    cluster.wait_for("training  epoch [2-9]")
+    workers = [
+        pid
+        for pid in processes_of(tmp_path)
+        if b"worker.cli\0run" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(workers[0], signal.SIGKILL)
+    assert cluster.wait() == 0, cluster.text()
+    cluster.end()
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert newest.name == whole.checkpoint.name
+    expected = load_variables(whole.checkpoint)
+    for name, value in load_variables(newest).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
