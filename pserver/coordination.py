@@ -180,7 +180,8 @@ class Coordination:
                         )
                     )
                     return
-                self._lost.waiting(f"the coordinator: {error}", now)
+                log.debug("heartbeat failed", reason=str(error))
+                self._lost.waiting(f"the coordinator at {self._client.address}", now)
             except PsError as error:
                 self._ending.end(error)
                 return

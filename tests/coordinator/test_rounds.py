@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.rounds import Rounds
-from coordinator.work import Decision, Report, Round, SnapshotOrder, Wait
+from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Wait
+from pserver import staging
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
 
@@ -195,3 +197,40 @@ def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas
             ]
             rounds.close(decision)
     assert expected.finished
+
+
+def stage(shard: staging.Staging, attempt: Attempt) -> None:
+    """A push to a shard; refused if the shard has no room for the attempt."""
+    staged = staging.Attempt(attempt.batch, attempt.number)
+    if shard.admit(staged):
+        shard.stage(staged, staging.Staged(attempt.batch.count, {}))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_however_workers_die_between_two_shards_the_round_can_be_applied(
+    order: tuple[int, int],
+) -> None:
+    """Each of three workers reaches none, one or both of two shards and falls silent; whether it
+    comes back to push to the rest and commit, before or after a fourth does, changes nothing."""
+    reached = ((), (0,), (1,), (0, 1))
+    for pushes in itertools.product(reached, repeat=3):
+        for back in (None, 0, 1, 2):
+            for late in (False, True):
+                rounds = make(replicas=1)
+                shards = (staging.Staging(1), staging.Staging(1))
+                works = []
+                for number, some in enumerate(pushes):
+                    works.append(lease(rounds, f"w{number}"))
+                    for index in some:
+                        stage(shards[index], works[-1].attempt)
+                    rounds.release(f"w{number}")
+                works.append(lease(rounds, "w3"))
+                finishing = [3] if back is None else [3, back] if late else [back, 3]
+                for number in finishing:
+                    for index in order:
+                        stage(shards[index], works[number].attempt)
+                for number in finishing:
+                    rounds.commit(f"w{number}", 0, done(works[number]))
+                named = tuple(staging.Attempt(a.batch, a.number) for a in rounds.decide().attempts)
+                for shard in shards:
+                    assert isinstance(shard.decide(named), staging.Ready)
