@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.description import JobDescription
 from coordinator.run import Restored, Run
-from coordinator.saving import CHECKPOINTS
+from coordinator.saving import CHECKPOINTS, temporary_directory
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
 from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good
@@ -119,6 +119,12 @@ def choose_checkpoint(run_dir: Path, description: JobDescription) -> Chosen:
         )
     restored = Restored(choice.directory.name, manifest.global_step)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks))
+
+
+def remove_unfinished(run_dir: Path) -> None:
+    """Removes what a run that was killed had begun to write."""
+    for directory in run_dir.glob(temporary_directory("*")):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check_fits(directory: Path, manifest: Manifest, description: JobDescription) -> None:

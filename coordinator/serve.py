@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoints import choose_checkpoint
+from coordinator.checkpoints import choose_checkpoint, remove_unfinished
 from coordinator.course import Course
 from coordinator.description import (
     JobDescription,
@@ -145,6 +145,7 @@ def prepare_run(
         chosen = choose_checkpoint(directory.path, description)
         for remark in chosen.remarks:
             log.warning("resuming", remark=remark)
+        remove_unfinished(directory.path)
         run_id, restored = chosen.run_id, chosen.restored
         generation = max(chosen.generation, store.get(GENERATION) or 0) + 1
         policy = store.get(POLICY) or 1

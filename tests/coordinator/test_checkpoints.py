@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoints import Checkpoints, choose_checkpoint
+from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
 from coordinator.description import JobDescription
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
@@ -78,6 +78,14 @@ def test_a_changed_job_file_is_remarked(tmp_path: Path) -> None:
     assert choose_checkpoint(tmp_path, job(job_sha256="ef" * 32)).remarks == (
         "the job file has changed since the checkpoint was written",
     )
+
+
+def test_only_what_was_never_finished_is_removed(tmp_path: Path) -> None:
+    whole = write(tmp_path, 100)
+    (tmp_path / "checkpoints" / ".tmp-step-00000200").mkdir()
+    remove_unfinished(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == [whole]
+    assert choose_checkpoint(tmp_path, job()).restored.global_step == 100
 
 
 def test_nothing_to_resume(tmp_path: Path) -> None:

@@ -174,11 +174,13 @@ def test_resume_goes_on_in_a_new_generation(
         "describe_command",
         lambda *_: [sys.executable, "-c", f"print({json.dumps(described)!r})"],
     )
+    (run_dir / "checkpoints" / ".tmp-step-00000009").mkdir()
     trained: list[int] = []
     code = run_with(
         monkeypatch, options(run_dir, resume=True), lambda c: trained.extend(train(c, 2))
     )
     assert (code, trained) == (0, [8])
+    assert not list((run_dir / "checkpoints").glob(".*"))
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["run_id"], summary["generation"]) == (failed["run_id"], 2)
     assert (summary["global_step"], summary["batches"], summary["examples"]) == (3, 3, 10)
