@@ -40,6 +40,8 @@ _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
     "staged": pb.PUSH_OUTCOME_STAGED,
     "skipped": pb.PUSH_OUTCOME_SKIPPED,
 }
+_POSITIONS = 1 << 63
+
 _BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.items()}
 
 Header = TypeVar("Header", bound=Message)
@@ -107,6 +109,9 @@ def to_batch(batch: BatchId) -> types.BatchId:
 def _from_attempt(batch: types.BatchId, attempt: int) -> Attempt:
     if batch.count < 1:
         raise InvalidArgument(f"a batch id has count {batch.count}; expected at least 1")
+    if batch.first + batch.count > _POSITIONS:
+        # Its end would not fit the messages that tell what was applied.
+        raise InvalidArgument(f"a batch id has first {batch.first}; expected less than 2^63")
     return Attempt(BatchId(batch.epoch, batch.first, batch.count), attempt)
 
 

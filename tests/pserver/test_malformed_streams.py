@@ -126,6 +126,10 @@ def extents(*pairs: tuple[int, int]) -> list[types.Extent]:
         ({"extents": extents((0, 96), (0, 96), (1, 20))}, "float32.trainable twice"),
         ({"examples": 3}, "says it has 3 examples; expected 4"),
         ({"batch": types.BatchId(epoch=0, first=0, count=0)}, "count 0; expected at least 1"),
+        (
+            {"batch": types.BatchId(epoch=0, first=(1 << 63) - 3, count=4)},
+            "first 9223372036854775805; expected less",
+        ),
         ({"skipped": True}, "skipped push .* announces 2 arenas; expected none"),
     ],
 )
