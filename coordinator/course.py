@@ -30,6 +30,10 @@ log = get_logger()
 LEASE_S = 10.0
 """Silence after which a shard or worker is taken for gone."""
 
+SHARD_LOST_S = 120.0
+"""Silence after which a shard with parameters is not waited for any more; as long as shards and
+workers wait for each other unless they are told otherwise."""
+
 TICK_S = 0.5
 LONG_WAIT_S = 30.0
 """A wait that has lasted so long is announced only as often."""
@@ -81,6 +85,9 @@ class Course:
             log.warning("silent", why=effect.reason)
             if not isinstance(effect, ShardSilent):
                 self.give_back(effect.worker, lost=True)
+        lost = self.members.lost_shard(now, SHARD_LOST_S)
+        if lost:
+            self.fail(f"{lost}, and nobody else has its parameters; start again with --resume")
         progress = self.training.progress
         self._curves.flush(progress.steps.rate(now), progress.records.rate(now))
         held_up = self.held_up()

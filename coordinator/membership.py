@@ -233,6 +233,12 @@ class Membership:
                 effects.append(WorkerSilent(worker.name, reason))
         return effects
 
+    def lost_shard(self, now: float, lost_s: float) -> str:
+        """The shard that has taken parameters with it and been silent for ``lost_s``, in words;
+        empty when there is none. One without parameters can be replaced."""
+        lost = (s for s in self.shards if s.state == "silent" and s.initialized)
+        return next((self._silence(s, now) for s in lost if now - s.seen > lost_s), "")
+
     def waiting_for_shards(self, now: float) -> str:
         """Which shards are missing, starting or silent, in words; empty when all are there."""
         missing = [str(s.index) for s in self.shards if s.state == "missing"]

@@ -282,6 +282,25 @@ def test_a_shard_that_cannot_go_on_fails_the_job_for_everyone(tmp_path: Path) ->
         assert next(stream).shutdown.reason == reason
 
 
+def test_a_shard_that_is_lost_with_its_parameters_ends_the_job(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with (
+        serving(make_run(tmp_path, shards=2), clock) as served,
+        CoordinatorClient(served.address) as client,
+    ):
+        _, streams, [worker] = start_training(client, shards=2)
+        assert worker.lease().WhichOneof("work") == "train"
+        for _ in range(31):
+            clock.advance(4)
+            worker.heartbeat()
+            served.do(served.course.members.shard_seen, 0, 100, clock.now())
+            assert client.get_job_status().phase == "training"
+            served.do(served.course.tick)
+        reason = "shard 1 at 127.0.0.1:6001 has been silent for 124 s, and nobody else has its"
+        assert worker.lease().finished.reason.startswith(reason)
+        assert next(streams[0]).shutdown.failed
+
+
 def test_watch_repeats_what_a_shard_missed(tmp_path: Path) -> None:
     run = make_run(tmp_path, mode="sync", replicas=1, epochs=1, total_updates=3)
     with serving(run) as served, CoordinatorClient(served.address) as client:
