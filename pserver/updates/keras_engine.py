@@ -289,7 +289,9 @@ def _make_variable(piece: Piece, values: NDArray) -> Any:
 
 def _view(variable: Any) -> NDArray:
     """The value as it is now; a later update writes elsewhere while this array lives."""
-    return _array(variable.value.read_value())
+    tensor = variable.value
+    # What ``read_value`` does, for a fifth of its time: this is on the path of every pull.
+    return _array(tf.raw_ops.ReadVariableOp(resource=tensor.handle, dtype=tensor.dtype))
 
 
 def _array(tensor: Any) -> NDArray:
