@@ -120,25 +120,10 @@ class Children:
                 return exited
             time.sleep(min(POLL_S, left))
 
-    def wait_all(self, seconds: float) -> list[Exited]:
-        """Waits up to ``seconds`` until all children have ended; returns those that have."""
-        deadline = time.monotonic() + seconds
-        exited: list[Exited] = []
-        while self._alive and time.monotonic() < deadline:
-            exited += self.wait(deadline - time.monotonic())
-        return exited
-
     def terminate(self, name: str) -> None:
         """Asks one child to stop (SIGTERM); nothing happens if it has ended."""
         if name in self._alive:
             self._alive[name].process.terminate()
-
-    def stop(self, grace_s: float) -> list[Exited]:
-        """Asks all to stop, waits up to ``grace_s``, then kills; returns how each of them ended."""
-        for name in self._alive:
-            self.terminate(name)
-        exited = self.wait_all(grace_s)
-        return exited + self.kill()
 
     def kill(self) -> list[Exited]:
         """Kills all that are left, and all that they have started, and waits for their end."""

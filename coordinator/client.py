@@ -178,15 +178,6 @@ class CoordinatorClient:
             self._stub.GetJobStatus, pb.GetJobStatusRequest(), pb.GetJobStatusResponse, CALL_S
         )
 
-    def wait_for_coordinator(
-        self,
-        connect_timeout_s: float,
-        announce: Callable[[str], object],
-        stopped: threading.Event | None = None,
-    ) -> pb.GetJobResponse:
-        """Waits until the coordinator answers; see :meth:`persist`."""
-        return self.persist(self.get_job, connect_timeout_s, announce, stopped)
-
     def persist(
         self,
         call: Callable[[], Result],

@@ -22,7 +22,6 @@ from coordinator.store import Store
 from coordinator.work import (
     Command,
     Decision,
-    MetricVariable,
     Release,
     Report,
     Round,
@@ -213,17 +212,6 @@ class Training:
             self._send(Release(failed.order.name))
         self.failure = self.failure or self.saving.failed(failed)
         self._take_warnings()
-
-    def evaluated(
-        self,
-        worker: str,
-        evaluation: str,
-        task: int,
-        records: int,
-        states: tuple[MetricVariable, ...],
-    ) -> None:
-        """A task's metric states. Raises InvalidArgument."""
-        self.evaluations.report(worker, evaluation, task, records, states)
 
     def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
         """An evaluation's results. Raises InvalidArgument."""

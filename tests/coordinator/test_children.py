@@ -84,14 +84,15 @@ def test_poll_does_not_report_the_living(shells: Shells) -> None:
     assert [exited.name for exited in shells.children.wait(LONG_S)] == ["worker-0"]
 
 
-def test_stop_lets_a_child_clean_up(shells: Shells) -> None:
+def test_a_request_to_stop_lets_a_child_clean_up(shells: Shells) -> None:
     ready = shells.fifo("ready")
     never = shells.fifo("never")
     shells.start(
         "worker-0", f"exec 3<>{never}; trap 'exit 7' TERM; echo up > {ready}; read line <&3"
     )
     assert ready.read_text() == "up\n"
-    (exited,) = shells.children.stop(grace_s=LONG_S)
+    shells.children.terminate("worker-0")
+    (exited,) = shells.children.wait(LONG_S)
     assert exited.status == 7
 
 
@@ -100,7 +101,8 @@ def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
     never = shells.fifo("never")
     shells.start("deaf", f"trap '' TERM; echo up > {ready}; read line < {never}")
     assert ready.read_text() == "up\n"
-    (exited,) = shells.children.stop(grace_s=0.0)
+    shells.children.terminate("deaf")
+    (exited,) = shells.children.kill()
     assert exited.how() == "signal SIGKILL"
 
 

@@ -386,12 +386,12 @@ def test_health_and_an_address_where_nobody_is(tmp_path: Path) -> None:
         CoordinatorClient(address) as client,
         pytest.raises(CoordinatorUnreachable, match=rf"{address}.*start `coordinator serve`"),
     ):
-        client.wait_for_coordinator(60, lambda _line: None, stopped)
+        client.persist(client.get_job, 60, lambda _line: None, stopped)
 
 
-def test_wait_for_coordinator_answers_and_unknown_methods_are_typed(tmp_path: Path) -> None:
+def test_persisting_answers_and_unknown_methods_are_typed(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
-        job = client.wait_for_coordinator(5, lambda _line: None)
+        job = client.persist(client.get_job, 5, lambda _line: None)
         assert (job.job_path, job.overrides[:], job.mode) == ("jobs/tiny.py", ["epochs=2"], "async")
         worker = WorkerDouble(client, 1)
         worker.register()
@@ -433,7 +433,7 @@ def test_waiting_for_the_coordinator_is_announced(
         CoordinatorClient("127.0.0.1:1") as client,
         pytest.raises(CoordinatorUnreachable, match=r"127\.0\.0\.1:1"),
     ):
-        client.wait_for_coordinator(60, announce, stopped)
+        client.persist(client.get_job, 60, announce, stopped)
     assert said == ["waiting for the coordinator at 127.0.0.1:1 (0 of 60 s)"]
 
 
