@@ -51,6 +51,7 @@ class Servicer(CoordinatorServicer):
             replicas=run.description.replicas,
             software=SOFTWARE,
             intra_op_threads=run.description.intra_op_threads,
+            data_fingerprint=run.description.data_fingerprint,
         )
 
     async def RegisterShard(

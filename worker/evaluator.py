@@ -40,7 +40,7 @@ class Evaluator:
         self._device = device
         self._step: KerasStep | ModuleStep = replica.make_step(plan)
         self._parameters = ParameterBuffers(plan)
-        self._snapshot = ""
+        self._held: tuple[int, str] | None = None
         self._metrics: list[Any] | None = None
         # The metrics' variables are read by the function, so it is traced after they were made.
         self._function = tf.function(self._run)
@@ -51,10 +51,12 @@ class Evaluator:
         Raises:
             InvalidJob: the data source or the model failed.
         """
-        if self._snapshot != task.snapshot:
-            self._snapshot = ""
+        # Another generation may take a snapshot of the same name.
+        wanted = (router.generation, task.snapshot)
+        if self._held != wanted:
+            self._held = None
             router.pull(task.snapshot, self._parameters.arrays)
-            self._snapshot = task.snapshot
+            self._held = wanted
         states = self.states(self._parameters, task.start, task.stop)
         return pb.EvaluateDone(
             evaluation=task.evaluation,

@@ -53,6 +53,7 @@ class Router:
             )
             for index, shard in enumerate(cluster.shards)
         ]
+        self.generation = cluster.generation
         self._fences = [
             client.fence(cluster.generation, cluster.policy) for client in self._clients
         ]

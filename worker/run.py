@@ -13,7 +13,7 @@ from psrpc.logs import get_logger
 from psrpc.process import incarnation, on_stop_signals
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
-from worker.loader import LoadedJob, UserCodeFailed, load_job
+from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
 from worker.quiet import import_tensorflow
 from worker.standing import Standing, Stopped
 
@@ -110,6 +110,14 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
         raise JobMismatch(
             f"the job file {path} has SHA-256 {loaded.sha256[:12]} here, and "
             f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine"
+        )
+    with user_code("train"):
+        fingerprint = loaded.job.train.fingerprint()
+    if fingerprint != asked.data_fingerprint:
+        raise JobMismatch(
+            f"the training data of {path} has fingerprint {fingerprint[:12]} here, and "
+            f"{asked.data_fingerprint[:12]} at the coordinator; copy the same data to every "
+            "machine, or seed what makes it"
         )
     return loaded
 

@@ -12,7 +12,7 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobResponse(_message.Message):
-    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software", "intra_op_threads")
+    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software", "intra_op_threads", "data_fingerprint")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_PATH_FIELD_NUMBER: _ClassVar[int]
     JOB_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class GetJobResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     INTRA_OP_THREADS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_path: str
     job_sha256: str
@@ -29,7 +30,8 @@ class GetJobResponse(_message.Message):
     replicas: int
     software: str
     intra_op_threads: int
-    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ..., intra_op_threads: _Optional[int] = ...) -> None: ...
+    data_fingerprint: str
+    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ..., intra_op_threads: _Optional[int] = ..., data_fingerprint: _Optional[str] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "address", "host", "pid", "software")

@@ -157,6 +157,17 @@ def test_a_worker_with_another_job_file(tmp_path: Path) -> None:
         assert "sha" in line.lower()
 
 
+def test_a_worker_with_other_data(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(f"{HEAD}job = job_with(train=Arrays(np.random.rand(40, 3), y))")
+    with by_hand(tmp_path) as hand:
+        coordinator = hand.coordinator(job, "--mode", "async")
+        address = coordinator.wait_for(r"127\.0\.0\.1:\d+")[0]
+        worker = hand.start("worker", "worker", "run", "--coordinator", address)
+        assert worker.wait() == 2
+        assert "the training data of" in worker.text().strip().splitlines()[-1]
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_poisoned_batch_is_skipped_everywhere_and_counted(tmp_path: Path, mode: str) -> None:
     run = up(JOBS / "poisoned.py", tmp_path / "run", "--mode", mode, "--shards", "2", POISONED="1")
