@@ -141,6 +141,21 @@ def test_exports_load_in_plain_keras(tmp_path: Path) -> None:
             np.testing.assert_array_equal(loaded[within], value, err_msg=name)
 
 
+@pytest.mark.parametrize("kind", ["checkpoint", "model.weights.h5"])
+def test_a_job_starts_from_what_another_one_trained(tmp_path: Path, kind: str) -> None:
+    first = up(DENSE, tmp_path / "first", "--set", "epochs=1")
+    source = first.checkpoint
+    if kind != "checkpoint":
+        source = tmp_path / kind
+        export = command("coordinator", "export", first.run_dir, "--to", source)
+        subprocess.run(export, check=True, timeout=LIMIT_S, env=environment())
+    sets = ("--set", "epochs=1", "--set", f"init_from={source}")
+    second = up(DENSE, tmp_path / "second", *sets, "--shards", "2")
+    begun = load_variables(second.run_dir / "checkpoints" / "step-00000000")
+    for name, value in load_variables(first.checkpoint).items():
+        np.testing.assert_array_equal(begun[name], value, err_msg=name)
+
+
 def endless(folder: Path) -> Process:
     """A cluster with more work than any test waits for."""
     args = ("--run-dir", folder / "run", "--workers", "2", "--shards", "2")
