@@ -84,6 +84,7 @@ class CoordinatorClient:
         self.address = address
         self._channel = open_channel(address)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._closed = False
         self._lock = threading.Lock()
         self._received = 0  # guarded by _lock
 
@@ -99,7 +100,8 @@ class CoordinatorClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; calls in flight fail."""
+        """Closes the connection; calls in flight and later ones raise CoordinatorUnreachable."""
+        self._closed = True
         self._channel.close()
 
     def get_job(self) -> pb.GetJobResponse:
@@ -225,6 +227,13 @@ class CoordinatorClient:
             response = method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise _typed(error, self.address) from None
+        except ValueError:
+            if not self._closed:
+                raise
+            # Another thread closed the channel; gRPC has no error of its own for that.
+            raise CoordinatorUnreachable(
+                f"the connection to the coordinator at {self.address} was closed here"
+            ) from None
         assert isinstance(response, expected)
         return response
 
