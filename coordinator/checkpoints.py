@@ -105,7 +105,9 @@ def choose_checkpoint(run_dir: Path, description: JobDescription) -> Chosen:
     try:
         choice = newest_good(run_dir / CHECKPOINTS)
     except CheckpointError as error:
-        raise CheckpointError(f"cannot resume: {error}") from None
+        raise CheckpointError(
+            f"cannot resume: {error}; start again with another --run-dir"
+        ) from None
     manifest = choice.manifest
     _check_fits(choice.directory, manifest, description)
     remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]

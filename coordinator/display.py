@@ -116,7 +116,7 @@ def _figures(status: GetJobStatusResponse) -> str:
         f"loss {status.loss:.4f}"
         if status.steps_per_s or not math.isnan(status.loss)
         else "loss -",
-        f"{status.steps_per_s:.1f} steps/s",
+        f"{status.steps_per_s:.1f} batches/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]
     if status.mode == "async":

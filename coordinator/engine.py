@@ -158,7 +158,8 @@ class Engine:
             if self.course.phase == "failed":
                 raise JobFailed(self.course.reason)
             if not await self.course.bell.wait(deadline):
-                raise NotReady(f"waiting for {self._members.waiting_for_shards(self.course.now())}")
+                # What is awaited; who hears it says "waiting for" before it.
+                raise NotReady(self._members.waiting_for_shards(self.course.now()))
 
     async def lease_work(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
         """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
