@@ -43,6 +43,12 @@ PURE = {
     "coordinator.evaluation",
     "coordinator.guard",
     "coordinator.lifecycle",
+    "coordinator.progress",
+    "coordinator.saving",
+    "coordinator.snapshots",
+    "coordinator.work",
+    "pserver.fence",
+    "pserver.shelf",
 }
 IMPURE = {"grpc", "threading", "time", "socket", "asyncio", "tensorflow", "keras", "sqlite3", "os"}
 

@@ -84,13 +84,11 @@ class FlatStep:
     other kernels, and workers that saw batches in another order would get other bits.
     """
 
-    def __init__(
-        self, step: GradientStep, plan: Plan, device: Device, *, jit_compile: bool = False
-    ) -> None:
+    def __init__(self, step: GradientStep, plan: Plan, device: Device) -> None:
         self._step = step
         self._plan = plan
         self._device = device
-        self._function = tf.function(self._run, jit_compile=jit_compile)
+        self._function = tf.function(self._run)
         self._traces: dict[object, Callable[..., Any]] = {}
 
     def __call__(self, parameters: Sequence[tf.Tensor], given: StepInput) -> StepResult:
