@@ -46,20 +46,22 @@ class InitializeResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("fence", "worker", "newest", "round", "snapshot", "decision")
+    __slots__ = ("fence", "worker", "newest", "round", "snapshot", "decision", "encoding")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     worker: str
     newest: bool
     round: int
     snapshot: str
     decision: _types_pb2.Decision
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ...) -> None: ...
+    encoding: _types_pb2.Encoding
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("version", "generation", "extents")
@@ -123,29 +125,67 @@ class PushGradientsResponse(_message.Message):
     result: PushResult
     def __init__(self, result: _Optional[_Union[PushResult, _Mapping]] = ...) -> None: ...
 
-class PushPullRequest(_message.Message):
-    __slots__ = ("header", "chunk")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
-    header: PushHeader
-    chunk: _types_pb2.Chunk
-    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+class Attach(_message.Message):
+    __slots__ = ("pid", "fd", "nbytes", "nonce")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    nbytes: int
+    nonce: bytes
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
-class PushPullHeader(_message.Message):
-    __slots__ = ("push", "pull")
+class Attached(_message.Message):
+    __slots__ = ("refusal", "proof")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    proof: bytes
+    def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
+
+class ExchangeHeader(_message.Message):
+    __slots__ = ("push", "pull", "attach", "patience_ms", "push_at", "pull_at")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
-    push: PushResult
-    pull: PullHeader
-    def __init__(self, push: _Optional[_Union[PushResult, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ...) -> None: ...
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    PUSH_AT_FIELD_NUMBER: _ClassVar[int]
+    PULL_AT_FIELD_NUMBER: _ClassVar[int]
+    push: PushHeader
+    pull: PullRequest
+    attach: Attach
+    patience_ms: int
+    push_at: _containers.RepeatedScalarFieldContainer[int]
+    pull_at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., patience_ms: _Optional[int] = ..., push_at: _Optional[_Iterable[int]] = ..., pull_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class PushPullResponse(_message.Message):
+class ExchangeRequest(_message.Message):
     __slots__ = ("header", "chunk")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
-    header: PushPullHeader
+    header: ExchangeHeader
     chunk: _types_pb2.Chunk
-    def __init__(self, header: _Optional[_Union[PushPullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ExchangeHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
+
+class ExchangeAnswer(_message.Message):
+    __slots__ = ("push", "pull", "attached")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    push: PushResult
+    pull: PullHeader
+    attached: Attached
+    def __init__(self, push: _Optional[_Union[PushResult, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ...) -> None: ...
+
+class ExchangeResponse(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: ExchangeAnswer
+    chunk: _types_pb2.Chunk
+    def __init__(self, header: _Optional[_Union[ExchangeAnswer, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

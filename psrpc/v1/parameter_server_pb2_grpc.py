@@ -49,10 +49,10 @@ class ParameterServerStub:
                 request_serializer=psrpc_dot_v1_dot_parameter__server__pb2.PushGradientsRequest.SerializeToString,
                 response_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.PushGradientsResponse.FromString,
                 _registered_method=True)
-        self.PushPull = channel.stream_stream(
-                '/psrpc.v1.ParameterServer/PushPull',
-                request_serializer=psrpc_dot_v1_dot_parameter__server__pb2.PushPullRequest.SerializeToString,
-                response_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.PushPullResponse.FromString,
+        self.Exchange = channel.stream_stream(
+                '/psrpc.v1.ParameterServer/Exchange',
+                request_serializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/psrpc.v1.ParameterServer/GetStatus',
@@ -92,8 +92,15 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PushPull(self, request_iterator, context):
-        """Async only: PushGradients and Pull in one call. Errors as there.
+    def Exchange(self, request_iterator, context):
+        """Any number of exchanges, one after another: each is a push, a pull, or in async mode a push and
+        then a pull of the newest values, as PushGradients and Pull would do them. An exchange is a
+        header and the chunks it announces, answered by a header and its chunks; the next one begins
+        when the answer is complete. A worker keeps one call open per shard, for as long as its
+        deadline allows, since setting a call up costs more than a small step; a client that comes
+        once sends one exchange. An error ends the call. Retry as PushGradients.
+
+        Worker and shard on one host leave the tensors in a shared segment: see Attach.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,10 +131,10 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.PushGradientsRequest.FromString,
                     response_serializer=psrpc_dot_v1_dot_parameter__server__pb2.PushGradientsResponse.SerializeToString,
             ),
-            'PushPull': grpc.stream_stream_rpc_method_handler(
-                    servicer.PushPull,
-                    request_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.PushPullRequest.FromString,
-                    response_serializer=psrpc_dot_v1_dot_parameter__server__pb2.PushPullResponse.SerializeToString,
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -227,7 +234,7 @@ class ParameterServer:
             _registered_method=True)
 
     @staticmethod
-    def PushPull(request_iterator,
+    def Exchange(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -240,9 +247,9 @@ class ParameterServer:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/psrpc.v1.ParameterServer/PushPull',
-            psrpc_dot_v1_dot_parameter__server__pb2.PushPullRequest.SerializeToString,
-            psrpc_dot_v1_dot_parameter__server__pb2.PushPullResponse.FromString,
+            '/psrpc.v1.ParameterServer/Exchange',
+            psrpc_dot_v1_dot_parameter__server__pb2.ExchangeRequest.SerializeToString,
+            psrpc_dot_v1_dot_parameter__server__pb2.ExchangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

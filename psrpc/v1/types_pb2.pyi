@@ -1,10 +1,26 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENCODING_UNSPECIFIED: _ClassVar[Encoding]
+    ENCODING_PLAIN: _ClassVar[Encoding]
+    ENCODING_BFLOAT16: _ClassVar[Encoding]
+    ENCODING_FLOAT16: _ClassVar[Encoding]
+    ENCODING_INT8: _ClassVar[Encoding]
+    ENCODING_TOPK: _ClassVar[Encoding]
+ENCODING_UNSPECIFIED: Encoding
+ENCODING_PLAIN: Encoding
+ENCODING_BFLOAT16: Encoding
+ENCODING_FLOAT16: Encoding
+ENCODING_INT8: Encoding
+ENCODING_TOPK: Encoding
 
 class Fence(_message.Message):
     __slots__ = ("generation", "policy", "plan_hash", "shard_incarnation")
@@ -37,12 +53,14 @@ class Attempt(_message.Message):
     def __init__(self, batch: _Optional[_Union[BatchId, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Extent(_message.Message):
-    __slots__ = ("arena", "nbytes")
+    __slots__ = ("arena", "nbytes", "encoding")
     ARENA_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     arena: int
     nbytes: int
-    def __init__(self, arena: _Optional[int] = ..., nbytes: _Optional[int] = ...) -> None: ...
+    encoding: Encoding
+    def __init__(self, arena: _Optional[int] = ..., nbytes: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("arena", "offset", "data")
