@@ -126,16 +126,18 @@ class PushGradientsResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[PushResult, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("pid", "fd", "nbytes", "nonce")
+    __slots__ = ("pid", "fd", "nbytes", "nonce", "slot")
     PID_FIELD_NUMBER: _ClassVar[int]
     FD_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     pid: int
     fd: int
     nbytes: int
     nonce: bytes
-    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    slot: int
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
     __slots__ = ("refusal", "proof")
