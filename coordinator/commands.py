@@ -22,6 +22,8 @@ class UpOptions:
         intra_op_threads: threads of one TensorFlow operation in a worker; None means the job's
             own number, and where it has none an even share of the machine's cores.
         connect_timeout_s: how long shards and workers look for the coordinator.
+        shm: workers share memory with the shards.
+        step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
     """
 
     job: str
@@ -37,6 +39,8 @@ class UpOptions:
     intra_op_threads: int | None = None
     gpu: str = "auto"
     gpu_memory_fraction: float | None = None
+    shm: bool = True
+    step_times: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def cluster(options: UpOptions, environment: Mapping[str, str], cores: int) -> C
             for shard in range(options.shards)
         }
         for worker in range(options.workers):
-            found[f"worker-{letters(worker)}"] = Command(_worker(options, address), shared)
+            name = f"worker-{letters(worker)}"
+            found[name] = Command(_worker(options, address, name), shared)
         return found
 
     return Cluster(Command(_coordinator(options), common), members)
@@ -116,12 +121,16 @@ def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
     return command + _of_every_member(options, address)
 
 
-def _worker(options: UpOptions, address: str) -> list[str]:
+def _worker(options: UpOptions, address: str, name: str) -> list[str]:
     command = _module("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
     if options.gpu_memory_fraction is not None:
         command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
     if options.intra_op_threads is not None:
         command += ["--intra-op-threads", str(options.intra_op_threads)]
+    if not options.shm:
+        command.append("--no-shm")
+    if options.step_times:
+        command += ["--step-times", str(options.run_dir / "steps" / f"{name}.csv")]
     return command + _of_every_member(options, address)
 
 

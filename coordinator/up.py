@@ -64,6 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long processes look for each other; default: 120",
     )
     parser.add_argument(
+        "--no-shm",
+        dest="shm",
+        action="store_false",
+        help="workers send tensors over TCP; default: they share memory with the shards",
+    )
+    parser.add_argument(
+        "--step-times",
+        action="store_true",
+        help="at the end, each worker writes to RUN_DIR/steps how long each of its last 100000 "
+        "steps waited for data, computed, and exchanged with the shards",
+    )
+    parser.add_argument(
         "--log-format",
         choices=("console", "json"),
         default="console",
@@ -122,6 +134,8 @@ def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
         intra_op_threads=args.intra_op_threads,
         gpu=args.gpu,
         gpu_memory_fraction=args.gpu_memory_fraction,
+        shm=args.shm,
+        step_times=args.step_times,
     )
 
 

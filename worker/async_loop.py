@@ -13,6 +13,7 @@ from worker.compute import Compute, batch_id
 from worker.done import DoneBatch
 from worker.router import Router
 from worker.standing import TICK_S, Standing
+from worker.step_times import StepTimes
 
 log = get_logger()
 
@@ -20,10 +21,13 @@ log = get_logger()
 class AsyncLoop:
     """Runs train tasks; asks for the next one while the present one is half done."""
 
-    def __init__(self, compute: Compute, router: Router, standing: Standing) -> None:
+    def __init__(
+        self, compute: Compute, router: Router, standing: Standing, times: StepTimes
+    ) -> None:
         self._compute = compute
         self._router = router
         self._standing = standing
+        self._times = times
         self._ahead = ThreadPoolExecutor(1, "lease")
 
     def __enter__(self) -> AsyncLoop:
@@ -71,7 +75,12 @@ class AsyncLoop:
         return following
 
     def _run_batch(self, batch: BatchId, attempt: int) -> None:
-        result = self._compute.gradient(batch)
+        times = self._times
+        times.begin()
+        given = self._compute.read(batch)
+        times.took("data")
+        result = self._compute.gradient(batch, given)
+        times.took("compute")
         if not result.finite:
             log.warning("the gradient is NaN or infinite; the batch is skipped", batch=str(batch))
         pushed = self._router.push_pull(
@@ -81,6 +90,8 @@ class AsyncLoop:
             self._compute.spare.arrays,
         )
         self._compute.swap()
+        times.took("push_pull")
+        times.end()
         staleness = max(push.staleness for push in pushed)
         self._standing.done(
             DoneBatch(batch, attempt, result.loss, staleness, skipped=not result.finite)

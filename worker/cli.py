@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from psrpc.process import leave
@@ -77,6 +78,19 @@ def make_parser() -> argparse.ArgumentParser:
         help="give up on a missing coordinator or shard after S seconds (default: 120)",
     )
     run.add_argument(
+        "--no-shm",
+        dest="shm",
+        action="store_false",
+        help="send tensors over TCP also to shards on this host (default: share memory with them)",
+    )
+    run.add_argument(
+        "--step-times",
+        type=Path,
+        metavar="FILE",
+        help="at the end, write how long each of the last 100000 steps waited for data, computed, "
+        "and exchanged with the shards: a CSV file, in seconds",
+    )
+    run.add_argument(
         "--log-format",
         choices=("console", "json"),
         default="console",
@@ -136,6 +150,8 @@ def _run(options: argparse.Namespace) -> int:
             gpu_memory_fraction=options.gpu_memory_fraction,
             intra_op_threads=options.intra_op_threads,
             connect_timeout_s=options.connect_timeout,
+            shm=options.shm,
+            step_times=options.step_times,
         )
     )
 

@@ -83,14 +83,22 @@ class Compute:
         """What was expected does not come."""
         self._feed.forget()
 
-    def gradient(self, batch: BatchId) -> StepResult:
-        """The gradient of ``batch`` at the current parameters. Valid until the second ``swap``.
+    def read(self, batch: BatchId) -> StepInput:
+        """The data of ``batch``, waited for where it was not read ahead.
 
         Raises:
-            InvalidJob: the data source or the step failed; the message says how.
+            InvalidJob: the data source failed; the message says how.
         """
         with self._waits.on("the training data"):
-            given = self._feed.get(batch)
+            return self._feed.get(batch)
+
+    def gradient(self, batch: BatchId, given: StepInput) -> StepResult:
+        """The gradient of ``batch``, as ``read`` gave it, at the current parameters. Valid until
+        the second ``swap``.
+
+        Raises:
+            InvalidJob: the step failed; the message says how.
+        """
         try:
             return self._step(self._current.tensors, given)
         except Exception:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import InvalidArgument, InvalidJob, JobFailed, JobMismatch, PsError
@@ -16,6 +17,7 @@ from psrpc.version import SOFTWARE
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
 from worker.quiet import import_tensorflow
 from worker.standing import Standing, Stopped
+from worker.step_times import StepTimes
 
 log = get_logger()
 
@@ -36,6 +38,8 @@ class WorkerOptions:
         gpu_memory_fraction: of the GPU's memory; None lets it grow.
         intra_op_threads: threads of one TensorFlow operation; None means the job's own number.
         connect_timeout_s: how long a missing coordinator or shard is waited for.
+        shm: share memory with shards on this host; otherwise all tensors travel over TCP.
+        step_times: where to write the times of the last steps at the end; None is nowhere.
     """
 
     coordinator: str = "localhost:5000"
@@ -44,19 +48,27 @@ class WorkerOptions:
     gpu_memory_fraction: float | None = None
     intra_op_threads: int | None = None
     connect_timeout_s: float = 120.0
+    shm: bool = True
+    step_times: Path | None = None
 
 
 def run_worker(options: WorkerOptions) -> int:
     """Takes part in a job until it ends; the exit status. Only from the main thread."""
+    times = StepTimes()
+    try:
+        # Not only at the end would one like to know that it cannot be written.
+        _write(times, options)
+    except OSError as error:
+        return _end(f"error: --step-times: {error}", BAD_INPUT)
     # As early as possible: it takes seconds, in which the coordinator may come up as well.
     import_tensorflow()
     with (
         CoordinatorClient(options.coordinator) as client,
         Standing(client, incarnation(), options.connect_timeout_s) as standing,
     ):
-        on_stop_signals(lambda: _stop(standing))
+        on_stop_signals(lambda: _stop(options, standing, times))
         try:
-            _train(options, standing)
+            _train(options, standing, times)
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))
             standing.leave(str(stopped))
@@ -69,10 +81,12 @@ def run_worker(options: WorkerOptions) -> int:
             mistaken = isinstance(error, InvalidJob | InvalidArgument) and not standing.worker
             bad = mistaken or isinstance(error, JobMismatch)
             return _end(f"error: {error}", BAD_INPUT if bad else FAILED)
+        finally:
+            _keep(times, options)
     raise AssertionError("a trainer ends by raising")
 
 
-def _train(options: WorkerOptions, standing: Standing) -> None:
+def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
     from worker.devices import configure_devices
     from worker.trainer import Trainer
 
@@ -85,7 +99,7 @@ def _train(options: WorkerOptions, standing: Standing) -> None:
         intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
     )
     loaded = _load(options, asked)
-    Trainer(loaded, device, standing).run()
+    Trainer(loaded, device, standing, times).run()
 
 
 def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
@@ -122,18 +136,31 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
     return loaded
 
 
-def _stop(standing: Standing) -> None:
+def _stop(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
     """On a signal: leave after the present step, or without it if it takes too long."""
     standing.stop()
-    timer = threading.Timer(LEAVE_S, _leave_now, [standing])
+    timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
     timer.daemon = True
     timer.start()
 
 
-def _leave_now(standing: Standing) -> None:
+def _leave_now(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
     standing.leave("told to stop")
+    _keep(times, options)
     # The main thread is inside a step or a data source, which nothing can interrupt.
     os._exit(OK)
+
+
+def _keep(times: StepTimes, options: WorkerOptions) -> None:
+    try:
+        _write(times, options)
+    except OSError as error:
+        log.warning("the step times are lost", reason=str(error))
+
+
+def _write(times: StepTimes, options: WorkerOptions) -> None:
+    if options.step_times is not None:
+        times.write(options.step_times)
 
 
 def _end(line: str, status: int) -> int:

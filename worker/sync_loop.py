@@ -11,6 +11,7 @@ from worker.done import DoneBatch
 from worker.next_batch import NextBatch
 from worker.router import Router
 from worker.standing import Standing
+from worker.step_times import StepTimes
 
 log = get_logger()
 
@@ -18,10 +19,13 @@ log = get_logger()
 class SyncLoop:
     """Runs micro-batches of rounds. The coordinator's answer to a commit is the next lease."""
 
-    def __init__(self, compute: Compute, router: Router, standing: Standing) -> None:
+    def __init__(
+        self, compute: Compute, router: Router, standing: Standing, times: StepTimes
+    ) -> None:
         self._compute = compute
         self._router = router
         self._standing = standing
+        self._times = times
         self._next = NextBatch()
         self._held: int | None = None
         self._expected: BatchId | None = None
@@ -37,10 +41,16 @@ class SyncLoop:
 
     def _run_micro_batch(self, work: pb.RoundWork) -> pb.Lease:
         batch, attempt = batch_id(work.attempt.batch), work.attempt.attempt
+        times = self._times
+        times.begin()
         self._expect(batch)
         try:
             self._receive(work)
-            result = self._compute.gradient(batch)
+            times.took("pull")
+            given = self._compute.read(batch)
+            times.took("data")
+            result = self._compute.gradient(batch, given)
+            times.took("compute")
             if not result.finite:
                 log.warning(
                     "the gradient is NaN or infinite; the batch is skipped", batch=str(batch)
@@ -50,12 +60,16 @@ class SyncLoop:
             if guess is not None:
                 self._expect(guess)
             self._router.push(batch, attempt, result.updates if result.finite else None)
+            times.took("push")
         except RoundPassed as passed:
             log.info("the round went on without this micro-batch", reason=str(passed))
             return self._standing.lease()
         done = DoneBatch(batch, attempt, result.loss, skipped=not result.finite)
         with self._standing.waits.on(f"the other micro-batches of round {work.round}"):
-            return self._standing.commit(work.round, done)
+            lease = self._standing.commit(work.round, done)
+        times.took("commit")
+        times.end()
+        return lease
 
     def _expect(self, batch: BatchId) -> None:
         if batch != self._expected:

@@ -17,6 +17,7 @@ from worker.loader import LoadedJob
 from worker.replica import Replica
 from worker.router import Router
 from worker.standing import Standing, raise_shutdown
+from worker.step_times import StepTimes
 from worker.sync_loop import SyncLoop
 
 log = get_logger()
@@ -29,10 +30,13 @@ class Trainer:
     time the worker joins.
     """
 
-    def __init__(self, loaded: LoadedJob, device: Device, standing: Standing) -> None:
+    def __init__(
+        self, loaded: LoadedJob, device: Device, standing: Standing, times: StepTimes | None = None
+    ) -> None:
         self._loaded = loaded
         self._device = device
         self._standing = standing
+        self._times = times or StepTimes()
         self._replica: Replica | None = None
         self._plan: Plan | None = None
         self._compute: Compute | None = None
@@ -74,9 +78,9 @@ class Trainer:
         self._compute.forget()
         with (
             Router(cluster, plan, self._standing) as router,
-            AsyncLoop(self._compute, router, self._standing) as async_loop,
+            AsyncLoop(self._compute, router, self._standing, self._times) as async_loop,
         ):
-            sync_loop = SyncLoop(self._compute, router, self._standing)
+            sync_loop = SyncLoop(self._compute, router, self._standing, self._times)
             lease = self._standing.lease()
             while True:
                 self._standing.check()

@@ -21,6 +21,8 @@ ALL = UpOptions(
     intra_op_threads=2,
     gpu="1",
     gpu_memory_fraction=0.25,
+    shm=False,
+    step_times=True,
 )
 
 
@@ -45,7 +47,7 @@ def test_every_option_reaches_its_process() -> None:
     )
     assert line(members["worker-c"].arguments) == (
         "worker.cli run --job job.py --gpu 1 --gpu-memory-fraction 0.25 --intra-op-threads 2 "
-        f"{every}"
+        f"--no-shm --step-times runs/x/steps/worker-c.csv {every}"
     )
 
 
@@ -56,7 +58,10 @@ def test_what_was_not_said_is_left_to_the_job() -> None:
         "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind 127.0.0.1:0 "
         "--log-format console --die-with-parent"
     )
-    assert "--intra-op-threads" not in processes.members("a:1")["worker-a"].arguments
+    assert line(processes.members("a:1")["worker-a"].arguments) == (
+        "worker.cli run --job job.py --gpu auto --coordinator a:1 --connect-timeout 120 "
+        "--log-format console --die-with-parent"
+    )
 
 
 def test_workers_share_the_cores() -> None:

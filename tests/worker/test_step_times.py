@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.step_times import COLUMNS, StepTimes
+
+
+def clocked(capacity: int = 3) -> StepTimes:
+    """Each look at the clock is a second after the last."""
+    seconds = iter(range(1000))
+    return StepTimes(capacity, clock=lambda: float(next(seconds)))
+
+
+def step(times: StepTimes) -> None:
+    times.begin()
+    times.took("data")
+    times.took("compute")
+    times.took("push_pull")
+    times.end()
+
+
+def test_every_part_has_its_column() -> None:
+    times = clocked()
+    times.begin()
+    for part in ("pull", "data", "data", "compute", "push", "commit"):
+        times.took(part)
+    times.end()
+    (row,) = times.rows()
+    assert dict(zip(COLUMNS, row, strict=True)) == {
+        "start_s": 0.0,
+        "data_s": 2.0,
+        "compute_s": 1.0,
+        "push_pull_s": 0.0,
+        "pull_s": 1.0,
+        "push_s": 1.0,
+        "commit_s": 1.0,
+    }
+
+
+def test_a_step_that_was_given_up_leaves_nothing() -> None:
+    times = clocked()
+    step(times)
+    times.begin()
+    times.took("commit")
+    step(times)
+    assert [row[0] for row in times.rows()] == [0.0, 6.0]
+    assert times.rows()[1][-1] == 0.0
+
+
+def test_the_last_steps_are_kept_also_while_one_is_under_way() -> None:
+    times = clocked(capacity=3)
+    for _ in range(5):
+        step(times)
+    times.begin()
+    times.took("data")
+    assert times.rows() == [(start, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0) for start in (8.0, 12.0, 16.0)]
+
+
+def test_the_file_is_one_line_a_step(tmp_path: Path) -> None:
+    times = clocked()
+    file = tmp_path / "steps" / "worker-a.csv"
+    times.write(file)
+    assert file.read_text() == "start_s,data_s,compute_s,push_pull_s,pull_s,push_s,commit_s\n"
+    step(times)
+    times.write(file)
+    assert file.read_text().splitlines()[1:] == [
+        "0.000000,1.000000,1.000000,1.000000,0.000000,0.000000,0.000000"
+    ]
