@@ -10,8 +10,10 @@ The field numbers are load-bearing; see protos/psrpc/v1/parameter_server.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from google.protobuf.message import Message
 
@@ -51,18 +53,38 @@ def encode_stream(header: Message, parts: Sequence[tuple[int, memoryview]]) -> I
 
     Args:
         header: goes into the first message, together with the first chunk.
-        parts: pairs of arena index and a contiguous view of its bytes; empty arenas make no chunk.
+        parts: pairs of arena index and a contiguous view of its bytes; consecutive pairs of one
+            arena lie one after another in it. Empty arenas make no chunk.
     """
     body = header.SerializeToString()
     prefix = b"".join((bytes((_HEADER_TAG,)), _varint(len(body)), body))
-    for arena, buffer in parts:
-        view = buffer.cast("B")
-        for offset in range(0, len(view), MAX_CHUNK_BYTES):
-            data = view[offset : offset + MAX_CHUNK_BYTES]
-            yield b"".join((prefix, _chunk_prefix(arena, offset, len(data)), data))
+    for arena, pairs in groupby(parts, key=itemgetter(0)):
+        offset = 0
+        for data in _cut(view for _, view in pairs):
+            nbytes = sum(map(len, data))
+            yield b"".join((prefix, _chunk_prefix(arena, offset, nbytes), *data))
             prefix = b""
+            offset += nbytes
     if prefix:
         yield prefix
+
+
+def _cut(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The bytes of ``views`` one after another, at most MAX_CHUNK_BYTES at a time."""
+    chunk: list[memoryview] = []
+    room = MAX_CHUNK_BYTES
+    for view in views:
+        # Python casts no view that has a zero in its shape.
+        rest = view.cast("B") if view.nbytes else view[:0]
+        while rest.nbytes:
+            chunk.append(rest[:room])
+            room -= len(chunk[-1])
+            rest = rest[len(chunk[-1]) :]
+            if not room:
+                yield chunk
+                chunk, room = [], MAX_CHUNK_BYTES
+    if chunk:
+        yield chunk
 
 
 def parse_message(message: bytes) -> StreamMessage:
