@@ -5,19 +5,36 @@ See ``Encoding`` in protos/psrpc/v1/types.proto for the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.errors import InvalidArgument
+
 NDArray = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 
 Encoding = Literal["plain", "bfloat16", "float16", "int8", "topk"]
 
 INT8_BLOCK = 1024
 """Elements that share one scale. Load-bearing."""
+
+LARGEST = {
+    "bfloat16": np.float32((2 - 2**-7) * 2.0**127),
+    "float16": np.float32((2 - 2**-10) * 2.0**15),
+}
+"""The largest finite number of each; values that would round to infinity become it."""
+
+_HALVES: dict[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+_LEVELS = np.float32(127)
+_SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +71,141 @@ def check_nbytes(encoding: Encoding, nbytes: int, length: int, dtype: str) -> st
         "plain": length * itemsize,
         "bfloat16": length * 2,
         "float16": length * 2,
-        "int8": length + 4 * -(-length // INT8_BLOCK),
+        "int8": length + 4 * _blocks(length),
     }
     if encoding == "topk":
-        fits = nbytes % 8 == 0 and 0 <= nbytes <= length * 4
+        fits = nbytes % 8 == 0 and nbytes <= length * 4
         return "" if fits else f"expected a multiple of 8, at most {length * 4}"
     return "" if nbytes == expected[encoding] else f"expected {expected[encoding]}"
+
+
+def wire_dtype(encoding: Encoding, dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """What an element of ``dtype`` is while it travels as ``plain``, ``bfloat16`` or ``float16``.
+
+    Raises:
+        ValueError: ``int8`` and ``topk`` do not travel element by element.
+    """
+    if encoding == "plain":
+        return np.dtype(dtype)
+    if encoding not in _HALVES:
+        raise ValueError(f"{encoding} has no dtype of its elements; decode it")
+    return _HALVES[encoding]
+
+
+def round_to(array: NDArray, encoding: Literal["bfloat16", "float16"]) -> NDArray:
+    """A float32 ``array`` rounded to nearest even. Finite elements stay finite: those out of
+    range become the largest finite number of their sign. Infinities and NaN stay what they are."""
+    dtype, largest = _HALVES[encoding], LARGEST[encoding]
+    # NaN fails the comparison too. This costs a third of what looking at every element does.
+    if not -largest <= array.min(initial=0) <= array.max(initial=0) <= largest:
+        array = np.where(np.isinf(array), array, np.clip(array, -largest, largest))
+    return array.astype(dtype)
+
+
+def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
+    """``array``, ``[n]`` finite float32, as ``int8`` bytes.
+
+    The scale of a block is its largest magnitude / 127, so an element is off by half a scale at
+    most. A block whose scale would be subnormal counts as zeros.
+    """
+    raw = np.empty(4 * _blocks(len(array)) + len(array), np.uint8)
+    scales, levels = _int8_parts(raw, len(array))
+    for block, rows in _blockwise(len(array)):
+        values = array[block].reshape(len(scales[rows]), -1)
+        scale = np.maximum(values.max(axis=1), -values.min(axis=1)) / _LEVELS
+        scale[scale < _SMALLEST_NORMAL] = 0
+        scales[rows] = scale
+        scale[scale == 0] = np.inf
+        steps = values / scale[:, np.newaxis]
+        levels[block] = np.rint(steps, out=steps).reshape(-1)
+    return raw
+
+
+def encode_topk(array: npt.NDArray[np.float32], k: int) -> Bytes:
+    """The ``k`` elements of largest magnitude of ``array``, ``[n]`` finite float32, as ``topk``
+    bytes.
+
+    Raises:
+        ValueError: ``k`` is negative or more than half of n.
+    """
+    if not 0 <= k <= len(array) // 2:
+        raise ValueError(f"k is {k}; expected 0 to {len(array) // 2}, half of the elements")
+    raw = np.empty(8 * k, np.uint8)
+    if k:
+        rest = len(array) - k
+        indices = np.sort(np.argpartition(np.abs(array), rest)[rest:])
+        raw[: 4 * k].view("<u4")[:] = indices
+        raw[4 * k :].view("<f4")[:] = array[indices]
+    return raw
+
+
+def decode(encoding: Encoding, raw: Bytes, into: npt.NDArray[np.float32]) -> None:
+    """Puts what ``raw`` stands for into ``into``, ``[n]`` contiguous: ``int8`` or ``topk``.
+
+    Raises:
+        InvalidArgument: ``raw`` is not such an encoding of n elements. ``into`` is then garbage.
+    """
+    wrong = check_nbytes(encoding, len(raw), len(into), "float32")
+    if wrong:
+        raise InvalidArgument(f"{len(raw)} bytes of {len(into)} elements as {encoding}: {wrong}")
+    if encoding == "int8":
+        _decode_int8(raw, into)
+    elif encoding == "topk":
+        _decode_topk(raw, into)
+    else:
+        raise ValueError(f"{encoding} is read through a view of {wire_dtype(encoding, 'float32')}")
+
+
+def _decode_int8(raw: Bytes, into: npt.NDArray[np.float32]) -> None:
+    scales, levels = _int8_parts(raw, len(into))
+    sound = np.isfinite(scales) & (scales >= 0)
+    if not sound.all():
+        first = int(np.argmin(sound))
+        raise InvalidArgument(
+            f"int8: the scale of block {first} is {scales[first]}; expected a finite number of at"
+            " least 0"
+        )
+    for block, rows in _blockwise(len(into)):
+        scale = scales[rows][:, np.newaxis]
+        shape = (len(scale), -1)
+        np.multiply(levels[block].reshape(shape), scale, out=into[block].reshape(shape))
+
+
+def _decode_topk(raw: Bytes, into: npt.NDArray[np.float32]) -> None:
+    half = len(raw) // 2
+    indices, values = raw[:half].view("<u4"), raw[half:].view("<f4")
+    rising = indices[1:] > indices[:-1]
+    if not rising.all():
+        first = int(np.argmin(rising))
+        raise InvalidArgument(
+            f"topk: index {indices[first + 1]} comes after {indices[first]}; expected rising ones"
+        )
+    if len(indices) and indices[-1] >= len(into):
+        raise InvalidArgument(f"topk: index {indices[-1]} is beyond the {len(into)} elements")
+    finite = np.isfinite(values)
+    if not finite.all():
+        first = int(np.argmin(finite))
+        raise InvalidArgument(
+            f"topk: element {indices[first]} is {values[first]}; expected finite ones"
+        )
+    into.fill(0)
+    into[indices] = values
+
+
+def _blocks(length: int) -> int:
+    return -(-length // INT8_BLOCK)
+
+
+def _int8_parts(raw: Bytes, length: int) -> tuple[NDArray, NDArray]:
+    """Views of the scales, ``[blocks]`` float32, and of the elements, ``[length]`` int8."""
+    start = 4 * _blocks(length)
+    return raw[:start].view("<f4"), raw[start:].view(np.int8)
+
+
+def _blockwise(length: int) -> Iterator[tuple[slice, slice]]:
+    """The full blocks, then the last one if it is not full: its elements and its scales."""
+    full = length // INT8_BLOCK
+    if full:
+        yield slice(0, full * INT8_BLOCK), slice(0, full)
+    if length % INT8_BLOCK:
+        yield slice(full * INT8_BLOCK, length), slice(full, full + 1)
