@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pserver.assembly import check_extents
+from pserver.assembly import GRADIENTS, check_extents
 from pserver.requests import PushRequest
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
@@ -26,7 +26,7 @@ def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> No
             f" shard {shard} is at {version}"
         )
     if not request.skipped:
-        check_extents(plan, shard, request.extents)
+        check_extents(plan, shard, request.extents, GRADIENTS)
     elif request.extents:
         raise InvalidArgument(
             f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"

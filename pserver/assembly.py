@@ -6,55 +6,81 @@ The shard uses it for what is pushed, the client for what is pulled.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from psrpc.codec import MAX_CHUNK_BYTES, Piece
+from psrpc.encoding import Encoding, check_nbytes
 from psrpc.errors import InvalidArgument
-from psrpc.plan import Plan
+from psrpc.plan import ArenaPlan, Plan
 
 NDArray = npt.NDArray[Any]
-Extent = tuple[int, int]
-"""Index of an arena in the plan, and how many bytes of it a stream carries."""
+
+Encodings = tuple[Encoding, ...]
+PLAIN: Encodings = ("plain",)
+VALUES: Encodings = ("plain", "bfloat16", "float16")
+GRADIENTS: Encodings = (*VALUES, "int8", "topk")
+"""What parameters may be encoded in, and what gradients."""
+
+
+class Extent(NamedTuple):
+    """An arena (its index in the plan), and how many bytes of it travel in which encoding."""
+
+    arena: int
+    nbytes: int
+    encoding: Encoding
+
+
+def encodable(arena: ArenaPlan) -> bool:
+    """Whether ``arena`` may travel in another form than its own elements."""
+    return arena.dtype == "float32" and arena.role == "trainable"
 
 
 def shard_extents(plan: Plan, shard: int) -> list[Extent]:
-    """What a stream about ``shard`` announces: its whole part of every arena, in plan order."""
+    """``shard``'s whole part of every arena, plain, in plan order."""
     return [
-        (index, arena.shard_length(shard) * arena.itemsize)
+        Extent(index, arena.shard_length(shard) * arena.itemsize, "plain")
         for index, arena in enumerate(plan.arenas)
     ]
 
 
-def check_extents(plan: Plan, shard: int, extents: Sequence[Extent]) -> None:
+def check_extents(
+    plan: Plan, shard: int, extents: Sequence[Extent], allowed: Encodings
+) -> None:
     """Compares what a header announces with the plan; call it before anything is allocated.
 
     Raises:
-        InvalidArgument: an arena is unknown, missing, announced twice or of another length.
+        InvalidArgument: an arena is unknown, missing, announced twice, of another length, or in
+            an encoding that is not ``allowed`` for it.
     """
-    expected = dict(shard_extents(plan, shard))
     announced: set[int] = set()
-    for index, nbytes in extents:
-        if index not in expected:
+    for index, nbytes, encoding in extents:
+        if index >= len(plan.arenas):
             raise InvalidArgument(
-                f"the stream announces arena {index}; the plan has {len(expected)} arenas"
+                f"the stream announces arena {index}; the plan has {len(plan.arenas)} arenas"
             )
-        name = plan.arenas[index].name
+        arena = plan.arenas[index]
         if index in announced:
-            raise InvalidArgument(f"the stream announces arena {name} twice; expected once")
+            raise InvalidArgument(f"the stream announces arena {arena.name} twice; expected once")
         announced.add(index)
-        if nbytes != expected[index]:
+        if encoding not in (allowed if encodable(arena) else PLAIN):
             raise InvalidArgument(
-                f"the stream announces {nbytes} bytes of arena {name};"
-                f" expected {expected[index]} on shard {shard}"
+                f"the stream announces arena {arena.name} as {encoding}; expected"
+                f" {' or '.join(allowed if encodable(arena) else PLAIN)}"
             )
-    for index in expected:
+        wrong = check_nbytes(encoding, nbytes, arena.shard_length(shard), arena.dtype)
+        if wrong:
+            raise InvalidArgument(
+                f"the stream announces {nbytes} bytes of arena {arena.name} as {encoding};"
+                f" {wrong} on shard {shard}"
+            )
+    for index, arena in enumerate(plan.arenas):
         if index not in announced:
             raise InvalidArgument(
-                f"the stream does not announce arena {plan.arenas[index].name}; expected"
-                f" {expected[index]} bytes of it"
+                f"the stream does not announce arena {arena.name}; expected"
+                f" {arena.shard_length(shard)} elements of it"
             )
 
 
@@ -64,12 +90,16 @@ class Assembly:
     def __init__(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
         """Args:
         extents: as announced; they have passed :func:`check_extents`.
-        into: arena name -> contiguous ``[shard length]`` array that receives the data.
+        into: arena name -> contiguous array of the announced bytes that receives them; chunks
+            hold whole elements of it.
         """
         self._plan = plan
-        self._awaited = [extent for extent in extents if extent[1]]
-        self._targets = {index: into[plan.arenas[index].name] for index, _ in self._awaited}
-        assert all(target.flags.c_contiguous for target in self._targets.values())
+        self._awaited = [extent for extent in extents if extent.nbytes]
+        self._targets = {e.arena: into[plan.arenas[e.arena].name] for e in self._awaited}
+        for extent in self._awaited:
+            target = self._targets[extent.arena]
+            assert target.flags.c_contiguous
+            assert target.nbytes == extent.nbytes
         self._at = 0
         self._offset = 0
 
@@ -85,8 +115,9 @@ class Assembly:
                 f"the stream goes on after its last announced byte: {len(piece.data)} bytes"
                 f" of arena {piece.arena} at offset {piece.offset}; expected its end"
             )
-        index, nbytes = self._awaited[self._at]
+        index, nbytes, _ = self._awaited[self._at]
         arena = self._plan.arenas[index]
+        itemsize = self._targets[index].itemsize
         if piece.arena != index:
             raise InvalidArgument(
                 f"a chunk is of arena {piece.arena}; expected arena {index} ({arena.name})"
@@ -103,10 +134,10 @@ class Assembly:
                 f"a chunk of arena {arena.name} has {length} bytes; expected at most the"
                 f" {left} that are left"
             )
-        if not 0 < length <= MAX_CHUNK_BYTES or length % arena.itemsize:
+        if not 0 < length <= MAX_CHUNK_BYTES or length % itemsize:
             raise InvalidArgument(
                 f"a chunk of arena {arena.name} has {length} bytes; expected 1 to"
-                f" {MAX_CHUNK_BYTES}, in whole elements of {arena.itemsize}"
+                f" {MAX_CHUNK_BYTES}, in whole elements of {itemsize}"
             )
         # numpy lets go of the interpreter lock while it copies; a memoryview would not.
         target = self._targets[index].view(np.uint8)
@@ -133,7 +164,7 @@ class Assembly:
             InvalidArgument: something announced did not come.
         """
         if self._at < len(self._awaited):
-            index, nbytes = self._awaited[self._at]
+            index, nbytes, _ = self._awaited[self._at]
             raise InvalidArgument(
                 f"the stream ended at byte {self._offset} of arena"
                 f" {self._plan.arenas[index].name}; expected {nbytes}"

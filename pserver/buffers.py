@@ -13,10 +13,29 @@ import numpy.typing as npt
 from psrpc.errors import NotReady
 from psrpc.plan import Plan, aligned_empty
 
-Buffers = dict[str, npt.NDArray[Any]]
-"""Arena name -> aligned ``[shard length]`` array."""
+NDArray = npt.NDArray[Any]
 
 _GENEROUS_BYTES = 16 << 20
+
+
+class Buffers:
+    """Memory for one push.
+
+    Attributes:
+        arrays: arena name -> aligned ``[shard length]`` array in the arena's dtype.
+    """
+
+    def __init__(self, arrays: dict[str, NDArray]) -> None:
+        self.arrays = arrays
+        self._raw: dict[str, NDArray] = {}
+
+    def raw(self, name: str, nbytes: int) -> NDArray:
+        """``[nbytes] uint8`` beside the array of arena ``name``, for what has to be decoded into
+        it. Made when first needed."""
+        found = self._raw.get(name)
+        if found is None or len(found) < nbytes:
+            found = self._raw[name] = aligned_empty(nbytes, "uint8")
+        return found[:nbytes]
 
 
 @dataclass(slots=True)
@@ -64,7 +83,7 @@ class BufferPool:
             if self._free:
                 return self._free.pop()
             self._made += 1
-        return {name: aligned_empty(length, dtype) for name, length, dtype in self._arenas}
+        return Buffers({name: aligned_empty(length, dtype) for name, length, dtype in self._arenas})
 
     @contextmanager
     def loan(self, timeout_s: float) -> Iterator[Loan]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -11,16 +11,27 @@ from typing import Any, TypeVar
 import grpc
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import Message
 
 from pserver import wire
-from pserver.assembly import Assembly, check_extents, shard_extents
+from pserver.assembly import (
+    GRADIENTS,
+    VALUES,
+    Assembly,
+    Extent,
+    check_extents,
+    encodable,
+    shard_extents,
+)
 from pserver.requests import PushResult
 from pserver.retry import RetryPolicy, persist
+from pserver.session import Session
+from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.channel import open_channel
-from psrpc.codec import MAX_CHUNK_BYTES, encode_stream
-from psrpc.errors import InvalidArgument
+from psrpc.codec import encode_stream
+from psrpc.encoding import Encoding, Gradient, plain
+from psrpc.errors import DeadlinePassed, InvalidArgument, SegmentLost, Unreachable
+from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -28,9 +39,12 @@ from psrpc.v1 import types_pb2 as types
 
 __all__ = ["PullInfo", "Push", "PushResult", "RetryPolicy", "ShardClient", "Source"]
 
+log = get_logger()
+
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]
-"""Arena name -> the worker's flat array ``[arena length]`` of it, whole, contiguous."""
+"""Arena name -> the worker's flat array ``[arena length]`` of it, whole, contiguous. Where values
+are received, its dtype is what they travel in: the arena's own, bfloat16 or float16."""
 
 Source = int | str | None
 """What to pull: None is the newest values, a number that round's, a string a kept snapshot's."""
@@ -40,9 +54,6 @@ DEADLINE_S = 60.0
 
 STATUS_S = 5.0
 
-_SINGLE = (wire.SINGLE,)
-
-Header = TypeVar("Header", bound=Message)
 Result = TypeVar("Result")
 
 
@@ -56,24 +67,30 @@ class PullInfo:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A gradient to push. ``gradients`` is None when it was not finite: recorded as skipped."""
+    """A gradient to push: the shard's part of every arena.
+
+    ``gradients`` is None when it was not finite: recorded as skipped.
+    """
 
     worker: str
     batch: BatchId
     attempt: int
     base_version: int
-    gradients: Arrays | None
+    gradients: Gradient | None
 
 
 class ShardClient:
-    """One worker's connection to one shard. Thread-safe.
+    """One worker's connection to one shard. Thread-safe, one exchange at a time.
 
-    Arrays are the worker's whole arenas; this client reads and writes its shard's part of them, so
-    the clients of all shards work side by side on the same arrays. Every call has a deadline, is
-    safe to repeat and is repeated, within the budget of ``retry``, while the shard does not answer
-    or waits for something. Errors are the classes that the shard raised; when the budget is used
-    up, ``ShardUnreachable`` or, if the shard answered that it waits, ``NotReady``. After an error
-    the shard's part of ``into`` may hold anything.
+    Parameters are received into the shard's part of the worker's whole arenas, so the clients of
+    all shards work side by side on the same arrays. Every call has a deadline, is safe to repeat
+    and is repeated, within the budget of ``retry``, while the shard does not answer or waits for
+    something. Errors are the classes that the shard raised; when the budget is used up,
+    ``ShardUnreachable`` or, if the shard answered that it waits, ``NotReady``. After an error the
+    shard's part of ``into`` may hold anything.
+
+    With a ``workspace`` that is shared memory, and a shard that can attach it, tensors stay there.
+    An exchange that is not answered then raises ``SegmentLost``: the shard may still be at it.
     """
 
     def __init__(
@@ -83,13 +100,17 @@ class ShardClient:
         plan: Plan,
         shard: int,
         *,
+        workspace: Workspace | None = None,
         retry: RetryPolicy | None = None,
+        deadline_s: float = DEADLINE_S,
         stop: threading.Event | None = None,
         announce: Callable[[str], object] = lambda _reason: None,
     ) -> None:
         """Args:
         address: HOST:PORT; nothing is connected before the first call.
         incarnation: the shard's, as the coordinator told it.
+        workspace: where gradients are put and parameters received, if it is shared memory.
+        deadline_s: of one try of an exchange; it may last up to twice as long.
         stop: set from elsewhere, it ends the repetition of calls.
         announce: hears why a call has to be repeated.
         """
@@ -97,24 +118,20 @@ class ShardClient:
         self._incarnation = incarnation
         self._plan = plan
         self._shard = shard
+        self._workspace = workspace
         self._retry = retry or RetryPolicy()
+        self._deadline_s = deadline_s
+        self._patience_ms = int(deadline_s * 900)
         self._stop = stop or threading.Event()
         self.announce = announce
-        self._extents = shard_extents(plan, shard)
-        self._extent_messages = wire.to_extents(self._extents)
-        # See pserver.handlers: a quicker way to the same where one message holds everything.
-        self._one_message = sum(-(-n // MAX_CHUNK_BYTES) for _, n in self._extents) <= 1
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._refusal = ""
         self._channel = open_channel(address)
         path = f"/{wire.SERVICE}/"
-        result, made = pb.PushGradientsResponse.FromString, pb.InitializeResponse.FromString
+        made = pb.InitializeResponse.FromString
         channel: Any = self._channel  # the stubs want serializers; bytes need none
         self._initialize = channel.stream_unary(path + "Initialize", response_deserializer=made)
-        self._pull = channel.unary_stream(path + "Pull", pb.PullRequest.SerializeToString)
-        self._pull_one = channel.unary_unary(path + "Pull", pb.PullRequest.SerializeToString)
-        self._push = channel.stream_unary(path + "PushGradients", response_deserializer=result)
-        self._push_one = channel.unary_unary(path + "PushGradients", response_deserializer=result)
-        self._push_pull = channel.stream_stream(path + "PushPull")
-        self._push_pull_one = channel.unary_unary(path + "PushPull")
         self._get_status = channel.unary_unary(
             path + "GetStatus",
             pb.GetStatusRequest.SerializeToString,
@@ -132,8 +149,16 @@ class ShardClient:
     ) -> None:
         self.close()
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the tensors of the last exchange could stay in shared memory."""
+        return self._session is not None and self._session.attached
+
     def close(self) -> None:
         """Closes the connection; calls in flight fail."""
+        session = self._session
+        if session is not None:
+            session.close()
         self._channel.close()
 
     def fence(self, generation: int, policy: int) -> types.Fence:
@@ -145,15 +170,20 @@ class ShardClient:
             shard_incarnation=self._incarnation,
         )
 
-    def initialize(
-        self, fence: types.Fence, values: Arrays, deadline_s: float = DEADLINE_S
-    ) -> bool:
+    def initialize(self, fence: types.Fence, values: Arrays) -> bool:
         """Sets all parameters and state; False when the shard had been initialized before."""
-        header = pb.InitializeHeader(fence=fence, extents=self._extent_messages)
+        extents = shard_extents(self._plan, self._shard)
+        header = pb.InitializeHeader(fence=fence, extents=wire.to_extents(extents))
+        mine = {name: plain(part) for name, part in self._mine(values).items()}
+        parts = wire.gradient_parts(self._plan, mine)
 
         def call() -> bool:
-            messages = encode_stream(header, self._parts(values))
-            response: pb.InitializeResponse = self._initialize(messages, timeout=deadline_s)
+            try:
+                response: pb.InitializeResponse = self._initialize(
+                    encode_stream(header, parts), timeout=self._deadline_s
+                )
+            except grpc.RpcError as error:
+                raise error_from_rpc(error, self.peer) from None
             return not response.already
 
         return self._persist(call)
@@ -165,7 +195,6 @@ class ShardClient:
         source: Source,
         into: Arrays,
         decision: types.Decision | None = None,
-        deadline_s: float = DEADLINE_S,
     ) -> PullInfo:
         """Reads the shard's part of every arena into ``into``.
 
@@ -183,18 +212,10 @@ class ShardClient:
             request.round = source
         else:
             request.snapshot = source
+        answer = self._exchange(pb.ExchangeHeader(pull=request), None, into)
+        return PullInfo(answer.pull.version, answer.pull.generation)
 
-        def call() -> PullInfo:
-            answer = (
-                iter((self._pull_one(request, timeout=deadline_s, metadata=_SINGLE),))
-                if self._one_message
-                else self._pull(request, timeout=deadline_s)
-            )
-            return self._receive(answer, pb.PullHeader, lambda header: header, into)[1]
-
-        return self._persist(call)
-
-    def push(self, fence: types.Fence, push: Push, deadline_s: float = DEADLINE_S) -> PushResult:
+    def push(self, fence: types.Fence, push: Push) -> PushResult:
         """Async: applies a gradient. Sync: stages it until its round is decided.
 
         Raises:
@@ -202,34 +223,19 @@ class ShardClient:
             StaleGeneration: get the cluster again.
             ResourceExhausted: two attempts of the micro-batch are staged already.
         """
-
-        def call() -> PushResult:
-            messages = self._push_messages(fence, push)
-            response: pb.PushGradientsResponse = (
-                self._push_one(next(messages), timeout=deadline_s, metadata=_SINGLE)
-                if self._one_message or push.gradients is None
-                else self._push(messages, timeout=deadline_s)
-            )
-            return wire.from_push_result(response.result)
-
-        return self._persist(call)
+        header = pb.ExchangeHeader(push=self._push_header(fence, push))
+        return wire.from_push_result(self._exchange(header, push.gradients, None).push)
 
     def push_pull(
-        self, fence: types.Fence, push: Push, into: Arrays, deadline_s: float = DEADLINE_S
+        self, fence: types.Fence, push: Push, into: Arrays
     ) -> tuple[PushResult, PullInfo]:
-        """Async: :meth:`push` and :meth:`pull` of the newest values in one call."""
-
-        def call() -> tuple[PushResult, PullInfo]:
-            messages = self._push_messages(fence, push)
-            answer = (
-                iter((self._push_pull_one(next(messages), timeout=deadline_s, metadata=_SINGLE),))
-                if self._one_message
-                else self._push_pull(messages, timeout=deadline_s)
-            )
-            header, info = self._receive(answer, pb.PushPullHeader, lambda both: both.pull, into)
-            return wire.from_push_result(header.push), info
-
-        return self._persist(call)
+        """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange."""
+        header = pb.ExchangeHeader(
+            push=self._push_header(fence, push), pull=pb.PullRequest(newest=True)
+        )
+        answer = self._exchange(header, push.gradients, into)
+        info = PullInfo(answer.pull.version, answer.pull.generation)
+        return wire.from_push_result(answer.push), info
 
     def get_status(self) -> pb.GetStatusResponse:
         """The shard's figures; one try."""
@@ -240,55 +246,161 @@ class ShardClient:
             raise error_from_rpc(error, self.peer) from None
 
     def _persist(self, call: Callable[[], Result]) -> Result:
-        def typed() -> Result:
-            try:
-                return call()
-            except grpc.RpcError as error:
-                raise error_from_rpc(error, self.peer) from None
+        return persist(call, self.peer, self._retry, stop=self._stop, announce=self.announce)
 
-        return persist(typed, self.peer, self._retry, stop=self._stop, announce=self.announce)
-
-    def _push_messages(self, fence: types.Fence, push: Push) -> Iterator[bytes]:
-        skipped = push.gradients is None
-        header = pb.PushHeader(
+    def _push_header(self, fence: types.Fence, push: Push) -> pb.PushHeader:
+        extents = wire.gradient_extents(self._plan, push.gradients) if push.gradients else []
+        if extents:
+            check_extents(self._plan, self._shard, extents, GRADIENTS)
+        return pb.PushHeader(
             fence=fence,
             worker=push.worker,
             batch=wire.to_batch(push.batch),
             attempt=push.attempt,
             base_version=push.base_version,
             examples=push.batch.count,
-            skipped=skipped,
-            extents=() if skipped else self._extent_messages,
+            skipped=push.gradients is None,
+            extents=wire.to_extents(extents),
         )
-        return encode_stream(header, [] if push.gradients is None else self._parts(push.gradients))
 
-    def _receive(
+    # -- one exchange ------------------------------------------------------------------------
+
+    def _exchange(
+        self, header: pb.ExchangeHeader, gradient: Gradient | None, into: Arrays | None
+    ) -> pb.ExchangeAnswer:
+        header.patience_ms = self._patience_ms
+        mine = None
+        if into is not None:
+            mine = self._mine(into)
+            header.pull.encoding = wire.to_encoding(self._encoding(mine))
+
+        def call() -> pb.ExchangeAnswer:
+            with self._lock:
+                try:
+                    session = self._standing()
+                    return self._carry_out(session, header, gradient, mine)
+                except grpc.RpcError as error:
+                    raise self._lost(error_from_rpc(error, self.peer)) from None
+                except Unreachable as error:
+                    raise self._lost(error) from None
+                except BaseException:
+                    self._end_session()
+                    raise
+
+        return self._persist(call)
+
+    def _carry_out(
         self,
-        messages: Iterator[bytes],
-        header: type[Header],
-        pull_header: Callable[[Header], pb.PullHeader],
-        into: Arrays,
-    ) -> tuple[Header, PullInfo]:
-        """Takes an answer that carries all arenas, straight to their place in ``into``."""
+        session: Session,
+        header: pb.ExchangeHeader,
+        gradient: Gradient | None,
+        mine: dict[str, NDArray] | None,
+    ) -> pb.ExchangeAnswer:
+        del header.push_at[:], header.pull_at[:]
+        parts: Sequence[tuple[int, memoryview]] = ()
+        if session.attached and gradient is not None:
+            header.push_at.extend(self._leave(gradient))
+        elif gradient is not None:
+            parts = wire.gradient_parts(self._plan, gradient)
+        if session.attached and mine is not None:
+            header.pull_at.extend(self._places(mine))
+        answer, pieces = session.exchange(header, parts)
         try:
-            found, pieces = wire.read_stream(messages, header)
-            pulled = pull_header(found)
-            extents = wire.from_extents(pulled.extents)
-            check_extents(self._plan, self._shard, extents)
-            Assembly(self._plan, extents, self._mine(into)).accept_all(pieces)
+            if mine is not None:
+                extents = wire.from_extents(answer.pull.extents)
+                self._check(extents, mine)
+                if not header.pull_at:
+                    Assembly(self._plan, extents, mine).accept_all(pieces)
         except InvalidArgument as error:
-            if isinstance(messages, grpc.Call):
-                messages.cancel()  # type: ignore[no-untyped-call]  # grpc's
             raise InvalidArgument(f"{self.peer} answered what cannot be used: {error}") from None
-        return found, PullInfo(pulled.version, pulled.generation)
+        return answer
 
-    def _parts(self, arrays: Arrays) -> list[tuple[int, memoryview]]:
-        mine = self._mine(arrays)
-        return [
-            (index, mine[self._plan.arenas[index].name].view(np.uint8).data)
-            for index, nbytes in self._extents
-            if nbytes
-        ]
+    def _leave(self, gradient: Gradient) -> list[int]:
+        """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""
+        workspace = self._workspace
+        assert workspace is not None
+        assert workspace.segment is not None
+        places = []
+        for arena in self._plan.arenas:
+            box = workspace.outbox[self._shard][arena.name]
+            at = 0
+            for part in gradient[arena.name].parts:
+                np.copyto(box[at : at + part.nbytes], part.view(np.uint8))
+                at += part.nbytes
+            place = workspace.segment.offset_of(box)
+            assert place is not None
+            places.append(place)
+        return places
+
+    def _places(self, mine: dict[str, NDArray]) -> list[int]:
+        """Where the values are to be put in shared memory; empty if that is elsewhere."""
+        assert self._workspace is not None
+        segment = self._workspace.segment
+        assert segment is not None
+        places = []
+        for arena in self._plan.arenas:
+            place = segment.offset_of(mine[arena.name])
+            if place is None:
+                return []
+            places.append(place)
+        return places
+
+    def _check(self, extents: Sequence[Extent], mine: dict[str, NDArray]) -> None:
+        check_extents(self._plan, self._shard, extents, VALUES)
+        for extent in extents:
+            name = self._plan.arenas[extent.arena].name
+            if extent.nbytes != mine[name].nbytes:
+                raise InvalidArgument(f"arena {name} came as {extent.encoding}")
+
+    # -- the standing call -------------------------------------------------------------------
+
+    def _standing(self) -> Session:
+        session = self._session
+        if session is not None and not session.aged:
+            return session
+        self._end_session()
+        session = self._session = Session(self._channel, self.peer, self._deadline_s)
+        if self._workspace is not None and self._workspace.segment is not None:
+            self._attach(session, self._workspace)
+        return session
+
+    def _attach(self, session: Session, workspace: Workspace) -> None:
+        segment = workspace.segment
+        assert segment is not None
+        offer = segment.offer(self._shard)
+        attach = pb.Attach(
+            pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
+        )
+        answer, _ = session.exchange(pb.ExchangeHeader(attach=attach), ())
+        refusal = answer.attached.refusal
+        if not refusal and not segment.proven(offer.slot, answer.attached.proof):
+            refusal = "its proof is not in the segment"
+        session.attached = not refusal
+        if refusal and refusal != self._refusal:
+            log.info("no shared memory; tensors go over the network", peer=self.peer, why=refusal)
+        self._refusal = refusal
+
+    def _lost(self, error: Exception) -> Exception:
+        """What it means that an exchange ended with ``error``."""
+        attached = self._session is not None and self._session.attached
+        self._end_session()
+        if attached and isinstance(error, Unreachable | DeadlinePassed):
+            # Only an answer says that the shard uses the segment no more.
+            return SegmentLost(f"no answer to an exchange through shared memory: {error}")
+        return error
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
+        """What the arenas that may be encoded are received in."""
+        for arena in self._plan.arenas:
+            if encodable(arena):
+                name: Any = mine[arena.name].dtype.name
+                return "plain" if name == arena.dtype else name
+        return "plain"
 
     def _mine(self, arrays: Arrays) -> dict[str, NDArray]:
         """The shard's part of every arena, as views.
@@ -299,7 +411,8 @@ class ShardClient:
         mine = {}
         for arena in self._plan.arenas:
             array = arrays[arena.name]
-            if array.shape != (arena.length,) or array.dtype != arena.dtype:
+            names = (arena.dtype, *VALUES) if encodable(arena) else (arena.dtype,)
+            if array.shape != (arena.length,) or array.dtype.name not in names:
                 raise InvalidArgument(
                     f"the array for arena {arena.name} is {array.dtype}{list(array.shape)};"
                     f" expected {arena.dtype}[{arena.length}]"

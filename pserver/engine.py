@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from pserver.admission import check_push
 from pserver.applied import AppliedSet
-from pserver.assembly import Assembly, Extent, check_extents
-from pserver.buffers import BufferPool, Loan, pool_size
+from pserver.arrival import Arrival, Arrived, arriving
+from pserver.assembly import PLAIN, check_extents
+from pserver.buffers import BufferPool, pool_size
 from pserver.counters import Counters, ShardReport
 from pserver.fence import Fence, ShardIdentity, admit
 from pserver.parameters import Parameters
@@ -29,7 +30,7 @@ from pserver.requests import (
 from pserver.shelf import SnapshotShelf, SnapshotSink
 from pserver.staging import Missing, Staged, Staging, weighted_mean
 from pserver.updates.engine import Slots, UpdateEngine
-from psrpc.codec import Piece
+from psrpc.encoding import Encoding
 from psrpc.errors import (
     InvalidArgument,
     JobFailed,
@@ -81,59 +82,58 @@ class ShardEngine:
             self._held.restore(values, slots, applied, version)
 
     def initialize(
-        self, request: InitializeRequest, pieces: Iterable[Piece], timeout_s: float
+        self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
         """Sets all values, once. Returns the version and whether the shard had some already."""
         with self._changed:
             self._admit(request.fence)
-        check_extents(self.plan, self.identity.shard, request.extents)
-        with self._arriving(request.extents, pieces, timeout_s) as loan, self._changed:
+        check_extents(self.plan, self.identity.shard, request.extents, PLAIN)
+        extents = request.extents
+        arriving_values = arriving(arrival, self.plan, extents, self._pool, timeout_s, staged=False)
+        with arriving_values as arrived, self._changed:
             self._admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
-            self._held.initialize(loan.buffers)
+            self._held.initialize(arrived.arrays)
             self._changed.notify_all()
             return self._held.version, False
 
     # -- gradients come in -------------------------------------------------------------------
 
-    def push(self, request: PushRequest, pieces: Iterable[Piece], timeout_s: float) -> PushResult:
+    def push(self, request: PushRequest, arrival: Arrival, timeout_s: float) -> PushResult:
         """Async: applies the gradient; sync: stages it. A repeated push changes nothing.
 
         Args:
-            pieces: the stream after its header; read to its end before anything is changed.
+            arrival: read to its end before anything is changed.
             timeout_s: how long to wait for a buffer.
         """
-        return self._push(request, pieces, timeout_s, pull=False)[0]
+        return self._push(request, arrival, timeout_s, None)[0]
 
     def push_pull(
-        self, request: PushRequest, pieces: Iterable[Piece], timeout_s: float
+        self, request: PushRequest, arrival: Arrival, timeout_s: float, encoding: Encoding
     ) -> tuple[PushResult, Values]:
         """:meth:`push` and the newest values, with nothing in between. Async only."""
         if self.identity.mode != "async":
             raise InvalidArgument(
-                "PushPull is for async jobs and this one is sync; use PushGradients and Pull"
+                "a pull with a push is for async jobs and this one is sync; pull the next round"
             )
-        result, values = self._push(request, pieces, timeout_s, pull=True)
+        result, values = self._push(request, arrival, timeout_s, encoding)
         assert values is not None
         return result, values
 
     def _push(
-        self, request: PushRequest, pieces: Iterable[Piece], timeout_s: float, *, pull: bool
+        self, request: PushRequest, arrival: Arrival, timeout_s: float, pull: Encoding | None
     ) -> tuple[PushResult, Values | None]:
         self._check(request)
-        if request.skipped:
-            for piece in pieces:
-                raise InvalidArgument(
-                    f"a skipped push of {request.batch} carries {len(piece.data)} bytes;"
-                    " expected none"
-                )
-            with self._changed:
-                result = self._accept(request, None)
-                return result, self._held.values() if pull else None
-        with self._arriving(request.extents, pieces, timeout_s) as loan, self._changed:
-            result = self._accept(request, loan)
-            return result, self._held.values() if pull else None
+        staged = self.identity.mode == "sync"
+        extents = request.extents
+        arriving_gradient = arriving(
+            arrival, self.plan, extents, self._pool, timeout_s, staged=staged
+        )
+        # A skipped push announces nothing, and nothing may arrive.
+        with arriving_gradient as arrived, self._changed:
+            result = self._accept(request, None if request.skipped else arrived)
+            return result, None if pull is None else self._held.values(pull)
 
     def _check(self, request: PushRequest) -> None:
         """All that can be said of a push before its data; refuses before anything is allocated."""
@@ -143,38 +143,42 @@ class ShardEngine:
             version = self._held.version
         check_push(request, self.plan, self.identity.shard, version)
 
-    def _accept(self, request: PushRequest, loan: Loan | None) -> PushResult:
+    def _accept(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
         self._admit(request.fence)
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
             return PushResult("already_applied", self._held.version)
         if self.identity.mode == "sync":
-            return self._stage(request, loan)
-        if loan is None:
+            return self._stage(request, arrived)
+        if arrived is None:
             self._held.applied.add(request.batch, skipped=True)
             self._counters.skipped += 1
             return PushResult("skipped", self._held.version)
         staleness = self._held.version - request.base_version
-        self._held.update(loan.buffers)
+        self._held.update(arrived.arrays)
         self._held.applied.add(request.batch)
         self._counters.count_applied(staleness)
         return PushResult("applied", self._held.version, staleness)
 
-    def _stage(self, request: PushRequest, loan: Loan | None) -> PushResult:
+    def _stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
         if request.base_version < self._held.version:
             raise RoundPassed(
                 f"a push of {request.batch} is for round {request.base_version};"
                 f" shard {self.identity.shard} is at round {self._held.version}"
             )
         if self._staging.admit(request.attempt):
-            gradients = None
-            if loan is not None:
-                loan.keep = True
-                gradients = loan.buffers
-            self._staging.stage(request.attempt, Staged(request.examples, gradients))
+            self._staging.stage(request.attempt, self._staged(request.examples, arrived))
             self._counters.staged += 1
         return PushResult("staged", self._held.version)
+
+    def _staged(self, examples: int, arrived: Arrived | None) -> Staged:
+        if arrived is None:
+            return Staged(examples, None)
+        loan = arrived.loan
+        assert loan is not None, "what is staged lies in our own memory"
+        loan.keep = True
+        return Staged(examples, arrived.arrays, lambda: self._pool.release(loan.buffers))
 
     def decide(self, decision: Decision) -> None:
         """Applies a decided round, once: a round that was applied before changes nothing.
@@ -215,8 +219,7 @@ class ShardEngine:
             else:
                 self._counters.count_applied(0)
         for dropped in self._staging.clear():
-            if dropped.gradients is not None:
-                self._pool.release(dropped.gradients)
+            dropped.release()
         for order in decision.snapshots:
             self._shelf.take(order, self._held)
         self._changed.notify_all()
@@ -228,13 +231,18 @@ class ShardEngine:
         with self._changed:
             self._admit(request.fence)
             if isinstance(request.source, str):
+                if request.encoding != "plain":
+                    raise InvalidArgument(
+                        f"snapshot {request.source!r} was asked for as {request.encoding};"
+                        " snapshots are kept plain"
+                    )
                 return self._shelf.get(request.source)
             self._need_values()
             if request.decision is not None:
                 self._decide(request.decision)
             if request.source is not None:
                 self._await_round(request.source, timeout_s)
-            return self._held.values()
+            return self._held.values(request.encoding)
 
     def _await_round(self, wanted: int, timeout_s: float) -> None:
         if self.identity.mode != "sync":
@@ -265,16 +273,19 @@ class ShardEngine:
     # -- what it is doing --------------------------------------------------------------------
 
     def report(self) -> ShardReport:
-        """The figures of this moment."""
-        with self._changed:
-            return ShardReport(
-                version=self._held.version,
-                initialized=self._held.initialized,
-                nbytes=self.plan.shard_nbytes(self.identity.shard),
-                counters=replace(self._counters, staleness=self._counters.staleness_counts()),
-                staged_now=len(self._staging),
-                waiting_for=self._waiting_for(),
-            )
+        """The figures of this moment.
+
+        Without the lock, and so maybe of two moments: whoever asks how the shard is doing must
+        not wait for the update of a gigabyte.
+        """
+        return ShardReport(
+            version=self._held.version,
+            initialized=self._held.initialized,
+            nbytes=self.plan.shard_nbytes(self.identity.shard),
+            counters=replace(self._counters, staleness=self._counters.staleness_counts()),
+            staged_now=len(self._staging),
+            waiting_for=self._waiting_for(),
+        )
 
     def applied(self) -> AppliedSet:
         """A copy of the applied-set."""
@@ -324,12 +335,3 @@ class ShardEngine:
             f"the decision of round {self._held.version}; it holds"
             f" {self._staging.micro_batches} of {self.identity.replicas} micro-batches"
         )
-
-    @contextmanager
-    def _arriving(
-        self, extents: Sequence[Extent], pieces: Iterable[Piece], timeout_s: float
-    ) -> Iterator[Loan]:
-        """Buffers that a stream has filled, to its end."""
-        with self._pool.loan(timeout_s) as loan:
-            Assembly(self.plan, extents, loan.buffers).accept_all(pieces)
-            yield loan

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pserver.applied import AppliedSet
 from pserver.requests import Snapshot, Values
 from pserver.updates.engine import Slots, UpdateEngine
+from psrpc.encoding import Encoding
 
 NDArray = npt.NDArray[Any]
 
@@ -24,7 +25,7 @@ class Parameters:
         self._generation = generation
         # Readers of one version share its values. A reference of our own would keep them alive
         # and make the next update copy.
-        self._current: weakref.ref[Values] | None = None
+        self._current: dict[Encoding, weakref.ref[Values]] = {}
         self.version = 0
         self.initialized = False
         self.applied = AppliedSet()
@@ -53,18 +54,20 @@ class Parameters:
 
     def update(self, gradients: Mapping[str, NDArray] | None) -> None:
         """One update; None is a round whose gradients were all skipped."""
-        self._current = None
+        self._current.clear()
         if gradients is not None:
             with self._fatal():
                 self._updates.apply(gradients)
         self.version += 1
 
-    def values(self) -> Values:
+    def values(self, encoding: Encoding = "plain") -> Values:
         """The present values, shared with whoever else reads this version."""
-        values = self._current() if self._current is not None else None
+        known = self._current.get(encoding)
+        values = known() if known is not None else None
         if values is None:
-            values = Values(self.version, self._generation, self._updates.snapshot())
-            self._current = weakref.ref(values)
+            arrays = self._updates.snapshot(*([] if encoding == "plain" else [encoding]))
+            values = Values(self.version, self._generation, arrays, encoding)
+            self._current[encoding] = weakref.ref(values)
         return values
 
     def snapshot(self) -> Snapshot:

@@ -14,6 +14,7 @@ from pserver.fence import Fence
 from pserver.staging import Attempt
 from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
+from psrpc.encoding import Encoding
 
 NDArray = npt.NDArray[Any]
 Outcome = Literal["applied", "already_applied", "staged", "skipped"]
@@ -29,7 +30,7 @@ class InitializeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """The header of ``PushGradients`` and ``PushPull``."""
+    """The header of a push."""
 
     fence: Fence
     worker: str
@@ -83,15 +84,20 @@ class PullRequest:
     worker: str
     source: int | str | None
     decision: Decision | None = None
+    encoding: Encoding = "plain"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Values:
-    """All arenas of a shard at one version, ``[shard length]`` each, read-only."""
+    """All arenas of a shard at one version, ``[shard length]`` each, read-only.
+
+    ``encoding`` is that of the arenas which may have one (see ``assembly.encodable``).
+    """
 
     version: int
     generation: int
     arrays: Mapping[str, NDArray]
+    encoding: Encoding = "plain"
 
 
 @dataclass(frozen=True, slots=True)

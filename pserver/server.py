@@ -8,15 +8,15 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pserver.engine import ShardEngine
-from pserver.handlers import Handlers
+from pserver.handlers import handlers
 from pserver.servicer import ParameterServerServicer
 from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
 from psrpc.interceptor import ErrorInterceptor
 
-THREADS = 128
-"""Calls that are served at once; threads are made when needed. Waiting for a round takes one."""
+THREADS = 512
+"""Calls that are served at once; threads are made when needed. Each worker keeps one busy."""
 
 
 class ShardServer:
@@ -31,14 +31,15 @@ class ShardServer:
         self._address = address
         self._engine: ShardEngine | None = None
         self._server: grpc.Server | None = None
+        self._servicer: ParameterServerServicer | None = None
         self._health = health.HealthServicer()
         self.port = 0
 
     def start(self) -> int:
         """Listens; returns the port. Raises PortInUse."""
         server = make_server(THREADS, [ErrorInterceptor()])
-        servicer = ParameterServerServicer(self._engine_or_refuse)
-        server.add_generic_rpc_handlers((Handlers(servicer),))
+        servicer = self._servicer = ParameterServerServicer(self._engine_or_refuse)
+        server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.port = bind(server, self._address)
@@ -56,8 +57,11 @@ class ShardServer:
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         if self._engine is not None:
             self._engine.close()
-        if self._server is not None:
-            self._server.stop(grace_s).wait()
+        if self._server is not None and self._servicer is not None:
+            stopped = self._server.stop(grace_s)
+            # After that, so that no new conversation begins.
+            self._servicer.close()
+            stopped.wait()
 
     def __enter__(self) -> ShardServer:
         self.start()

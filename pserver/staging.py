@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -32,10 +32,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What an attempt brought: its gradient by arena, or None where that was not finite."""
+    """What an attempt brought: its gradient by arena, or None where that was not finite.
+
+    ``release`` gives the gradient's memory back, once nobody needs it any more.
+    """
 
     examples: int
-    gradients: dict[str, NDArray] | None
+    gradients: Mapping[str, NDArray] | None
+    release: Callable[[], None] = field(default=lambda: None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,8 @@ class Staging:
         self._held: dict[BatchId, dict[int, Staged]] = {}
 
     def __len__(self) -> int:
-        """How many attempts are held."""
-        return sum(len(attempts) for attempts in self._held.values())
+        """How many attempts are held. Any thread may ask: a list is made in one step."""
+        return sum(len(attempts) for attempts in list(self._held.values()))
 
     @property
     def micro_batches(self) -> int:

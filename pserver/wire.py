@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from pserver.applied import AppliedEpoch
-from pserver.assembly import Extent
+from pserver.assembly import Extent, encodable
 from pserver.fence import Fence
 from pserver.requests import (
     Decision,
@@ -24,15 +24,13 @@ from pserver.requests import (
 from pserver.staging import Attempt
 from psrpc.batch import BatchId
 from psrpc.codec import Piece, parse_message
+from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
-
-SINGLE = ("psrpc-single", "1")
-"""Metadata of a call with one message each way, see pserver.handlers. Load-bearing."""
 
 _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
     "applied": pb.PUSH_OUTCOME_APPLIED,
@@ -44,11 +42,28 @@ _POSITIONS = 1 << 63
 
 _BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.items()}
 
+_ENCODINGS: dict[Encoding, types.Encoding] = {
+    "plain": types.ENCODING_PLAIN,
+    "bfloat16": types.ENCODING_BFLOAT16,
+    "float16": types.ENCODING_FLOAT16,
+    "int8": types.ENCODING_INT8,
+    "topk": types.ENCODING_TOPK,
+}
+_ENCODING_BY_NUMBER: dict[int, Encoding] = {number: e for e, number in _ENCODINGS.items()}
+
 Header = TypeVar("Header", bound=Message)
 
 
-def read_stream(messages: Iterator[bytes], header: type[Header]) -> tuple[Header, Iterator[Piece]]:
+def read_stream(
+    messages: Iterator[bytes],
+    header: type[Header],
+    announced: Callable[[Header], int] | None = None,
+) -> tuple[Header, Iterator[Piece]]:
     """The header of a tensor stream, and its chunks as they arrive.
+
+    Args:
+        announced: how many bytes follow a header, where another header may come after them;
+            otherwise the stream ends with its last chunk.
 
     Raises:
         InvalidArgument: no header where one must be, or bytes that are none; the iterator raises
@@ -60,7 +75,8 @@ def read_stream(messages: Iterator[bytes], header: type[Header]) -> tuple[Header
     message = parse_message(first)
     if message.header is None:
         raise InvalidArgument("the stream begins without a header")
-    return parse_header(message.header, header), _pieces(message.chunk, messages)
+    found = parse_header(message.header, header)
+    return found, _pieces(message.chunk, messages, announced and announced(found))
 
 
 def parse_header(data: bytes, header: type[Header]) -> Header:
@@ -71,18 +87,29 @@ def parse_header(data: bytes, header: type[Header]) -> Header:
         raise InvalidArgument(f"a header cannot be read as {header.__name__}: {error}") from None
 
 
-def _pieces(first: Piece | None, messages: Iterable[bytes]) -> Iterator[Piece]:
+def _pieces(first: Piece | None, messages: Iterator[bytes], nbytes: int | None) -> Iterator[Piece]:
+    received = 0
     if first is not None:
+        received = len(first.data)
         yield first
-    for data in messages:
+    while nbytes is None or received < nbytes:
+        data = next(messages, None)
+        if data is None:
+            return
         message = parse_message(data)
         if message.header is not None:
             raise InvalidArgument("the stream has a second header; expected chunks only")
         if message.chunk is not None:
+            received += len(message.chunk.data)
             yield message.chunk
 
 
-def stream_parts(plan: Plan, values: Values) -> list[tuple[int, memoryview]]:
+def announced_nbytes(extents: Iterable[types.Extent]) -> int:
+    """How many bytes of chunks follow the header with ``extents``."""
+    return sum(extent.nbytes for extent in extents)
+
+
+def value_parts(plan: Plan, values: Values) -> list[tuple[int, memoryview]]:
     """All arenas as the codec wants them, in plan order; empty ones make no chunk."""
     return [
         (index, values.arrays[arena.name].view(np.uint8).data)
@@ -91,14 +118,47 @@ def stream_parts(plan: Plan, values: Values) -> list[tuple[int, memoryview]]:
     ]
 
 
+def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview]]:
+    """The same of a gradient."""
+    return [
+        (index, part.view(np.uint8).data)
+        for index, arena in enumerate(plan.arenas)
+        for part in gradient[arena.name].parts
+        if part.size
+    ]
+
+
+def gradient_extents(plan: Plan, gradient: Gradient) -> list[Extent]:
+    """What a gradient announces, in plan order."""
+    return [
+        Extent(index, gradient[arena.name].nbytes, gradient[arena.name].encoding)
+        for index, arena in enumerate(plan.arenas)
+    ]
+
+
+def to_encoding(encoding: Encoding) -> types.Encoding:
+    """An encoding as a message has it."""
+    return _ENCODINGS[encoding]
+
+
+def from_encoding(number: int) -> Encoding:
+    """The inverse; raises InvalidArgument for one that was not set or is unknown."""
+    if number not in _ENCODING_BY_NUMBER:
+        raise InvalidArgument(f"encoding {number} is unknown; expected 1 to {len(_ENCODINGS)}")
+    return _ENCODING_BY_NUMBER[number]
+
+
 def to_extents(extents: Iterable[Extent]) -> list[types.Extent]:
     """Extents as messages."""
-    return [types.Extent(arena=arena, nbytes=nbytes) for arena, nbytes in extents]
+    return [
+        types.Extent(arena=arena, nbytes=nbytes, encoding=_ENCODINGS[encoding])
+        for arena, nbytes, encoding in extents
+    ]
 
 
 def from_extents(extents: Iterable[types.Extent]) -> tuple[Extent, ...]:
-    """Extents as pairs."""
-    return tuple((extent.arena, extent.nbytes) for extent in extents)
+    """Extents as tuples."""
+    return tuple(Extent(e.arena, e.nbytes, from_encoding(e.encoding)) for e in extents)
 
 
 def to_batch(batch: BatchId) -> types.BatchId:
@@ -165,7 +225,13 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
         case _:
             raise InvalidArgument("a pull names no source; expected newest, round or snapshot")
     decision = from_decision(request.decision) if request.HasField("decision") else None
-    return PullRequest(_from_fence(request.fence), request.worker, source, decision)
+    return PullRequest(
+        _from_fence(request.fence),
+        request.worker,
+        source,
+        decision,
+        from_encoding(request.encoding),
+    )
 
 
 def to_push_result(result: PushResult) -> pb.PushResult:
@@ -188,7 +254,12 @@ def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
         version=values.version,
         generation=values.generation,
         extents=to_extents(
-            (index, values.arrays[arena.name].nbytes) for index, arena in enumerate(plan.arenas)
+            Extent(
+                index,
+                values.arrays[arena.name].nbytes,
+                values.encoding if encodable(arena) else "plain",
+            )
+            for index, arena in enumerate(plan.arenas)
         ),
     )
 

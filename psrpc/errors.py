@@ -33,6 +33,11 @@ class StaleGeneration(PsError):
     """The message belongs to an older generation, policy or incarnation: pull and lease again."""
 
 
+class SegmentLost(StaleGeneration):
+    """An exchange through shared memory got no answer, so the peer may still use that memory: give
+    it up and join again."""
+
+
 class RoundPassed(PsError):
     """The shard has gone past the round that was named: lease again."""
 

@@ -19,6 +19,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.JobMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleGeneration: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SegmentLost: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RoundPassed: grpc.StatusCode.OUT_OF_RANGE,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
@@ -36,6 +37,7 @@ _BY_NAME = {cls.__name__: cls for cls in CODES}
 
 _WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unreachable,
+    grpc.StatusCode.CANCELLED: errors.Unreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.ResourceExhausted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -10,13 +10,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pserver.client import RetryPolicy, ShardClient
+from pserver.client import Arrays, PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
+from pserver.workspace import Workspace
+from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.v1 import types_pb2 as types
 
 INCARNATION = 77
 
@@ -70,6 +73,11 @@ def counting(plan: Plan) -> dict[str, NDArray]:
     return arrays
 
 
+def part(plan: Plan, arrays: Mapping[str, NDArray], shard: int = 0) -> Gradient:
+    """What ``shard`` gets of a worker's arrays."""
+    return {a.name: plain(arrays[a.name][a.cuts[shard] : a.cuts[shard + 1]]) for a in plan.arenas}
+
+
 @dataclass
 class Sink:
     """A snapshot sink that remembers."""
@@ -111,14 +119,58 @@ def engine_of(
 ONE_TRY = RetryPolicy(budget_s=0.0)
 
 
+class SharingClient(ShardClient):
+    """A client that receives into shared memory, and copies to where a test wants it."""
+
+    def __init__(self, *where: Any, plan: Plan, wire: Encoding = "plain", **options: Any) -> None:
+        self.workspace = Workspace(plan, wire)
+        assert self.workspace.segment is not None, self.workspace.why
+        super().__init__(*where, workspace=self.workspace, **options)
+
+    def pull(
+        self,
+        fence: types.Fence,
+        worker: str,
+        source: Source,
+        into: Arrays,
+        decision: types.Decision | None = None,
+    ) -> PullInfo:
+        info = super().pull(fence, worker, source, self.workspace.sets[0], decision)
+        self._hand_over(self.workspace.sets[0], into)
+        return info
+
+    def push_pull(
+        self, fence: types.Fence, push: Push, into: Arrays
+    ) -> tuple[PushResult, PullInfo]:
+        answer = super().push_pull(fence, push, self.workspace.sets[1])
+        self._hand_over(self.workspace.sets[1], into)
+        return answer
+
+    def _hand_over(self, mine: Arrays, into: Arrays) -> None:
+        assert self.shares_memory
+        for name, array in into.items():
+            array[:] = mine[name]
+
+
 @contextmanager
-def served(engine: ShardEngine, retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
+def served(
+    engine: ShardEngine,
+    retry: RetryPolicy = ONE_TRY,
+    *,
+    shared: bool = False,
+    deadline_s: float = 60.0,
+) -> Iterator[ShardClient]:
     """The shard behind a real server on a free port, and a client that tries once."""
     shard = engine.identity.shard
     with ShardServer(shard, "127.0.0.1:0") as server:
         server.open(engine)
-        address = f"127.0.0.1:{server.port}"
-        with ShardClient(address, INCARNATION, engine.plan, shard, retry=retry) as client:
+        where = (f"127.0.0.1:{server.port}", INCARNATION, engine.plan, shard)
+        client = (
+            SharingClient(*where, plan=engine.plan, retry=retry, deadline_s=deadline_s)
+            if shared
+            else ShardClient(*where, retry=retry, deadline_s=deadline_s)
+        )
+        with client:
             yield client
 
 

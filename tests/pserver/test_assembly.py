@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pserver.assembly import Assembly, check_extents, shard_extents
+from pserver.assembly import PLAIN, Assembly, Extent, check_extents, shard_extents
 from psrpc.codec import Piece
 from psrpc.errors import InvalidArgument
 from tests.pserver.shards import NDArray, counting, plan_of, whole
 
 PLAN = plan_of(size=24)
 EXTENTS = shard_extents(PLAN, 0)
-SIZES = dict(EXTENTS)
+SIZES = {extent.arena: extent.nbytes for extent in EXTENTS}
 
 
 def pieces(values: dict[str, NDArray], cuts: set[int]) -> list[Piece]:
@@ -76,17 +76,17 @@ def test_a_stream_that_differs_in_any_piece_is_refused(
 def test_empty_arenas_need_no_chunk() -> None:
     plan = plan_of(shards=2, size=24)
     extents = shard_extents(plan, 0)
-    assert extents[1] == (1, 0), "the state lies on the other shard"
-    check_extents(plan, 0, extents)
+    assert extents[1] == Extent(1, 0, "plain"), "the state lies on the other shard"
+    check_extents(plan, 0, extents, PLAIN)
     arrays = {arena.name: np.zeros(arena.shard_length(0), arena.dtype) for arena in plan.arenas}
-    data = memoryview(bytes(extents[0][1]))
+    data = memoryview(bytes(extents[0].nbytes))
     Assembly(plan, extents, arrays).accept_all([Piece(0, 0, data)])
 
 
 def test_arenas_come_in_the_order_that_was_announced() -> None:
     stream = pieces(counting(PLAN), set())
     into = whole(PLAN)
-    check_extents(PLAN, 0, EXTENTS[::-1])
+    check_extents(PLAN, 0, EXTENTS[::-1], PLAIN)
     Assembly(PLAN, EXTENTS[::-1], into).accept_all(stream[::-1])
     np.testing.assert_array_equal(into["float32.state"], counting(PLAN)["float32.state"])
     with pytest.raises(InvalidArgument, match="expected arena 1"):

@@ -26,6 +26,7 @@ from tests.pserver.shards import (
     NDArray,
     counting,
     engine_of,
+    part,
     plan_of,
     served,
     whole,
@@ -36,9 +37,9 @@ FIRST = BatchId(0, 0, 10)
 SECOND = BatchId(0, 10, 10)
 
 
-@pytest.fixture
-def client() -> Iterator[ShardClient]:
-    with served(engine_of(PLAN)) as client:
+@pytest.fixture(params=["network", "shared memory"])
+def client(request: pytest.FixtureRequest) -> Iterator[ShardClient]:
+    with served(engine_of(PLAN), shared=request.param == "shared memory") as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 
@@ -50,7 +51,7 @@ def pulled(client: ShardClient, plan: Plan = PLAN) -> dict[str, NDArray]:
 
 
 def push(batch: BatchId, value: float = 1.0, base: int = 0, plan: Plan = PLAN) -> Push:
-    return Push("worker-1", batch, 1, base, whole(plan, value))
+    return Push("worker-1", batch, 1, base, part(plan, whole(plan, value)))
 
 
 def assert_equal(found: dict[str, NDArray], expected: dict[str, NDArray]) -> None:
@@ -230,5 +231,5 @@ def test_a_shard_that_is_gone_is_named() -> None:
 def test_arrays_that_are_no_arenas_are_refused_before_they_are_sent(client: ShardClient) -> None:
     wrong = whole(PLAN)
     wrong["float32.trainable"] = wrong["float32.trainable"][:-1]
-    with pytest.raises(InvalidArgument, match=r"float32.trainable is float32\[95\]; expected"):
-        client.push(client.fence(1, 1), Push("worker-1", FIRST, 1, 0, wrong))
+    with pytest.raises(InvalidArgument, match=r"announces 380 bytes of arena float32\.trainable"):
+        client.push(client.fence(1, 1), Push("worker-1", FIRST, 1, 0, part(PLAN, wrong)))

@@ -16,11 +16,11 @@ PLAN = plan_of()
 def test_sets_are_made_when_needed_and_used_again() -> None:
     pool = BufferPool(PLAN, 0, 2)
     first = pool.acquire(0)
-    assert {name: (len(a), a.dtype.name) for name, a in first.items()} == {
+    assert {name: (len(a), a.dtype.name) for name, a in first.arrays.items()} == {
         "float32.trainable": (96, "float32"),
         "float32.state": (5, "float32"),
     }
-    assert all(array.ctypes.data % 64 == 0 for array in first.values())
+    assert all(array.ctypes.data % 64 == 0 for array in first.arrays.values())
     pool.release(first)
     assert pool.acquire(0) is first
     assert pool.acquire(0) is not first

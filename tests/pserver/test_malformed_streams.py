@@ -40,8 +40,8 @@ class Shard:
             "batch": types.BatchId(epoch=0, first=0, count=4),
             "examples": 4,
             "extents": [
-                types.Extent(arena=0, nbytes=TRAINABLE),
-                types.Extent(arena=1, nbytes=STATE),
+                extent(0, TRAINABLE),
+                extent(1, STATE),
             ],
         }
         return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
@@ -65,6 +65,12 @@ class Shard:
         values = all(np.array_equal(into[n], a) for n, a in counting(PLAN).items())
         report = self.engine.report()
         return values and report.version == 0 and not self.engine.applied().to_epochs()
+
+
+def extent(
+    arena: int, nbytes: int, encoding: types.Encoding = types.ENCODING_PLAIN
+) -> types.Extent:
+    return types.Extent(arena=arena, nbytes=nbytes, encoding=encoding)
 
 
 def chunk(message: types.Chunk) -> bytes:
@@ -109,7 +115,7 @@ def test_chunks_that_do_not_fit(shard: Shard, chunks: Sequence[types.Chunk], wor
 
 
 def extents(*pairs: tuple[int, int]) -> list[types.Extent]:
-    return [types.Extent(arena=arena, nbytes=nbytes) for arena, nbytes in pairs]
+    return [extent(arena, nbytes) for arena, nbytes in pairs]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +125,7 @@ def extents(*pairs: tuple[int, int]) -> list[types.Extent]:
         ({"extents": extents((0, 96))}, "does not announce arena float32.state"),
         (
             {"extents": extents((0, 92), (1, 20))},
-            "92 bytes of arena float32.trainable; expected 96",
+            "92 bytes of arena float32.trainable as plain; expected 96",
         ),
         ({"extents": extents((0, 1 << 60), (1, 20))}, f"announces {1 << 60} bytes"),
         ({"extents": extents((0, 96), (1, 20), (2, 4))}, "announces arena 2; the plan has 2"),
@@ -140,7 +146,7 @@ def test_headers_that_do_not_fit(shard: Shard, change: dict[str, object], words:
 
 def test_a_skipped_push_with_data(shard: Shard) -> None:
     header = shard.header(skipped=True, extents=[])
-    assert "carries 96 bytes; expected none" in shard.push(header, data(0, 0, 96))
+    assert "goes on after its last announced byte: 96 bytes" in shard.push(header, data(0, 0, 96))
     assert shard.unchanged()
 
 
@@ -164,7 +170,7 @@ def test_garbage(shard: Shard) -> None:
     good = pb.PushGradientsRequest(header=shard.header(), chunk=data(0, 0, 96)).SerializeToString()
     for _ in range(12):
         shard.send(rng.randbytes(rng.randrange(1, 200)))
-        shard.send(rng.randbytes(64), method="PushPull")
+        shard.send(rng.randbytes(64), method="Exchange")
         shard.send(good[: rng.randrange(1, len(good))])
     shard.send(good, b"\xff" * 40)
     assert shard.unchanged()
@@ -172,7 +178,7 @@ def test_garbage(shard: Shard) -> None:
 
 def test_pulls_that_name_nothing(shard: Shard) -> None:
     call = shard.channel.unary_stream(f"/{wire.SERVICE}/Pull")  # type: ignore[call-arg]
-    request = pb.PullRequest(fence=shard.client.fence(1, 1))
+    request = pb.PullRequest(fence=shard.client.fence(1, 1), encoding=types.ENCODING_PLAIN)
     with pytest.raises(grpc.RpcError) as caught:
         list(call(request.SerializeToString(), timeout=30))
     assert "names no source" in str(error_from_rpc(caught.value, "the shard"))
@@ -192,20 +198,25 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_client() -> None:
 
 def test_messages_of_the_generated_classes_are_understood(shard: Shard) -> None:
     call = shard.channel.stream_stream(
-        f"/{wire.SERVICE}/PushPull",
-        request_serializer=pb.PushPullRequest.SerializeToString,
-        response_deserializer=pb.PushPullResponse.FromString,
+        f"/{wire.SERVICE}/Exchange",
+        request_serializer=pb.ExchangeRequest.SerializeToString,
+        response_deserializer=pb.ExchangeResponse.FromString,
+    )
+    both = pb.ExchangeHeader(
+        push=shard.header(), pull=pb.PullRequest(newest=True, encoding=types.ENCODING_PLAIN)
     )
     messages = [
-        pb.PushPullRequest(header=shard.header()),
-        *(pb.PushPullRequest(chunk=data(0, at, 48)) for at in (0, 48)),
-        pb.PushPullRequest(chunk=data(1, 0, 20)),
+        pb.ExchangeRequest(header=both),
+        *(pb.ExchangeRequest(chunk=data(0, at, 48)) for at in (0, 48)),
+        pb.ExchangeRequest(chunk=data(1, 0, 20)),
     ]
-    answers = list(call(iter(messages), timeout=30))
-    assert answers[0].header.push.outcome == pb.PUSH_OUTCOME_APPLIED
+    again = [pb.ExchangeRequest(header=both), pb.ExchangeRequest(chunk=data(0, 0, 96)), messages[3]]
+    answers = list(call(iter([*messages, *again]), timeout=30))
     assert [(a.chunk.arena, a.chunk.offset, len(a.chunk.data)) for a in answers] == [
         (0, 0, 96),
         (1, 0, 20),
-    ]
-    batch = BatchId(0, 0, 4)
-    assert shard.engine.applied().contains(batch)
+    ] * 2
+    assert answers[0].header.push.outcome == pb.PUSH_OUTCOME_APPLIED
+    assert answers[2].header.push.outcome == pb.PUSH_OUTCOME_ALREADY_APPLIED
+    assert answers[2].chunk.data == answers[0].chunk.data
+    assert shard.engine.applied().contains(BatchId(0, 0, 4))

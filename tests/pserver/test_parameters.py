@@ -23,6 +23,7 @@ from tests.pserver.shards import (
     counting,
     engine_of,
     identity_of,
+    part,
     plan_of,
     served,
     whole,
@@ -63,7 +64,7 @@ def test_pushes_of_many_workers_all_count_once_and_pulls_are_never_torn() -> Non
             with ShardClient(client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0) as mine:
                 for index in range(pushes):
                     batch = BatchId(worker, index, 1)
-                    push = Push(f"worker-{worker}", batch, 1, 0, whole(PLAN, 1.0))
+                    push = Push(f"worker-{worker}", batch, 1, 0, part(PLAN, whole(PLAN, 1.0)))
                     # The second time as a retry would send it.
                     _, info = mine.push_pull(fence, push, into)
                     again, _ = mine.push_pull(fence, push, into)
@@ -94,7 +95,7 @@ def test_an_update_that_breaks_makes_the_shard_unusable() -> None:
     with served(engine) as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
-        push = Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0))
+        push = Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
         with pytest.raises(RemoteFailure):
             client.push(fence, push)
         assert engine.failure == "MemoryError in the update of the parameters: out of memory"

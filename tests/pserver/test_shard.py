@@ -30,7 +30,7 @@ from psrpc.errors import (
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
-from tests.pserver.shards import ONE_TRY, SGD, counting, plan_of, whole
+from tests.pserver.shards import ONE_TRY, SGD, counting, part, plan_of, whole
 
 PLAN = plan_of()
 
@@ -67,7 +67,7 @@ def test_a_shard_registers_serves_and_leaves_with_its_job(coordinator: FakeCoord
     with shard(coordinator) as future, worker(coordinator) as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
-        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0)))
+        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
         while (beat := coordinator.heartbeats.get(timeout=WAIT_S)).version != 1:
             pass
         assert (beat.applied, list(beat.staleness_counts), beat.waiting_for) == (1, [1], "")
@@ -119,7 +119,9 @@ def test_an_update_that_fails_is_told_and_ends_the_shard(
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         with pytest.raises(RemoteFailure):
-            client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0)))
+            client.push(
+                fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
+            )
         while not (beat := coordinator.heartbeats.get(timeout=WAIT_S)).failure:
             pass
         assert beat.failure == "MemoryError in the update of the parameters: no more"
@@ -180,7 +182,7 @@ def test_snapshots_are_written_reported_kept_and_released(
         assert (report.name, report.version, report.error) == ("step-1", 0, "")
         assert (directory / report.file).stat().st_size == report.nbytes
 
-        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0)))
+        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
         kept = whole(PLAN)
         assert client.pull(fence, "worker-1", "step-1", kept).version == 0
         for name, array in counting(PLAN).items():
@@ -219,7 +221,7 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
     with shard(coordinator), worker(coordinator) as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
-        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0)))
+        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
         client.push(fence, Push("worker-1", BatchId(0, 5, 5), 1, 0, None))
         coordinator.commands.put(order("step-1"))
         report = coordinator.snapshots.get(timeout=WAIT_S)
@@ -239,7 +241,7 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
         assert [(i.start, i.stop) for i in ready.applied[0].skipped] == [(5, 10)]
         with ShardClient(registered.address, registered.incarnation, PLAN, 0) as client:
             fence = client.fence(2, 1)
-            again = Push("worker-1", BatchId(0, 0, 5), 1, 0, whole(PLAN, 1.0))
+            again = Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
             assert client.push(fence, again).outcome == "already_applied"
             into = whole(PLAN)
             client.pull(fence, "worker-1", None, into)

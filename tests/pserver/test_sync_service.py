@@ -14,7 +14,18 @@ from pserver.engine import ShardEngine
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, NotReady, ResourceExhausted, RoundPassed, StaleGeneration
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.shards import NDArray, Sink, counting, engine_of, plan_of, served, whole
+from tests.pserver.shards import (
+    INCARNATION,
+    ONE_TRY,
+    NDArray,
+    Sink,
+    counting,
+    engine_of,
+    part,
+    plan_of,
+    served,
+    whole,
+)
 
 PLAN = plan_of()
 A, B, C = BatchId(0, 0, 10), BatchId(0, 10, 10), BatchId(0, 20, 7)
@@ -30,9 +41,9 @@ def engine(sink: Sink) -> ShardEngine:
     return engine_of(PLAN, replicas=3, sink=sink)
 
 
-@pytest.fixture
-def client(engine: ShardEngine) -> Iterator[ShardClient]:
-    with served(engine) as client:
+@pytest.fixture(params=["network", "shared memory"])
+def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[ShardClient]:
+    with served(engine, shared=request.param == "shared memory") as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 
@@ -52,7 +63,9 @@ def stage(
     gradients: dict[str, NDArray] | None,
     base: int = 0,
 ) -> str:
-    push = Push("worker-1", batch, attempt, base, gradients)
+    push = Push(
+        "worker-1", batch, attempt, base, None if gradients is None else part(PLAN, gradients)
+    )
     return client.push(client.fence(1, 1), push).outcome
 
 
@@ -190,8 +203,12 @@ def test_a_pull_waits_for_its_round(client: ShardClient, engine: ShardEngine) ->
 
 def test_a_wait_that_is_too_long_says_for_what(client: ShardClient) -> None:
     stage(client, A, 1, gradient(1))
-    with pytest.raises(NotReady, match="decision of round 0; it holds 1 of 3 micro-batches"):
-        client.pull(client.fence(1, 1), "worker-1", 1, whole(PLAN), deadline_s=0.1)
+    address = client.peer.rpartition(" ")[2]
+    with (
+        ShardClient(address, INCARNATION, PLAN, 0, retry=ONE_TRY, deadline_s=0.1) as hasty,
+        pytest.raises(NotReady, match="decision of round 0; it holds 1 of 3 micro-batches"),
+    ):
+        pulled(hasty, 1)
 
 
 def test_a_waiting_pull_is_let_go_when_the_shard_leaves(engine: ShardEngine) -> None:
@@ -212,8 +229,8 @@ def test_a_shard_past_the_round_says_so(client: ShardClient) -> None:
 
 
 def test_push_pull_is_for_async_jobs(client: ShardClient) -> None:
-    push = Push("worker-1", A, 1, 0, gradient(1))
-    with pytest.raises(InvalidArgument, match="PushPull is for async jobs"):
+    push = Push("worker-1", A, 1, 0, part(PLAN, gradient(1)))
+    with pytest.raises(InvalidArgument, match="a pull with a push is for async jobs"):
         client.push_pull(client.fence(1, 1), push, whole(PLAN))
 
 

@@ -1,0 +1,144 @@
+"""One ``Exchange`` call, as the shard serves it: exchange after exchange until somebody leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver import wire
+from pserver.arrival import Arrival, Chunks, Shared
+from pserver.engine import ShardEngine
+from pserver.requests import PushResult, Values
+from pserver.segment import AttachedSegment, Offer, SegmentUnavailable, attach
+from pserver.workspace import segment_nbytes
+from psrpc.codec import Piece, encode_stream
+from psrpc.errors import InvalidArgument
+from psrpc.plan import ALIGNMENT_BYTES
+from psrpc.v1 import parameter_server_pb2 as pb
+
+NDArray = npt.NDArray[Any]
+
+
+class Conversation:
+    """Decodes, calls the engine, encodes; and knows the segment that worker and shard share.
+
+    One thread uses it. ``idle`` is true while it waits for the worker to say something;
+    ``leaving``, set by anybody, ends it when it would become idle again.
+    """
+
+    def __init__(self, engine: ShardEngine) -> None:
+        self.idle = True
+        self.leaving = False
+        self._engine = engine
+        self._segment: AttachedSegment | None = None
+        self._began = False
+
+    def answers(
+        self, messages: Iterator[bytes], patience_s: Callable[[], float]
+    ) -> Iterator[bytes]:
+        """The shard's side of the call.
+
+        Args:
+            patience_s: how long the call lets an exchange wait, from now on.
+
+        Raises:
+            PsError: which ends the call.
+        """
+        for first in messages:
+            self.idle = False
+            yield from self._exchange(_again(first, messages), patience_s())
+            # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
+            self.idle = True
+            if self.leaving:
+                return
+
+    def _exchange(self, messages: Iterator[bytes], patience_s: float) -> Iterator[bytes]:
+        header, pieces = wire.read_stream(messages, pb.ExchangeHeader, _announced)
+        if header.patience_ms:
+            patience_s = min(patience_s, header.patience_ms / 1000)
+        pushing, pulling = header.HasField("push"), header.HasField("pull")
+        if header.HasField("attach"):
+            if pushing or pulling or self._began:
+                raise InvalidArgument("a segment is attached before anything else of the call")
+            answer = pb.ExchangeAnswer(attached=self._attach(header.attach))
+            return encode_stream(answer, ())
+        self._began = True
+        result: PushResult | None = None
+        values: Values | None = None
+        if pushing:
+            with self._engine.refusals_counted():
+                result, values = self._push(header, pieces, patience_s)
+        elif pulling:
+            values = self._engine.pull(wire.from_pull(header.pull), patience_s)
+        else:
+            raise InvalidArgument("an exchange asks for nothing; expected a push, a pull or both")
+        return self._answer(result, values, header.pull_at)
+
+    def _push(
+        self, header: pb.ExchangeHeader, pieces: Iterator[Piece], patience_s: float
+    ) -> tuple[PushResult, Values | None]:
+        request = wire.from_push(header.push)
+        arrival: Arrival = Chunks(pieces)
+        if header.push_at:
+            sizes = [(extent.nbytes, ALIGNMENT_BYTES) for extent in request.extents]
+            arrival = Shared(self._views(header.push_at, sizes, "push"))
+        if not header.HasField("pull"):
+            return self._engine.push(request, arrival, patience_s), None
+        if header.pull.WhichOneof("source") != "newest" or header.pull.HasField("decision"):
+            raise InvalidArgument("a pull with a push is of the newest values")
+        encoding = wire.from_encoding(header.pull.encoding)
+        return self._engine.push_pull(request, arrival, patience_s, encoding)
+
+    def _answer(
+        self, result: PushResult | None, values: Values | None, pull_at: Sequence[int]
+    ) -> Iterator[bytes]:
+        plan = self._engine.plan
+        answer = pb.ExchangeAnswer()
+        if result is not None:
+            answer.push.CopyFrom(wire.to_push_result(result))
+        if values is None:
+            return encode_stream(answer, ())
+        answer.pull.CopyFrom(wire.to_pull_header(plan, values))
+        if not pull_at:
+            return encode_stream(answer, wire.value_parts(plan, values))
+        arrays = [values.arrays[arena.name] for arena in plan.arenas]
+        sizes = [(array.nbytes, array.itemsize) for array in arrays]
+        for view, array in zip(self._views(pull_at, sizes, "pull"), arrays, strict=True):
+            np.copyto(view, array.view(np.uint8))
+        return encode_stream(answer, ())
+
+    def _views(
+        self, offsets: Sequence[int], sizes: Sequence[tuple[int, int]], what: str
+    ) -> list[NDArray]:
+        """The named places in the segment; ``sizes`` are pairs of bytes and alignment."""
+        if self._segment is None:
+            raise InvalidArgument(f"the {what} lies in a segment, and none is attached")
+        if len(offsets) != len(sizes):
+            raise InvalidArgument(
+                f"the {what} names {len(offsets)} places in the segment; expected {len(sizes)}"
+            )
+        return [
+            self._segment.view(offset, nbytes, alignment)
+            for offset, (nbytes, alignment) in zip(offsets, sizes, strict=True)
+        ]
+
+    def _attach(self, wanted: pb.Attach) -> pb.Attached:
+        offer = Offer(wanted.pid, wanted.fd, wanted.nbytes, wanted.slot, wanted.nonce)
+        try:
+            self._segment = attach(offer, segment_nbytes(self._engine.plan))
+        except SegmentUnavailable as refused:
+            return pb.Attached(refusal=str(refused))
+        return pb.Attached(proof=self._segment.proof)
+
+
+def _announced(header: pb.ExchangeHeader) -> int:
+    """Bytes of chunks that follow a header."""
+    return 0 if header.push_at else wire.announced_nbytes(header.push.extents)
+
+
+def _again(first: bytes, messages: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from messages
