@@ -46,9 +46,7 @@ def shard_extents(plan: Plan, shard: int) -> list[Extent]:
     ]
 
 
-def check_extents(
-    plan: Plan, shard: int, extents: Sequence[Extent], allowed: Encodings
-) -> None:
+def check_extents(plan: Plan, shard: int, extents: Sequence[Extent], allowed: Encodings) -> None:
     """Compares what a header announces with the plan; call it before anything is allocated.
 
     Raises:
@@ -68,7 +66,7 @@ def check_extents(
         if encoding not in (allowed if encodable(arena) else PLAIN):
             raise InvalidArgument(
                 f"the stream announces arena {arena.name} as {encoding}; expected"
-                f" {' or '.join(allowed if encodable(arena) else PLAIN)}"
+                f" {_either(allowed if encodable(arena) else PLAIN)}"
             )
         wrong = check_nbytes(encoding, nbytes, arena.shard_length(shard), arena.dtype)
         if wrong:
@@ -82,6 +80,20 @@ def check_extents(
                 f"the stream does not announce arena {arena.name}; expected"
                 f" {arena.shard_length(shard)} elements of it"
             )
+
+
+def check_values(encoding: Encoding) -> None:
+    """Passes what parameters may be asked for in.
+
+    Raises:
+        InvalidArgument: gradients may be compressed, parameters may not.
+    """
+    if encoding not in VALUES:
+        raise InvalidArgument(f"values were asked for as {encoding}; expected {_either(VALUES)}")
+
+
+def _either(encodings: Encodings) -> str:
+    return " or ".join(encodings)
 
 
 class Assembly:

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-import numpy as np
 import numpy.typing as npt
 
 from pserver import wire
-from pserver.assembly import (
-    GRADIENTS,
-    VALUES,
-    Assembly,
-    Extent,
-    check_extents,
-    encodable,
-    shard_extents,
-)
+from pserver.assembly import GRADIENTS, VALUES, check_extents, encodable, shard_extents
+from pserver.exchanger import Exchanger
 from pserver.requests import PushResult
 from pserver.retry import RetryPolicy, persist
-from pserver.session import Session
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.channel import open_channel
 from psrpc.codec import encode_stream
 from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.errors import DeadlinePassed, InvalidArgument, SegmentLost, Unreachable
-from psrpc.logs import get_logger
+from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
 __all__ = ["PullInfo", "Push", "PushResult", "RetryPolicy", "ShardClient", "Source"]
-
-log = get_logger()
 
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]
@@ -118,16 +106,13 @@ class ShardClient:
         self._incarnation = incarnation
         self._plan = plan
         self._shard = shard
-        self._workspace = workspace
         self._retry = retry or RetryPolicy()
         self._deadline_s = deadline_s
         self._patience_ms = int(deadline_s * 900)
         self._stop = stop or threading.Event()
         self.announce = announce
-        self._lock = threading.Lock()
-        self._session: Session | None = None
-        self._refusal = ""
         self._channel = open_channel(address)
+        self._exchanger = Exchanger(self._channel, self.peer, plan, shard, workspace, deadline_s)
         path = f"/{wire.SERVICE}/"
         made = pb.InitializeResponse.FromString
         channel: Any = self._channel  # the stubs want serializers; bytes need none
@@ -152,13 +137,11 @@ class ShardClient:
     @property
     def shares_memory(self) -> bool:
         """Whether the tensors of the last exchange could stay in shared memory."""
-        return self._session is not None and self._session.attached
+        return self._exchanger.attached
 
     def close(self) -> None:
         """Closes the connection; calls in flight fail."""
-        session = self._session
-        if session is not None:
-            session.close()
+        self._exchanger.close()
         self._channel.close()
 
     def fence(self, generation: int, policy: int) -> types.Fence:
@@ -263,8 +246,6 @@ class ShardClient:
             extents=wire.to_extents(extents),
         )
 
-    # -- one exchange ------------------------------------------------------------------------
-
     def _exchange(
         self, header: pb.ExchangeHeader, gradient: Gradient | None, into: Arrays | None
     ) -> pb.ExchangeAnswer:
@@ -273,126 +254,7 @@ class ShardClient:
         if into is not None:
             mine = self._mine(into)
             header.pull.encoding = wire.to_encoding(self._encoding(mine))
-
-        def call() -> pb.ExchangeAnswer:
-            with self._lock:
-                try:
-                    session = self._standing()
-                    return self._carry_out(session, header, gradient, mine)
-                except grpc.RpcError as error:
-                    raise self._lost(error_from_rpc(error, self.peer)) from None
-                except Unreachable as error:
-                    raise self._lost(error) from None
-                except BaseException:
-                    self._end_session()
-                    raise
-
-        return self._persist(call)
-
-    def _carry_out(
-        self,
-        session: Session,
-        header: pb.ExchangeHeader,
-        gradient: Gradient | None,
-        mine: dict[str, NDArray] | None,
-    ) -> pb.ExchangeAnswer:
-        del header.push_at[:], header.pull_at[:]
-        parts: Sequence[tuple[int, memoryview]] = ()
-        if session.attached and gradient is not None:
-            header.push_at.extend(self._leave(gradient))
-        elif gradient is not None:
-            parts = wire.gradient_parts(self._plan, gradient)
-        if session.attached and mine is not None:
-            header.pull_at.extend(self._places(mine))
-        answer, pieces = session.exchange(header, parts)
-        try:
-            if mine is not None:
-                extents = wire.from_extents(answer.pull.extents)
-                self._check(extents, mine)
-                if not header.pull_at:
-                    Assembly(self._plan, extents, mine).accept_all(pieces)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{self.peer} answered what cannot be used: {error}") from None
-        return answer
-
-    def _leave(self, gradient: Gradient) -> list[int]:
-        """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""
-        workspace = self._workspace
-        assert workspace is not None
-        assert workspace.segment is not None
-        places = []
-        for arena in self._plan.arenas:
-            box = workspace.outbox[self._shard][arena.name]
-            at = 0
-            for part in gradient[arena.name].parts:
-                np.copyto(box[at : at + part.nbytes], part.view(np.uint8))
-                at += part.nbytes
-            place = workspace.segment.offset_of(box)
-            assert place is not None
-            places.append(place)
-        return places
-
-    def _places(self, mine: dict[str, NDArray]) -> list[int]:
-        """Where the values are to be put in shared memory; empty if that is elsewhere."""
-        assert self._workspace is not None
-        segment = self._workspace.segment
-        assert segment is not None
-        places = []
-        for arena in self._plan.arenas:
-            place = segment.offset_of(mine[arena.name])
-            if place is None:
-                return []
-            places.append(place)
-        return places
-
-    def _check(self, extents: Sequence[Extent], mine: dict[str, NDArray]) -> None:
-        check_extents(self._plan, self._shard, extents, VALUES)
-        for extent in extents:
-            name = self._plan.arenas[extent.arena].name
-            if extent.nbytes != mine[name].nbytes:
-                raise InvalidArgument(f"arena {name} came as {extent.encoding}")
-
-    # -- the standing call -------------------------------------------------------------------
-
-    def _standing(self) -> Session:
-        session = self._session
-        if session is not None and not session.aged:
-            return session
-        self._end_session()
-        session = self._session = Session(self._channel, self.peer, self._deadline_s)
-        if self._workspace is not None and self._workspace.segment is not None:
-            self._attach(session, self._workspace)
-        return session
-
-    def _attach(self, session: Session, workspace: Workspace) -> None:
-        segment = workspace.segment
-        assert segment is not None
-        offer = segment.offer(self._shard)
-        attach = pb.Attach(
-            pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
-        )
-        answer, _ = session.exchange(pb.ExchangeHeader(attach=attach), ())
-        refusal = answer.attached.refusal
-        if not refusal and not segment.proven(offer.slot, answer.attached.proof):
-            refusal = "its proof is not in the segment"
-        session.attached = not refusal
-        if refusal and refusal != self._refusal:
-            log.info("no shared memory; tensors go over the network", peer=self.peer, why=refusal)
-        self._refusal = refusal
-
-    def _lost(self, error: Exception) -> Exception:
-        """What it means that an exchange ended with ``error``."""
-        attached = self._session is not None and self._session.attached
-        self._end_session()
-        if attached and isinstance(error, Unreachable | DeadlinePassed):
-            # Only an answer says that the shard uses the segment no more.
-            return SegmentLost(f"no answer to an exchange through shared memory: {error}")
-        return error
-
-    def _end_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        return self._persist(lambda: self._exchanger.carry_out(header, gradient, mine))
 
     def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
         """What the arenas that may be encoded are received in."""

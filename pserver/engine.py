@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pserver.admission import check_push
 from pserver.applied import AppliedSet
 from pserver.arrival import Arrival, Arrived, arriving
-from pserver.assembly import PLAIN, check_extents
+from pserver.assembly import PLAIN, check_extents, check_values
 from pserver.buffers import BufferPool, pool_size
 from pserver.counters import Counters, ShardReport
 from pserver.fence import Fence, ShardIdentity, admit
@@ -117,6 +117,7 @@ class ShardEngine:
             raise InvalidArgument(
                 "a pull with a push is for async jobs and this one is sync; pull the next round"
             )
+        check_values(encoding)
         result, values = self._push(request, arrival, timeout_s, encoding)
         assert values is not None
         return result, values
@@ -228,6 +229,7 @@ class ShardEngine:
 
     def pull(self, request: PullRequest, timeout_s: float) -> Values:
         """The values asked for; a round is waited for, ``timeout_s`` at most."""
+        check_values(request.encoding)
         with self._changed:
             self._admit(request.fence)
             if isinstance(request.source, str):
