@@ -154,7 +154,9 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
     """Lays ``variables`` out over ``shards``.
 
     ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
-    shards. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
+    shards. Variables that fill whole units of 64 bytes come first there, the others after them,
+    both in the order given: so those are aligned, and TensorFlow need not copy them out of the
+    arena. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
 
     Raises:
         InvalidJob: no variable at all, an unknown dtype, or two variables of one name.
@@ -181,7 +183,7 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
             members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
             if members:
                 if placement == "cut":
-                    order, cuts = members, _cut_evenly(variables, members, shards)
+                    order, cuts = _cut_evenly(variables, members, shards)
                 else:
                     order, cuts = _keep_whole(variables, members, load)
                 sizes = [variables[i].size for i in order]
@@ -194,10 +196,15 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
     return Plan(variables, tuple(arenas), shards, placement)
 
 
-def _cut_evenly(variables: Sequence[VariableSpec], members: list[int], shards: int) -> list[int]:
+def _cut_evenly(
+    variables: Sequence[VariableSpec], members: list[int], shards: int
+) -> tuple[list[int], list[int]]:
     length = sum(variables[i].size for i in members)
     step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
-    return [*(min(length, round(length * k / shards / step) * step) for k in range(shards)), length]
+    cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
+    # Sorting is stable.
+    order = sorted(members, key=lambda i: variables[i].size % step != 0)
+    return order, [*cuts, length]
 
 
 def _keep_whole(

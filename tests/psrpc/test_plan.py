@@ -64,6 +64,15 @@ def test_cuts_are_even_and_aligned() -> None:
     assert max(lengths) - min(lengths) <= 2 * ALIGNMENT_BYTES // 4
 
 
+@pytest.mark.parametrize(("dtype", "unit"), [("float32", 16), ("float64", 8)])
+def test_cut_variables_that_fill_units_of_64_bytes_are_aligned(dtype: str, unit: int) -> None:
+    sizes = [10, unit, 3 * unit, unit + 1, 1, 7 * unit]
+    specs = [VariableSpec(f"v{i}", (n,), dtype, "trainable") for i, n in enumerate(sizes)]
+    (arena,) = make_plan(specs, 2, "cut").arenas
+    assert arena.order == (1, 2, 5, 0, 3, 4)
+    assert [start % unit for start in arena.starts[:4]] == [0] * 4
+
+
 def test_whole_keeps_variables_whole_and_balances() -> None:
     specs = [VariableSpec(f"v{i}", (100 - i,), "float32", "trainable") for i in range(10)]
     plan = make_plan(specs, 2, "whole")
