@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from pserver.client import PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
+from pserver.workspace import Workspace
 from psrpc.batch import BatchId
+from psrpc.encoding import Gradient
 from psrpc.errors import PsError
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2, types_pb2
@@ -24,17 +26,22 @@ class Router:
 
     Every method calls all shards side by side and returns when all have answered. A call that
     fails is repeated on the shard that failed, for as long as the worker waits for a peer; when a
-    shard says what no repetition can mend, the calls to the others are given up as well. Arrays
-    are the worker's whole arenas by name, ``[length]``.
+    shard says what no repetition can mend, the calls to the others are given up as well.
+    Parameters are the worker's whole arenas by name, ``[length]``; a gradient is one part for each
+    shard. They stay in the worker's shared segment where a shard can attach it.
 
     Raises, from all methods:
-        StaleGeneration: join the cluster anew.
+        StaleGeneration: join the cluster anew, with another workspace.
         RoundPassed: lease again.
         ShardUnreachable, NotReady: a shard was awaited in vain; the message names it.
     """
 
     def __init__(
-        self, cluster: coordinator_pb2.GetClusterResponse, plan: Plan, standing: Standing
+        self,
+        cluster: coordinator_pb2.GetClusterResponse,
+        plan: Plan,
+        standing: Standing,
+        workspace: Workspace | None = None,
     ) -> None:
         self._standing = standing
         self._abort = threading.Event()
@@ -47,6 +54,7 @@ class Router:
                 shard.incarnation,
                 plan,
                 index,
+                workspace=workspace,
                 retry=retry,
                 stop=self._abort,
                 announce=self._announcer(index),
@@ -108,12 +116,12 @@ class Router:
             self._versions[shard] = info.version
 
     def push(
-        self, batch: BatchId, attempt: int, updates: Mapping[str, Array] | None
+        self, batch: BatchId, attempt: int, gradients: Sequence[Gradient] | None
     ) -> list[PushResult]:
         """Stages a gradient on all shards (sync); None is one that is not finite."""
 
         def push(shard: int) -> PushResult:
-            message = self._push(shard, batch, attempt, updates)
+            message = self._push(shard, batch, attempt, gradients)
             return self._clients[shard].push(self._fences[shard], message)
 
         return self._all(push)
@@ -122,14 +130,14 @@ class Router:
         self,
         batch: BatchId,
         attempt: int,
-        updates: Mapping[str, Array] | None,
+        gradients: Sequence[Gradient] | None,
         into: Mapping[str, Array],
     ) -> list[PushResult]:
         """Applies a gradient on all shards (async) and receives the newest parameters; None is a
         gradient that is not finite: the batch is recorded as skipped."""
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
-            message = self._push(shard, batch, attempt, updates)
+            message = self._push(shard, batch, attempt, gradients)
             return self._clients[shard].push_pull(self._fences[shard], message, into)
 
         results = []
@@ -145,9 +153,10 @@ class Router:
         return ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
 
     def _push(
-        self, shard: int, batch: BatchId, attempt: int, updates: Mapping[str, Array] | None
+        self, shard: int, batch: BatchId, attempt: int, gradients: Sequence[Gradient] | None
     ) -> Push:
-        return Push(self._standing.worker, batch, attempt, self._versions[shard], updates)
+        mine = None if gradients is None else gradients[shard]
+        return Push(self._standing.worker, batch, attempt, self._versions[shard], mine)
 
     def _announcer(self, shard: int) -> Callable[[str], None]:
         def announce(reason: str) -> None:

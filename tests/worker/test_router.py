@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from psrpc.batch import BatchId
+from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed, ShardUnreachable, StaleGeneration
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.v1 import types_pb2
+from tests.pserver.shards import part
 from tests.worker.shards import serve_shards, standing_alone
 from worker.data import Array
 from worker.router import Router
@@ -37,6 +39,10 @@ def arrays(plan: Plan, start: float) -> dict[str, Array]:
     return made
 
 
+def parts(plan: Plan, values: dict[str, Array]) -> list[Gradient]:
+    return [part(plan, values, shard) for shard in range(plan.shards)]
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
     plan = make_cut_plan(shards)
@@ -51,7 +57,7 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         for name, value in values.items():
             np.testing.assert_array_equal(into[name], value)
 
-        pushed = router.push_pull(BatchId(0, 0, 10), 1, updates, into)
+        pushed = router.push_pull(BatchId(0, 0, 10), 1, parts(plan, updates), into)
 
         assert [result.outcome for result in pushed] == ["applied"] * shards
         assert router.versions == (1,) * shards
@@ -69,8 +75,8 @@ def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
     ):
         into, again = arrays(plan, 0), arrays(plan, 0)
         router.initialize(arrays(plan, 1))
-        router.push_pull(BatchId(0, 0, 10), 1, arrays(plan, 5), into)
-        repeated = router.push_pull(BatchId(0, 0, 10), 2, arrays(plan, 9), again)
+        router.push_pull(BatchId(0, 0, 10), 1, parts(plan, arrays(plan, 5)), into)
+        repeated = router.push_pull(BatchId(0, 0, 10), 2, parts(plan, arrays(plan, 9)), again)
         assert [result.outcome for result in repeated] == ["already_applied"] * 2
         skipped = router.push_pull(BatchId(0, 10, 10), 3, None, again)
         assert [result.outcome for result in skipped] == ["skipped"] * 2
@@ -90,8 +96,8 @@ def test_staleness_is_told_by_each_shard() -> None:
         one.initialize(arrays(plan, 1))
         one.pull(None, into)
         other.pull(None, into)
-        one.push_pull(BatchId(0, 0, 10), 1, updates, into)
-        stale = other.push_pull(BatchId(0, 10, 10), 2, updates, into)
+        one.push_pull(BatchId(0, 0, 10), 1, parts(plan, updates), into)
+        stale = other.push_pull(BatchId(0, 10, 10), 2, parts(plan, updates), into)
         assert [result.staleness for result in stale] == [1, 1]
 
 
@@ -109,7 +115,7 @@ def test_a_round_is_staged_decided_and_pulled() -> None:
         values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
         router.initialize(values)
         router.pull(0, into)
-        staged = router.push(BatchId(0, 0, 10), 1, updates)
+        staged = router.push(BatchId(0, 0, 10), 1, parts(plan, updates))
         assert [result.outcome for result in staged] == ["staged"] * 2
         router.pull(1, into, decision)
         assert router.versions == (1, 1)
