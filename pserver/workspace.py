@@ -1,0 +1,115 @@
+"""All memory that one worker moves tensors through, allocated once."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.segment import HANDSHAKE_BYTES, SLOTS, Segment, SegmentUnavailable
+from psrpc.encoding import Encoding, wire_dtype
+from psrpc.plan import ALIGNMENT_BYTES, ArenaPlan, Plan
+
+NDArray = npt.NDArray[Any]
+
+
+class Workspace:
+    """Two parameter sets to pull into and, where memory is shared, an outbox for gradients.
+
+    Every array starts on a 64-byte boundary, and one of a page or more at the start of a page. A
+    worker that has to give its segment up closes the workspace and makes another.
+
+    Attributes:
+        sets: two of arena name -> ``[arena length]``, zeros at first, in the arena's dtype; float32
+            arenas of trainable variables in that of ``wire``. A shard's part may start at any
+            element.
+        outbox: by shard, arena name -> uint8 with room for that shard's part of a gradient in any
+            encoding. Empty where memory is private.
+        segment: what ``sets`` and ``outbox`` lie in; None where memory is private.
+        why: why it is private, in words; empty where it is shared.
+    """
+
+    def __init__(self, plan: Plan, wire: Encoding = "plain", shared: bool = True) -> None:
+        layout = _Layout(plan, wire)
+        self.segment: Segment | None = None
+        self.why = "" if shared else "it is switched off"
+        if shared:
+            try:
+                if plan.shards > SLOTS:
+                    raise SegmentUnavailable(f"there are {plan.shards} shards; expected <= {SLOTS}")
+                self.segment = Segment.create(layout.nbytes)
+            except SegmentUnavailable as unavailable:
+                self.why = str(unavailable)
+        memory = self.segment.bytes if self.segment else _private(layout.sets_nbytes)
+        first, second = (
+            {
+                a.name: memory[places[a.name]].view(_set_dtype(a, wire))[: a.length]
+                for a in plan.arenas
+            }
+            for places in layout.sets
+        )
+        self.sets = (first, second)
+        self.outbox: tuple[dict[str, NDArray], ...] = ()
+        if self.segment:
+            self.outbox = tuple(
+                {name: memory[place] for name, place in places.items()} for places in layout.outbox
+            )
+
+    def close(self) -> None:
+        """Offers the segment to nobody any more; the memory goes with the last array of it."""
+        if self.segment:
+            self.segment.close()
+
+
+def segment_nbytes(plan: Plan) -> int:
+    """Bytes of the largest segment that a worker can have: no other wire needs more than plain."""
+    return _Layout(plan, "plain").nbytes
+
+
+class _Layout:
+    """Where everything lies, in bytes from the start; the sets first.
+
+    Attributes:
+        sets: two of arena name -> place.
+        outbox: by shard, arena name -> place.
+        sets_nbytes, nbytes: bytes up to the end of the sets, and of everything.
+    """
+
+    def __init__(self, plan: Plan, wire: Encoding) -> None:
+        self.nbytes = HANDSHAKE_BYTES
+        self.sets = [
+            {a.name: self._place(a.length * _set_dtype(a, wire).itemsize) for a in plan.arenas}
+            for _ in range(2)
+        ]
+        self.sets_nbytes = self.nbytes
+        # Shards' parts are apart since only evenly cut ones are aligned where they touch.
+        self.outbox = [
+            {a.name: self._place(a.shard_length(k) * a.itemsize) for a in plan.arenas}
+            for k in range(plan.shards)
+        ]
+
+    def _place(self, nbytes: int) -> slice:
+        """At least ``nbytes``. Never empty, since an empty slice has no place of its own; and room
+        for any encoding: int8 with its scale is longer than one float32."""
+        page = mmap.PAGESIZE
+        start = _round_up(self.nbytes, page if nbytes >= page else ALIGNMENT_BYTES)
+        self.nbytes = start + _round_up(max(nbytes, 1), ALIGNMENT_BYTES)
+        return slice(start, self.nbytes)
+
+
+def _set_dtype(arena: ArenaPlan, wire: Encoding) -> np.dtype[Any]:
+    rounded = (arena.dtype, arena.role) == ("float32", "trainable")
+    return wire_dtype(wire if rounded else "plain", arena.dtype)
+
+
+def _round_up(nbytes: int, step: int) -> int:
+    return -(-nbytes // step) * step
+
+
+def _private(nbytes: int) -> NDArray:
+    """``[nbytes]`` uint8 zeros that start at a page."""
+    raw = np.zeros(nbytes + mmap.PAGESIZE, np.uint8)
+    skip = -raw.ctypes.data % mmap.PAGESIZE
+    return raw[skip : skip + nbytes]
