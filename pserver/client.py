@@ -12,8 +12,8 @@ import grpc
 import numpy.typing as npt
 
 from pserver import wire
-from pserver.assembly import GRADIENTS, VALUES, check_extents, encodable, shard_extents
-from pserver.exchanger import Exchanger
+from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, encodable, shard_extents
+from pserver.exchanger import Exchanger, Target
 from pserver.requests import PushResult
 from pserver.retry import RetryPolicy, persist
 from pserver.workspace import Workspace
@@ -32,7 +32,8 @@ __all__ = ["PullInfo", "Push", "PushResult", "RetryPolicy", "ShardClient", "Sour
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]
 """Arena name -> the worker's flat array ``[arena length]`` of it, whole, contiguous. Where values
-are received, its dtype is what they travel in: the arena's own, bfloat16 or float16."""
+are received, its dtype is what they travel in: the arena's own, bfloat16 or float16. A mapping
+that was passed once holds the same arrays for good."""
 
 Source = int | str | None
 """What to pull: None is the newest values, a number that round's, a string a kept snapshot's."""
@@ -41,6 +42,9 @@ DEADLINE_S = 60.0
 """Of one try of a call that carries tensors."""
 
 STATUS_S = 5.0
+
+_TARGETS = 4
+"""Mappings that a client remembers: two parameter sets, and some to spare."""
 
 Result = TypeVar("Result")
 
@@ -111,6 +115,9 @@ class ShardClient:
         self._patience_ms = int(deadline_s * 900)
         self._stop = stop or threading.Event()
         self.announce = announce
+        self._targets: dict[int, tuple[Arrays, Target]] = {}
+        self._extents: list[Extent] = []
+        self._extent_messages: list[types.Extent] = []
         self._channel = open_channel(address)
         self._exchanger = Exchanger(self._channel, self.peer, plan, shard, workspace, deadline_s)
         path = f"/{wire.SERVICE}/"
@@ -232,9 +239,6 @@ class ShardClient:
         return persist(call, self.peer, self._retry, stop=self._stop, announce=self.announce)
 
     def _push_header(self, fence: types.Fence, push: Push) -> pb.PushHeader:
-        extents = wire.gradient_extents(self._plan, push.gradients) if push.gradients else []
-        if extents:
-            check_extents(self._plan, self._shard, extents, GRADIENTS)
         return pb.PushHeader(
             fence=fence,
             worker=push.worker,
@@ -243,18 +247,38 @@ class ShardClient:
             base_version=push.base_version,
             examples=push.batch.count,
             skipped=push.gradients is None,
-            extents=wire.to_extents(extents),
+            extents=() if push.gradients is None else self._extents_of(push.gradients),
         )
+
+    def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
+        """What a gradient announces, checked; the same from step to step."""
+        extents = wire.gradient_extents(self._plan, gradient)
+        if extents != self._extents:
+            check_extents(self._plan, self._shard, extents, GRADIENTS)
+            self._extents, self._extent_messages = extents, wire.to_extents(extents)
+        return self._extent_messages
 
     def _exchange(
         self, header: pb.ExchangeHeader, gradient: Gradient | None, into: Arrays | None
     ) -> pb.ExchangeAnswer:
         header.patience_ms = self._patience_ms
-        mine = None
+        target = None
         if into is not None:
-            mine = self._mine(into)
-            header.pull.encoding = wire.to_encoding(self._encoding(mine))
-        return self._persist(lambda: self._exchanger.carry_out(header, gradient, mine))
+            target = self._target(into)
+            header.pull.encoding = wire.to_encoding(target.encoding)
+        return self._persist(lambda: self._exchanger.carry_out(header, gradient, target))
+
+    def _target(self, into: Arrays) -> Target:
+        """The shard's part of ``into``; worked out once, since a worker has two such mappings."""
+        known = self._targets.get(id(into))
+        if known is not None and known[0] is into:
+            return known[1]
+        mine = self._mine(into)
+        target = Target(mine, self._encoding(mine))
+        if len(self._targets) >= _TARGETS:
+            self._targets.pop(next(iter(self._targets)))
+        self._targets[id(into)] = (into, target)
+        return target
 
     def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
         """What the arenas that may be encoded are received in."""

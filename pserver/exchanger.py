@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from pserver import wire
 from pserver.assembly import VALUES, Assembly, Extent, check_extents
 from pserver.session import Session
 from pserver.workspace import Workspace
-from psrpc.encoding import Gradient
+from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -24,6 +25,24 @@ from psrpc.v1 import parameter_server_pb2 as pb
 log = get_logger()
 
 NDArray = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Target:
+    """Where pulled values are put: a shard's part of a worker's arrays.
+
+    Attributes:
+        mine: arena name -> contiguous ``[shard length]``, in the dtype that it travels in.
+        encoding: what that means for the arenas which may be encoded.
+        places: where the arrays lie in the worker's segment, in the plan's order; empty if that is
+            elsewhere, None if nobody has looked.
+        extents: what an answer announced that was found to fit.
+    """
+
+    mine: Mapping[str, NDArray]
+    encoding: Encoding
+    places: list[int] | None = None
+    extents: Sequence[Extent] = ()
 
 
 class Exchanger:
@@ -51,6 +70,11 @@ class Exchanger:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._refusal = ""
+        self._boxes: dict[str, NDArray] = {}
+        self._box_places: list[int] = []
+        if workspace is not None and workspace.segment is not None:
+            self._boxes = workspace.outbox[shard]
+            self._box_places = self._places(self._boxes)
 
     @property
     def attached(self) -> bool:
@@ -67,14 +91,14 @@ class Exchanger:
         self,
         header: pb.ExchangeHeader,
         gradient: Gradient | None,
-        into: Mapping[str, NDArray] | None,
+        into: Target | None,
     ) -> pb.ExchangeAnswer:
         """One try at one exchange.
 
         Args:
             header: complete but for the places of the tensors.
             gradient: what the push carries.
-            into: the shard's part of every arena, where the values of the pull are put.
+            into: where the values of the pull are put.
 
         Raises:
             SegmentLost: there is no answer, and the shard may still use the segment.
@@ -97,7 +121,7 @@ class Exchanger:
         session: Session,
         header: pb.ExchangeHeader,
         gradient: Gradient | None,
-        into: Mapping[str, NDArray] | None,
+        into: Target | None,
     ) -> pb.ExchangeAnswer:
         del header.push_at[:], header.pull_at[:]
         parts: Sequence[tuple[int, memoryview]] = ()
@@ -107,54 +131,47 @@ class Exchanger:
             else:
                 parts = wire.gradient_parts(self._plan, gradient)
         if into is not None and session.attached:
-            header.pull_at.extend(self._places(into))
+            if into.places is None:
+                into.places = self._places(into.mine)
+            header.pull_at.extend(into.places)
         answer, pieces = session.exchange(header, parts)
         try:
             if into is not None:
                 extents = wire.from_extents(answer.pull.extents)
                 self._check(extents, into)
                 if not header.pull_at:
-                    Assembly(self._plan, extents, into).accept_all(pieces)
+                    Assembly(self._plan, extents, into.mine).accept_all(pieces)
         except InvalidArgument as error:
             raise InvalidArgument(f"{self._peer} answered what cannot be used: {error}") from None
         return answer
 
     def _leave(self, gradient: Gradient) -> list[int]:
         """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""
-        workspace = self._workspace
-        assert workspace is not None
-        assert workspace.segment is not None
-        places = []
-        for arena in self._plan.arenas:
-            box = workspace.outbox[self._shard][arena.name]
+        for name, box in self._boxes.items():
             at = 0
-            for part in gradient[arena.name].parts:
+            for part in gradient[name].parts:
                 np.copyto(box[at : at + part.nbytes], part.view(np.uint8))
                 at += part.nbytes
-            place = workspace.segment.offset_of(box)
-            assert place is not None
-            places.append(place)
-        return places
+        return self._box_places
 
-    def _places(self, into: Mapping[str, NDArray]) -> list[int]:
-        """Where the values are to be put in shared memory; empty if that is elsewhere."""
+    def _places(self, arrays: Mapping[str, NDArray]) -> list[int]:
+        """Where arrays lie in shared memory, in the plan's order; empty if that is elsewhere."""
         assert self._workspace is not None
         segment = self._workspace.segment
         assert segment is not None
-        places = []
-        for arena in self._plan.arenas:
-            place = segment.offset_of(into[arena.name])
-            if place is None:
-                return []
-            places.append(place)
-        return places
+        places = [segment.offset_of(arrays[arena.name]) for arena in self._plan.arenas]
+        found = [place for place in places if place is not None]
+        return found if len(found) == len(places) else []
 
-    def _check(self, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+    def _check(self, extents: Sequence[Extent], into: Target) -> None:
+        if extents == into.extents:
+            return
         check_extents(self._plan, self._shard, extents, VALUES)
         for extent in extents:
             name = self._plan.arenas[extent.arena].name
-            if extent.nbytes != into[name].nbytes:
+            if extent.nbytes != into.mine[name].nbytes:
                 raise InvalidArgument(f"arena {name} came as {extent.encoding}")
+        into.extents = extents
 
     # -- the standing call -------------------------------------------------------------------
 
