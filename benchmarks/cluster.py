@@ -1,0 +1,162 @@
+"""Runs a job as a user would, with ``coordinator up``, and brings back the workers' step times."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.memory import MB, available_bytes, cluster_bytes
+from benchmarks.steps import Steps, read_steps
+from benchmarks.workloads import Dense, Transport
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LIMIT_S = 600.0
+"""No run of a benchmark takes this long."""
+
+STOP_S = 60.0
+
+_ARGUMENTS: dict[Transport, tuple[str, ...]] = {
+    "shm": (),
+    "tcp": ("--no-shm",),
+    "tcp_bf16": ("--no-shm", "--set", "wire_dtype=bfloat16"),
+}
+
+
+class RunFailed(Exception):
+    """A run gave no figure; the text says why, in one line."""
+
+
+class Cluster:
+    """One run of one job on this machine, in a directory that goes with it. Use it with ``with``:
+    whatever happens, no process is left. One thread uses it."""
+
+    def __init__(
+        self,
+        job: Path | Dense,
+        *,
+        shards: int = 1,
+        workers: int = 1,
+        transport: Transport = "shm",
+        settings: Sequence[str] = (),
+    ) -> None:
+        """``settings`` are ``key=value`` for ``--set``.
+
+        Raises:
+            RunFailed: a dense job needs more memory than there is.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
+        if isinstance(job, Dense):
+            _check_memory(job, shards, workers)
+            job = _write_job(Path(self._folder.name) / "dense.py", job)
+        self.run_dir = Path(self._folder.name) / "run"
+        self._output = Path(self._folder.name) / "output"
+        self._command = [sys.executable, "-m", "coordinator.cli", "up", str(job)]
+        self._command += ["--shards", str(shards), "--workers", str(workers)]
+        self._command += ["--run-dir", str(self.run_dir), "--step-times", "--gpu", "none"]
+        self._command += _ARGUMENTS[transport]
+        self._command += [word for setting in settings for word in ("--set", setting)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Cluster:
+        with self._output.open("wb") as output:
+            # Job files import this package from the working directory.
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def wait(self) -> list[Steps]:
+        """The steps of every worker, when the job is done.
+
+        Raises:
+            RunFailed: it failed, or took longer than ``LIMIT_S``.
+        """
+        assert self._process is not None
+        try:
+            status = self._process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"not done after {LIMIT_S:.0f} s") from None
+        if status:
+            said = self._output.read_text(errors="replace").strip().splitlines()
+            raise RunFailed(said[-1] if said else f"exit status {status}")
+        return read_steps(self.run_dir / "steps")
+
+    def stop(self) -> None:
+        """Ends the job, which leaves its step times; nothing happens if it has ended."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                # Its children go when it goes.
+                self._process.kill()
+                self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        """Whether the job has not ended yet."""
+        assert self._process is not None
+        return self._process.poll() is None
+
+    def address(self) -> str:
+        """Of the coordinator, once it serves.
+
+        Raises:
+            RunFailed: the job ended before.
+        """
+        file = self.run_dir / "address"
+        while self.running:
+            if file.exists() and (text := file.read_text().strip()):
+                return text
+            time.sleep(0.05)
+        self.wait()
+        raise RunFailed("the job ended before it was looked at")
+
+    def processes(self, command: str) -> list[int]:
+        """Process ids of this run's ``pserver`` or ``worker`` processes, in order of starting."""
+        assert self._process is not None
+        found = []
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (proc / "cmdline").read_bytes().split(b"\0")
+                parent = (proc / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if f"{command}.cli".encode() in line and int(parent) == self._process.pid:
+                found.append(int(proc.name))
+        return sorted(found)
+
+
+def _write_job(path: Path, dense: Dense) -> Path:
+    path.write_text(
+        "from benchmarks.dense_job import dense_job\n"
+        "from benchmarks.workloads import Dense\n\n"
+        f"job = dense_job({dense})\n"
+    )
+    return path
+
+
+def _check_memory(dense: Dense, shards: int, workers: int) -> None:
+    """Rather no figure than a machine that swaps, or kills somebody else's process."""
+    needed, available = cluster_bytes(dense.nbytes, shards, workers), available_bytes()
+    if needed > available:
+        raise RunFailed(
+            f"not run: needs about {needed // MB} MB of memory, {available // MB} MB are free"
+        )

@@ -1,0 +1,6 @@
+"""coordinator up benchmarks/jobs/dense_1x64MB.py, from the repository's root."""
+
+from benchmarks.dense_job import dense_job
+from benchmarks.workloads import DENSE
+
+job = dense_job(DENSE["dense_1x64MB"])

@@ -1,0 +1,62 @@
+"""Where the figures of a benchmark go: raw into a JSON file, as tables into README.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+README = Path(__file__).resolve().parent / "README.md"
+
+PACKAGES = ("tensorflow", "keras", "grpcio", "numpy", "torch", "ray")
+
+
+def write_json(path: Path, document: Mapping[str, object]) -> None:
+    """Writes ``document`` with what it was measured on."""
+    path.write_text(json.dumps({"machine": machine(), **document}, indent=1) + "\n")
+
+
+def machine() -> dict[str, object]:
+    """What figures depend on."""
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "packages": versions,
+    }
+
+
+def write_section(name: str, text: str, path: Path = README) -> None:
+    """Replaces what stands between the markers ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+
+    Raises:
+        ValueError: the file has no such markers.
+    """
+    page = path.read_text()
+    path.write_text(replace_section(page, name, text))
+
+
+def replace_section(page: str, name: str, text: str) -> str:
+    """See :func:`write_section`."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    head, found, rest = page.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"there are no markers {begin.strip()} and {end}")
+    return f"{head}{begin}\n{text.strip()}\n\n{end}{tail}"
+
+
+def say(text: str) -> None:
+    """A line for who watches; the tables alone go to stdout."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
