@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hmac
@@ -10,6 +11,7 @@ import os
 import secrets
 import stat
 import sys
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ SLOTS = HANDSHAKE_BYTES // SLOT_BYTES
 
 _SECRET_BYTES = 32
 _MFD_NOEXEC_SEAL = 0x0008
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentUnavailable(Exception):
@@ -292,8 +295,23 @@ def _required_seals() -> int:
 
 
 def _map(fd: int, nbytes: int) -> NDArray:
-    """``[nbytes]`` uint8. The mapping goes with the last array that is cut from it."""
-    return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+    """``[nbytes]`` uint8. The mapping goes with the last array that is cut from it.
+
+    It is made and undone by the C library: the module mmap holds all threads of the process while
+    the kernel takes memory back, for a second when there are 3 GiB of it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)
+    # At exit the kernel does it, and some thread may still be at work in there.
+    weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
 def _secret(memory: NDArray, slot: int) -> NDArray:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import socket
 import stat
 import subprocess
@@ -102,11 +103,6 @@ def test_its_memory_is_taken_at_once(segment: Segment) -> None:
     assert os.fstat(segment.offer(0).fd).st_blocks * 512 >= NBYTES
 
 
-def test_more_memory_than_there_is_is_refused_in_words() -> None:
-    with pytest.raises(SegmentUnavailable, match=r"of 1073741824 MiB is needed; \d+ MiB of memory"):
-        Segment.create(1 << 50)
-
-
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
     """Makes the kernel refuse larger files, memfds too. Python ignores the signal that it sends."""
@@ -118,7 +114,16 @@ def file_size_limit(nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_memory_that_cannot_be_had_is_an_error_at_once() -> None:
+def test_more_memory_than_there_is_is_not_even_tried() -> None:
+    # The limit is for a program that does try: it would take this machine down.
+    with (
+        file_size_limit(NBYTES),
+        pytest.raises(SegmentUnavailable, match=r"of 1073741824 MiB is needed; \d+ MiB of memory"),
+    ):
+        Segment.create(1 << 50)
+
+
+def test_a_segment_that_is_too_large_is_an_error_at_once() -> None:
     files = open_files()
     with (
         file_size_limit(NBYTES // 2),
@@ -126,6 +131,18 @@ def test_memory_that_cannot_be_had_is_an_error_at_once() -> None:
     ):
         Segment.create(NBYTES)
     assert open_files() == files
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace makes the kernel refuse memory")
+def test_memory_that_cannot_be_had_is_an_error_at_once() -> None:
+    fault = ["strace", "-f", "-e", "inject=fallocate:error=ENOSPC", "-e", "trace=fallocate"]
+    create = f"from pserver.segment import Segment; Segment.create({NBYTES})"
+    ended = subprocess.run(
+        [*fault, sys.executable, "-c", create], capture_output=True, text=True, check=False
+    )
+    assert "ENOSPC (No space left on device) (INJECTED)" in ended.stderr
+    assert "SegmentUnavailable: a segment of 1 MiB could not be made: No space left" in ended.stderr
 
 
 def test_a_system_without_memfd_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
