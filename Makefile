@@ -4,16 +4,18 @@
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 INSTALLED := .venv/.installed
+NODE_MODULES := tests/interop/node_modules/.package-lock.json
 
 help:
 	@echo "make setup        make .venv and install everything"
 	@echo "make demo         train MNIST on 2 shards and 2 workers"
-	@echo "make test         every test that needs no Docker"
+	@echo "make test         every test that needs no Docker and no Node"
 	@echo "make test-fast    those that take no time"
 	@echo "make test-docker  build the image and train on it"
+	@echo "make test-interop let a client of another language speak to a shard"
 	@echo "make lint types   ruff, mypy"
 	@echo "make protos       generate psrpc/v1 from protos/"
-	@echo "make clean        remove .venv, caches and runs"
+	@echo "make clean        remove what was installed, caches and runs"
 
 setup: $(INSTALLED)
 
@@ -32,6 +34,13 @@ test-fast: $(INSTALLED)
 test-docker: $(INSTALLED)
 	$(PYTEST) -m docker tests/docker
 
+test-interop: $(INSTALLED) $(NODE_MODULES)
+	$(PYTEST) -m interop tests/interop
+
+$(NODE_MODULES): tests/interop/package-lock.json scripts/setup-node
+	./scripts/setup-node
+	touch $@
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -47,7 +56,9 @@ protos-check: $(INSTALLED)
 	$(PY) scripts/generate_protos.py --check
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build runs *.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build runs *.egg-info \
+		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-docker lint types protos protos-check clean
+.PHONY: help setup demo test test-fast test-docker test-interop lint types protos \
+	protos-check clean
