@@ -1,10 +1,11 @@
-# make setup | demo | test | lint | types | protos: the same targets here and in CI.
+# make setup | demo | test | lint | types | bench | protos: the same targets here and in CI.
 # Every target makes .venv first where it is missing or older than pyproject.toml.
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 INSTALLED := .venv/.installed
 NODE_MODULES := tests/interop/node_modules/.package-lock.json
+PEERS_INSTALLED := .venv/.installed-bench
 
 help:
 	@echo "make setup        make .venv and install everything"
@@ -14,6 +15,8 @@ help:
 	@echo "make test-docker  build the image and train on it"
 	@echo "make test-interop let a client of another language speak to a shard"
 	@echo "make lint types   ruff, mypy"
+	@echo "make bench        ours beside TensorFlow, PyTorch RPC and Ray: half an hour"
+	@echo "make bench-sweep  step time and memory against everything: longer"
 	@echo "make protos       generate psrpc/v1 from protos/"
 	@echo "make clean        remove what was installed, caches and runs"
 
@@ -49,6 +52,16 @@ types: $(INSTALLED)
 	$(PY) -m mypy
 	$(PY) -m mypy scripts/generate_protos.py
 
+# A peer that cannot be installed is shown as missing. ARGS="--only CASE --runs 1" and the like.
+bench: $(PEERS_INSTALLED)
+	$(PY) -m benchmarks.bench $(ARGS)
+
+bench-sweep: $(INSTALLED)
+	$(PY) -m benchmarks.sweep $(ARGS)
+
+$(PEERS_INSTALLED): $(INSTALLED)
+	-$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[bench]' && touch $@
+
 protos: $(INSTALLED)
 	$(PY) scripts/generate_protos.py
 
@@ -60,5 +73,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-docker test-interop lint types protos \
-	protos-check clean
+.PHONY: help setup demo test test-fast test-docker test-interop lint types bench bench-sweep \
+	protos protos-check clean

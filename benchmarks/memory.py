@@ -15,7 +15,7 @@ INTERVAL_S = 0.02
 FIXED_BYTES = {"keras": 400 * MB, "numpy": 100 * MB}
 """What a shard may take beside its parameters: interpreter, libraries, the wire's buffers."""
 
-FIELDS = ("VmHWM", "RssAnon", "RssShmem")
+FIELDS = ("VmHWM", "RssAnon", "RssShmem", "RssFile")
 
 _LINE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
@@ -58,12 +58,15 @@ class Peak:
     Attributes:
         rss: of everything (VmHWM, kept by the kernel).
         anonymous: of its own (RssAnon), as sampled.
-        shared: of shared memory (RssShmem), as sampled: mostly the workers' segments.
+        shared: of shared memory (RssShmem), as sampled: the workers' segments.
+        files: of mapped files (RssFile), as sampled: libraries. All processes that use TensorFlow
+            share one copy of them, which the kernel may drop.
     """
 
     rss: int
     anonymous: int
     shared: int
+    files: int
 
 
 class MemoryWatch:

@@ -104,9 +104,9 @@ def table(samples: Sequence[PointSample]) -> str:
         markdown([sweep, *(OURS[transport] for transport in TRANSPORTS)], rows),
     ]
     if sweep == "variables":
-        lines += ["", f"Flat within ±{FLAT:.0%}, compared with one variable:"]
+        lines += ["", f"Flat within ±{FLAT:.0%}, compared with one variable:", ""]
         lines += [
-            f"{OURS[t]} {flatness([medians[label, t] for label in labels])}" for t in TRANSPORTS
+            f"- {OURS[t]} {flatness([medians[label, t] for label in labels])}" for t in TRANSPORTS
         ]
     misses = dict.fromkeys(f"- {s.label}, {OURS[s.transport]}: {s.miss}" for s in samples if s.miss)
     return "\n".join([*lines, *(["", "Missing:", ""] if misses else []), *misses]) + "\n"

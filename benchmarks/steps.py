@@ -63,7 +63,7 @@ def step_ms(workers: Sequence[Steps], warmup: int) -> float:
 def parts_ms(workers: Sequence[Steps], warmup: int) -> dict[str, float]:
     """The median of each part of a step, in milliseconds."""
     return {
-        name: round(
+        name.removesuffix("_s"): round(
             float(np.median(np.concatenate([w.columns[name][warmup:] for w in workers]))) * 1e3, 4
         )
         for name in COLUMNS[1:]

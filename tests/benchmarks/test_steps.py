@@ -29,10 +29,10 @@ def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.exchanges(), [[1.75, 2.75], [3.75, 4.75]])
     assert not len(idle.starts)
     assert parts_ms([found, idle], warmup=1) == {
-        **dict.fromkeys(("pull_s", "push_s", "commit_s"), 0.0),
-        "data_s": 250.0,
-        "compute_s": 500.0,
-        "push_pull_s": 1000.0,
+        **dict.fromkeys(("pull", "push", "commit"), 0.0),
+        "data": 250.0,
+        "compute": 500.0,
+        "push_pull": 1000.0,
     }
 
 
