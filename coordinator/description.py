@@ -23,6 +23,7 @@ FORMAT = 1
 
 Mode = Literal["async", "sync"]
 Engine = Literal["keras", "numpy"]
+WireDtype = Literal["float32", "bfloat16", "float16"]
 
 
 class DescribeFailed(PsError):
@@ -53,6 +54,7 @@ class JobDescription:
     needs_single_shard: str | None
     checkpoint_every: int
     intra_op_threads: int
+    wire_dtype: WireDtype
     total_updates: int
     metrics: tuple[str, ...]
     document: dict[str, Any]
@@ -91,6 +93,7 @@ def parse_description(text: str) -> JobDescription:
         needs_single_shard=document.get("needs_single_shard"),
         checkpoint_every=read.whole("checkpoint_every", 1),
         intra_op_threads=document.get("intra_op_threads") or 0,
+        wire_dtype=read.choice("wire_dtype", get_args(WireDtype)),
         total_updates=read.whole("total_updates", 1),
         metrics=tuple(read.field("metrics", list)),
         document=document,

@@ -79,6 +79,7 @@ class Servicer(CoordinatorServicer):
             restore=run.restored.directory if run.restored else "",
             heartbeat_s=HEARTBEAT_S,
             lease_s=LEASE_S,
+            wire_dtype=run.description.wire_dtype,
         )
 
     async def ReportShardReady(

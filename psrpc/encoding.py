@@ -33,8 +33,15 @@ _HALVES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
+_BY_WIRE_DTYPE: dict[str, Encoding] = {
+    "float32": "plain",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
 _LEVELS = np.float32(127)
 _SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
+_LARGEST_SCALE = np.nextafter(np.finfo(np.float32).max / _LEVELS, np.float32(0))
+_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +99,24 @@ def wire_dtype(encoding: Encoding, dtype: npt.DTypeLike) -> np.dtype[Any]:
     return _HALVES[encoding]
 
 
-def round_to(array: NDArray, encoding: Literal["bfloat16", "float16"]) -> NDArray:
-    """A float32 ``array`` rounded to nearest even. Finite elements stay finite: those out of
-    range become the largest finite number of their sign. Infinities and NaN stay what they are."""
+def wire_encoding(dtype: str) -> Encoding:
+    """How parameters, and gradients that are not compressed, travel in a job whose ``wire_dtype``
+    is ``dtype``.
+
+    Raises:
+        InvalidArgument: there is no such choice.
+    """
+    if dtype not in _BY_WIRE_DTYPE:
+        raise InvalidArgument(f"wire_dtype is {dtype!r}; expected {' or '.join(_BY_WIRE_DTYPE)}")
+    return _BY_WIRE_DTYPE[dtype]
+
+
+def round_to(array: NDArray, encoding: Encoding) -> NDArray:
+    """A float32 ``array`` rounded to ``bfloat16`` or ``float16``, to nearest even.
+
+    Finite elements stay finite: those out of range become the largest finite number of their
+    sign. Infinities and NaN stay what they are.
+    """
     dtype, largest = _HALVES[encoding], LARGEST[encoding]
     # NaN fails the comparison too. This costs a third of what looking at every element does.
     if not -largest <= array.min(initial=0) <= array.max(initial=0) <= largest:
@@ -114,6 +136,8 @@ def encode_int8(array: npt.NDArray[np.float32]) -> Bytes:
         values = array[block].reshape(len(scales[rows]), -1)
         scale = np.maximum(values.max(axis=1), -values.min(axis=1)) / _LEVELS
         scale[scale < _SMALLEST_NORMAL] = 0
+        # So that 127 times the scale is finite as well.
+        np.minimum(scale, _LARGEST_SCALE, out=scale, where=np.isfinite(scale))
         scales[rows] = scale
         scale[scale == 0] = np.inf
         steps = values / scale[:, np.newaxis]
@@ -203,9 +227,11 @@ def _int8_parts(raw: Bytes, length: int) -> tuple[NDArray, NDArray]:
 
 
 def _blockwise(length: int) -> Iterator[tuple[slice, slice]]:
-    """The full blocks, then the last one if it is not full: its elements and its scales."""
+    """The full blocks, as many at a time as a cache holds, then the last one if it is not full:
+    their elements and their scales."""
     full = length // INT8_BLOCK
-    if full:
-        yield slice(0, full * INT8_BLOCK), slice(0, full)
+    for start in range(0, full, _ROWS):
+        stop = min(start + _ROWS, full)
+        yield slice(start * INT8_BLOCK, stop * INT8_BLOCK), slice(start, stop)
     if length % INT8_BLOCK:
         yield slice(full * INT8_BLOCK, length), slice(full, full + 1)

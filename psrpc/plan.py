@@ -79,6 +79,11 @@ class ArenaPlan:
         """Bytes per element."""
         return np.dtype(self.dtype).itemsize
 
+    @property
+    def encodable(self) -> bool:
+        """Whether its elements may travel in another form than their own (psrpc.encoding)."""
+        return (self.dtype, self.role) == ("float32", "trainable")
+
     def shard_length(self, shard: int) -> int:
         """Elements of the arena that live on ``shard``."""
         return self.cuts[shard + 1] - self.cuts[shard]

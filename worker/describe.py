@@ -17,7 +17,7 @@ from pserver.updates.allowlist import needs_single_shard, placement_for
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob
-from psrpc.plan import VariableSpec, make_plan
+from psrpc.plan import Plan, VariableSpec, make_plan
 from worker.data import Batch, check_count, map_arrays
 from worker.job import Job
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
@@ -74,6 +74,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     variables, trained, metrics = _describe_model(job, example, eval_records)
     # Every check of the plan that does not depend on the number of shards.
     plan = make_plan(variables, 1, "cut")
+    _check_wire(job, plan)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
     if job.engine == "numpy":
         NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
@@ -96,6 +97,9 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,
         "intra_op_threads": job.intra_op_threads,
+        "wire_dtype": job.wire_dtype,
+        "compression": job.compression,
+        "topk": job.topk,
         "total_updates": job.total_updates(),
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
     }
@@ -115,6 +119,16 @@ def _check_paths(job: Job) -> None:
             f"init_from is {str(job.init_from)!r}; there is no such file or checkpoint in "
             f"{Path.cwd()}"
         )
+
+
+def _check_wire(job: Job, plan: Plan) -> None:
+    asked = {"wire_dtype": job.wire_dtype, "compression": job.compression}
+    for name, value in asked.items():
+        if value not in ("float32", None) and not any(arena.encodable for arena in plan.arenas):
+            raise InvalidJob(
+                f"{name} is {value!r}, but no trainable variable is float32, and others always "
+                f"travel as they are; leave {name} out"
+            )
 
 
 def _check_data(job: Job) -> tuple[int, int]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["async", "sync"]
 Engine = Literal["keras", "numpy"]
+WireDtype = Literal["float32", "bfloat16", "float16"]
+Compression = Literal["topk", "int8"]
 
 ModelFactory: TypeAlias = "Callable[[], keras.Model | tf.Module]"
 Loss: TypeAlias = "str | keras.losses.Loss | Callable[..., Any]"
@@ -59,6 +61,18 @@ class Job:
         checkpoint_every: global steps from one checkpoint to the next.
         intra_op_threads: threads of one TensorFlow operation in a worker. Gradients are the same
             bits only where this is pinned; None leaves it to TensorFlow.
+        wire_dtype: what float32 parameters and their gradients are rounded to on their way between
+            worker and shard: half the bytes. ``float16`` is finer than ``bfloat16``, but what is
+            beyond its range, 65504, becomes that, and what is below 6e-8 becomes 0. Shards update,
+            evaluate, checkpoint and export float32 all the same; float64 variables and state
+            (BatchNormalization statistics) are never rounded.
+        compression: of the gradients of float32 variables, instead of rounding them: ``int8`` is a
+            quarter of the bytes, ``topk`` sends the fraction ``topk`` of the elements, those of
+            largest magnitude. What is left out is kept by the worker and added to its next
+            gradient. It is lost when the worker dies, so with compression the results depend, in
+            sync mode too, on which worker computes what.
+        topk: the fraction of elements that ``compression="topk"`` sends of each shard's part, at
+            most one half; at least one element.
 
     Raises:
         InvalidJob: a field holds what it cannot; the message names it, the value and the fix.
@@ -79,6 +93,9 @@ class Job:
     engine: Engine = "keras"
     checkpoint_every: int = 1000
     intra_op_threads: int | None = None
+    wire_dtype: WireDtype = "float32"
+    compression: Compression | None = None
+    topk: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "epochs", "checkpoint_every"):
@@ -89,6 +106,9 @@ class Job:
                 _check_integer(name, getattr(self, name), 1)
         _check_choice("mode", self.mode, ("async", "sync"))
         _check_choice("engine", self.engine, ("keras", "numpy"))
+        _check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
+        _check_choice("compression", self.compression, ("topk", "int8", None))
+        _check_fraction("topk", self.topk, 0.5)
         if not callable(self.model):
             raise InvalidJob(
                 f"model is {_show(self.model)}; expected a function without arguments that makes "
@@ -144,9 +164,14 @@ def _check_integer(name: str, value: object, least: int) -> None:
         raise InvalidJob(f"{name} is {_show(value)}; expected a whole number of at least {least}")
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _check_fraction(name: str, value: object, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise InvalidJob(f"{name} is {_show(value)}; expected a number above 0 and at most {most}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise InvalidJob(f"{name} is {_show(value)}; expected {' or '.join(choices)}")
+        raise InvalidJob(f"{name} is {_show(value)}; expected {' or '.join(map(str, choices))}")
 
 
 def _check_source(name: str, value: object) -> None:

@@ -79,6 +79,9 @@ FIELDS: dict[str, _Kind | None] = {
     "engine": _NAME,
     "checkpoint_every": _INTEGER,
     "intra_op_threads": _or_none(_INTEGER),
+    "wire_dtype": _NAME,
+    "compression": _or_none(_NAME),
+    "topk": _FLOAT,
 }
 """Every field of a job; None marks those that no text can express."""
 

@@ -50,7 +50,7 @@ class RegisterShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RegisterShardResponse(_message.Message):
-    __slots__ = ("run_id", "generation", "policy", "plan", "optimizer", "engine", "mode", "replicas", "run_dir", "token", "restore", "heartbeat_s", "lease_s")
+    __slots__ = ("run_id", "generation", "policy", "plan", "optimizer", "engine", "mode", "replicas", "run_dir", "token", "restore", "heartbeat_s", "lease_s", "wire_dtype")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class RegisterShardResponse(_message.Message):
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     generation: int
     policy: int
@@ -77,7 +78,8 @@ class RegisterShardResponse(_message.Message):
     restore: str
     heartbeat_s: float
     lease_s: float
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., restore: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    wire_dtype: str
+    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., restore: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied")

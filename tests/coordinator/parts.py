@@ -52,6 +52,7 @@ def description_json(**changes: Any) -> dict[str, Any]:
         "needs_single_shard": None,
         "checkpoint_every": 1000,
         "intra_op_threads": None,
+        "wire_dtype": "float32",
         "total_updates": 6,
         "metrics": ["loss"],
         **changes,

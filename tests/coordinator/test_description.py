@@ -38,6 +38,7 @@ def test_a_description_is_read() -> None:
         ({"epochs": True}, "epochs = True; expected int"),
         ({"train_records": "many"}, "train_records = 'many'; expected int"),
         ({"variables": [{"name": "w"}]}, r"the variable \{'name': 'w'\}"),
+        ({"wire_dtype": "half"}, "wire_dtype = 'half'; expected float32 or bfloat16 or float16"),
         ({"placement": "odd"}, "placement = 'odd'; expected cut or whole"),
     ],
 )

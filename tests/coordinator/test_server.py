@@ -169,6 +169,12 @@ def test_cluster_not_ready_names_the_missing_shards(
         assert "shards 0, 2" in client.get_job_status().waiting_for
 
 
+def test_a_shard_is_told_how_tensors_travel(tmp_path: Path) -> None:
+    run = make_run(tmp_path, wire_dtype="bfloat16")
+    with serving(run) as served, CoordinatorClient(served.address) as client:
+        assert ShardDouble(client, 0).register().wire_dtype == "bfloat16"
+
+
 def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
     with (
         serving(make_run(tmp_path, shards=2)) as served,

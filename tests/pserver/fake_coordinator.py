@@ -45,6 +45,7 @@ class FakeCoordinator(CoordinatorServicer):
             token=TOKEN,
             heartbeat_s=0.02,
             lease_s=10,
+            wire_dtype="float32",
         )
         self.taken = False
         self.silent = False

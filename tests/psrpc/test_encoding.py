@@ -104,6 +104,19 @@ def test_topk_keeps_the_largest_as_they_are(
         assert np.abs(array[indices]).min() >= np.abs(array[others]).max()
 
 
+def test_int8_of_many_blocks_is_that_of_each() -> None:
+    array = np.arange(259 * INT8_BLOCK + 5, dtype=np.float32)
+    blocks = [array[at : at + INT8_BLOCK] for at in range(0, len(array), INT8_BLOCK)]
+    expected = [decoded("int8", encode_int8(block), len(block)) for block in blocks]
+    found = decoded("int8", encode_int8(array), len(array))
+    np.testing.assert_array_equal(found, np.concatenate(expected))
+
+
+def test_the_largest_numbers_stay_finite() -> None:
+    largest = np.full(3, np.finfo(np.float32).max)
+    np.testing.assert_allclose(decoded("int8", encode_int8(largest), 3), largest, rtol=1e-6)
+
+
 def test_a_block_too_small_for_a_scale_counts_as_zeros() -> None:
     """A subnormal scale has too few digits: the elements would not fit into int8."""
     array = np.full(3, 180 * np.finfo(np.float32).smallest_subnormal)

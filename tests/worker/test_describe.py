@@ -84,10 +84,26 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "needs_single_shard": None,
         "checkpoint_every": 9,
         "intra_op_threads": None,
+        "wire_dtype": "float32",
+        "compression": None,
+        "topk": 0.01,
         "total_updates": 4,
         "metrics": ["loss", "accuracy"],
     }
     assert optimizer["class_name"] == "SGD"
+
+
+def test_how_tensors_travel_is_told() -> None:
+    document = described(wire_dtype="float16", compression="topk", topk=0.1)
+    told = [document[name] for name in ("wire_dtype", "compression", "topk")]
+    assert told == ["float16", "topk", 0.1]
+
+
+@pytest.mark.parametrize("setting", [{"wire_dtype": "bfloat16"}, {"compression": "int8"}])
+def test_a_setting_without_effect_is_refused(setting: dict[str, Any]) -> None:
+    (name,) = setting
+    with pytest.raises(InvalidJob, match=f"{name} is .* no trainable variable is float32"):
+        described(model=lambda: dense(dtype="float64"), **setting)
 
 
 def test_names_are_the_same_however_often_a_model_is_made() -> None:

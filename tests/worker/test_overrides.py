@@ -49,6 +49,10 @@ def test_every_field_is_known() -> None:
         ("eval=none", None),
         ("intra_op_threads=1", 1),
         ("checkpoint_every=50", 50),
+        ("wire_dtype=bfloat16", "bfloat16"),
+        ("compression=int8", "int8"),
+        ("compression=none", None),
+        ("topk=0.05", 0.05),
     ],
 )
 def test_a_field_is_read_by_its_kind(setting: str, value: Any) -> None:
