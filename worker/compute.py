@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from pserver.workspace import Workspace
 from psrpc.batch import BatchId
+from psrpc.encoding import wire_encoding
 from psrpc.plan import Plan
 from worker.buffers import ParameterBuffers
+from worker.compression import Compressor
 from worker.devices import Device
 from worker.feed import Feed
 from worker.flat import FlatStep, StepInput, StepResult
@@ -28,22 +31,27 @@ class BatchReader:
         self._job = job
         self._device = device
         self._num_seeds = num_seeds
+        (self._no_seeds,) = device.place((np.zeros((0, 2), np.int64),))
 
     def __call__(self, batch: BatchId) -> StepInput:
         """Raises InvalidJob where the data source fails."""
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
+        if not self._num_seeds:
+            return StepInput(self._no_seeds, self._device.place(records))
         states = [seed_state(self._job.seed, batch, i) for i in range(self._num_seeds)]
-        seeds = np.array(states, np.int64).reshape(self._num_seeds, 2)
-        return StepInput(*self._device.place((seeds, records)))
+        return StepInput(*self._device.place((np.array(states, np.int64), records)))
 
 
 class Compute:
     """The model's step, its data and its parameters. One thread uses it.
 
     Parameters are received into ``spare`` while the results of the last step, which may alias
-    the current ones, are still on their way; ``swap`` then makes the spare set current.
+    the current ones, are still on their way; ``swap`` then makes the spare set current. Both are
+    sets of a workspace: ``renew`` comes before anything that has to do with parameters.
     """
+
+    spare: ParameterBuffers
 
     def __init__(
         self,
@@ -53,11 +61,13 @@ class Compute:
         read: Callable[[BatchId], StepInput],
         waits: Waits,
     ) -> None:
+        job = replica.job
         self._waits = waits
-        self._step = FlatStep(replica.make_step(plan), plan, device)
+        self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
+        wire = wire_encoding(job.wire_dtype)
+        self._step = FlatStep(replica.make_step(plan), plan, device, wire, self._compressor)
         self._feed = Feed(read)
-        self._current = ParameterBuffers(plan)
-        self.spare = ParameterBuffers(plan)
+        self._current: ParameterBuffers
 
     def __enter__(self) -> Compute:
         self._feed.__enter__()
@@ -70,6 +80,16 @@ class Compute:
         traceback: TracebackType | None,
     ) -> None:
         self._feed.__exit__(kind, error, traceback)
+
+    def renew(self, workspace: Workspace) -> None:
+        """Receives parameters there from now on. A gradient that is under way has been lost."""
+        self._current, self.spare = map(ParameterBuffers, workspace.sets)
+        self.take_back()
+
+    def take_back(self) -> None:
+        """The shards have not taken the last gradient, and never will."""
+        if self._compressor is not None:
+            self._compressor.take_back()
 
     def swap(self) -> None:
         """The spare parameters have been received: compute with them from now on."""

@@ -39,7 +39,7 @@ class Evaluator:
         self._plan = plan
         self._device = device
         self._step: KerasStep | ModuleStep = replica.make_step(plan)
-        self._parameters = ParameterBuffers(plan)
+        self._parameters = ParameterBuffers.of(plan)
         self._held: tuple[int, str] | None = None
         self._metrics: list[Any] | None = None
         # The metrics' variables are read by the function, so it is traced after they were made.
@@ -129,7 +129,7 @@ class Evaluator:
         if self._metrics is None:
             assert self._job.eval is not None  # as above
             batch = self._read(0, min(2, self._job.eval.num_records))
-            values = split_arenas(self._plan, ParameterBuffers(self._plan).tensors)
+            values = split_arenas(self._plan, ParameterBuffers.of(self._plan).tensors)
             with user_code("the evaluation"), self._device.scope():
                 _, outputs = self._step.loss(values, batch)
                 metrics = build_metrics(self._job, batch[1], outputs) if outputs is not None else []

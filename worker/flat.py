@@ -1,24 +1,28 @@
-"""From flat parameters to flat gradients in one compiled call.
+"""From flat parameters to the shards' parts of a gradient in one compiled call.
 
 Per-variable work from Python costs more than the mathematics of a small model, so there is none:
 the arenas enter as they came from the shards, are cut into variables inside the compiled function
-but outside the gradient tape, and the gradients leave it joined in the order of the plan.
+but outside the gradient tape, and the gradients leave it in a few buffers, see ``worker.layout``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from psrpc.encoding import LARGEST, Encoding, Gradient, wire_dtype
 from psrpc.errors import InvalidJob
 from psrpc.plan import Plan
+from worker.compression import Compressor
 from worker.data import Array, Batch
 from worker.devices import Device
+from worker.layout import Layout, Span
+from worker.trace import Trace
 
 
 class GradientStep(Protocol):
@@ -48,15 +52,18 @@ class StepInput:
     Attributes:
         seeds: int64 ``[seed generators, 2]``, their states.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``.
-        signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. Found
-            when the input is made, ahead of the step.
+        tensors: all of them, flat.
+        signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. These
+            two are found when the input is made, ahead of the step.
     """
 
     seeds: tf.Tensor
     batch: Batch
+    tensors: Sequence[tf.Tensor] = field(init=False)
     signature: object = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tf.nest.flatten((self.seeds, self.batch)))
         object.__setattr__(self, "signature", _signature(self.batch))
 
 
@@ -65,14 +72,14 @@ class StepResult:
     """What one step gives.
 
     Attributes:
-        updates: arena name -> ``[length]`` in its dtype, contiguous, read-only: gradients of
-            trainable arenas, new minus old value of state arenas. Views of TensorFlow's memory,
-            maybe even of the parameters that the step was given.
+        gradients: what each shard gets, in the order of the plan: gradients of trainable arenas,
+            new minus old value of state arenas. Read-only views of TensorFlow's memory, maybe
+            even of the parameters that the step was given. Empty if not finite.
         loss: mean over the batch, with the model's own losses.
-        finite: no element of ``updates`` is NaN or infinite.
+        finite: no element of the gradients is NaN or infinite, as it travels.
     """
 
-    updates: Mapping[str, Array]
+    gradients: tuple[Gradient, ...]
     loss: float
     finite: bool
 
@@ -84,12 +91,23 @@ class FlatStep:
     other kernels, and workers that saw batches in another order would get other bits.
     """
 
-    def __init__(self, step: GradientStep, plan: Plan, device: Device) -> None:
+    def __init__(
+        self,
+        step: GradientStep,
+        plan: Plan,
+        device: Device,
+        wire: Encoding = "plain",
+        compressor: Compressor | None = None,
+    ) -> None:
+        """``wire`` is ``plain``, ``bfloat16`` or ``float16``: how the gradients of encodable arenas
+        leave the step, unless ``compressor`` takes them, and in what form parameters may come."""
         self._step = step
         self._plan = plan
         self._device = device
+        self._compressor = compressor
+        self._layout = Layout(plan, "plain" if compressor else wire)
         self._function = tf.function(self._run)
-        self._traces: dict[object, Callable[..., Any]] = {}
+        self._traces: dict[object, Trace] = {}
 
     def __call__(self, parameters: Sequence[tf.Tensor], given: StepInput) -> StepResult:
         """Computes the gradient of a batch at ``parameters``, per arena ``[length]``, on the host.
@@ -100,20 +118,19 @@ class FlatStep:
         arenas = self._device.receive(parameters)
         trace = self._traces.get(given.signature)
         if trace is None:
-            trace = self._function.get_concrete_function(arenas, given.seeds, given.batch)
+            trace = Trace(self._function.get_concrete_function(arenas, given.seeds, given.batch))
             self._traces[given.signature] = trace
-        *updates, vitals = trace(arenas, given.seeds, given.batch)
-        loss, power = memoryview(self._device.send(vitals))
-        views = {
-            arena.name: np.asarray(memoryview(self._device.send(update)))
-            for arena, update in zip(self._plan.arenas, updates, strict=True)
-        }
-        # The sum of squares is one pass over memory; it overflows before its terms do, so only
-        # when it is not finite is each element looked at.
-        finite = math.isfinite(power) or all(
-            bool(np.isfinite(view).all()) for view in views.values()
-        )
-        return StepResult(views, loss, finite)
+        outputs = map(self._device.send, trace((*arenas, *given.tensors)))
+        *buffers, (loss, power) = [np.asarray(memoryview(output)) for output in outputs]
+        # A sum of squares that is finite has finite terms, but not the other way round.
+        if not math.isfinite(power) and not all(map(_finite, self._layout.spans, buffers)):
+            if self._compressor is not None:
+                self._compressor.settle()
+            return StepResult((), float(loss), False)
+        gradients = self._layout.cut(buffers)
+        if self._compressor is not None:
+            gradients = self._compressor.compress(gradients)
+        return StepResult(gradients, float(loss), bool(gradients))
 
     def _run(
         self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
@@ -129,34 +146,65 @@ class FlatStep:
         loss, changes = self._step.differentiate(values, seeds, batch)
         if loss.shape.rank != 0:
             raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
-        updates = []
-        for arena in self._plan.arenas:
-            parts = []
-            for index in arena.order:
-                change, value = changes[index], values[index]
-                if arena.role == "state":
-                    change = tf.zeros_like(value) if change is None else change - value
-                elif change is None:
-                    raise InvalidJob(
-                        f"the loss does not depend on variable {self._plan.variables[index].name!r}"
-                        " for this batch, but did when the job was described; let it always do so"
-                    )
-                # Embedding look-ups give sparse gradients; the arena is dense.
-                parts.append(tf.reshape(tf.convert_to_tensor(change), [-1]))
-            updates.append(tf.concat(parts, 0))
-        power = tf.add_n([tf.cast(tf.nn.l2_loss(update), tf.float64) for update in updates])
-        return (*updates, tf.stack([tf.cast(loss, tf.float64), power]))
+        spans = self._layout.spans
+        buffers = [self._buffer(span, values, changes) for span in spans]
+        # One pass over memory, instead of a look at each element.
+        power = tf.add_n([tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers])
+        vitals = tf.stack([tf.cast(loss, tf.float64), power])
+        encoded = [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
+        return (*encoded, vitals)
+
+    def _buffer(
+        self, span: Span, values: Sequence[tf.Tensor], changes: Sequence[tf.Tensor | None]
+    ) -> tf.Tensor:
+        """What the step says of the variables of ``span``, in one flat tensor."""
+        parts = []
+        for index in span.variables:
+            change, value = changes[index], values[index]
+            if span.arena.role == "state":
+                change = tf.zeros_like(value) if change is None else change - value
+            elif change is None:
+                raise InvalidJob(
+                    f"the loss does not depend on variable {self._plan.variables[index].name!r}"
+                    " for this batch, but did when the job was described; let it always do so"
+                )
+            # Embedding look-ups give sparse gradients; the arena is dense.
+            parts.append(tf.reshape(tf.convert_to_tensor(change), [-1]))
+        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
 
 def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The variables of the plan, in its order and shapes, cut from whole arenas ``[length]``."""
+    """The variables of the plan, in its order, shapes and dtypes, cut from whole arenas
+    ``[length]``, which may be rounded: float16, or bfloat16 in the guise of uint16."""
     values: dict[int, tf.Tensor] = {}
     for arena, flat in zip(plan.arenas, arenas, strict=True):
-        members = [plan.variables[index] for index in arena.order]
-        parts = tf.split(flat, [variable.size for variable in members])
-        for index, variable, part in zip(arena.order, members, parts, strict=True):
-            values[index] = tf.reshape(part, variable.shape)
+        if flat.dtype == tf.uint16:
+            flat = tf.bitcast(flat, tf.bfloat16)
+        flat = tf.cast(flat, arena.dtype)
+        for index, start in zip(arena.order, arena.starts, strict=True):
+            variable = plan.variables[index]
+            # Not tf.split, which copies: such a slice is a view where it is aligned.
+            values[index] = tf.reshape(flat[start : start + variable.size], variable.shape)
     return [values[index] for index in range(len(plan.variables))]
+
+
+def _finite(span: Span, buffer: Array) -> bool:
+    """Whether every element is finite, told by the encoded ones."""
+    if span.encoding == "float16":
+        # What was infinite has become the largest number. Gradients of a norm of 1e19, which are
+        # finite and come here too, are no more use than infinite ones.
+        return False
+    elements = buffer.view(wire_dtype(span.encoding, buffer.dtype))
+    return bool(np.isfinite(elements).all())
+
+
+def _encode(buffer: tf.Tensor, encoding: Encoding) -> tf.Tensor:
+    """``buffer`` as it travels; NumPy sees rounded elements as uint16."""
+    if encoding == "plain":
+        return buffer
+    if encoding == "float16":
+        buffer = tf.clip_by_value(buffer, -LARGEST["float16"], LARGEST["float16"])
+    return tf.bitcast(tf.cast(buffer, encoding), tf.uint16)
 
 
 def _signature(nest: Any) -> object:

@@ -32,7 +32,7 @@ def make_evaluator(job: Job) -> tuple[Evaluator, ParameterBuffers, Any]:
     """An evaluator, the model's initial values as parameters, and the model."""
     replica = Replica(job)
     plan = make_plan([spec for spec, _ in model_variables(replica.model)], 1, "cut")
-    parameters = ParameterBuffers(plan)
+    parameters = ParameterBuffers.of(plan)
     for name, values in replica.values(plan).items():
         parameters.arrays[name][:] = values
     return Evaluator(replica, plan, CPU), parameters, replica.model

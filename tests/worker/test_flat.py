@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pserver.workspace import Workspace
 from psrpc.batch import BatchId
+from psrpc.encoding import Encoding, round_to, wire_dtype
 from psrpc.errors import InvalidJob
 from psrpc.plan import Plan, make_plan
 from worker import Arrays, Job
@@ -30,6 +32,12 @@ def records(**extra: Any) -> Arrays:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(RECORDS, FEATURES)).astype(np.float32)
     return Arrays(x, generator.integers(0, CLASSES, RECORDS), **extra)
+
+
+def records_of_floats() -> Arrays:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(RECORDS, FEATURES)).astype(np.float32)
+    return Arrays(x, generator.normal(size=(RECORDS, CLASSES)).astype(np.float32))
 
 
 def make_job(model: Callable[[], Any], **fields: Any) -> Job:
@@ -67,13 +75,15 @@ def noisy_model() -> keras.Model:
 class Bench:
     """The flat step of a job, with the model's initial values as parameters."""
 
-    def __init__(self, job: Job, device: Device = CPU, shards: int = 2) -> None:
+    def __init__(
+        self, job: Job, device: Device = CPU, shards: int = 2, wire: Encoding = "plain"
+    ) -> None:
         self.job = job
         self.replica = Replica(job)
         model = self.replica.model
         self.plan: Plan = make_plan([spec for spec, _ in model_variables(model)], shards, "cut")
-        self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device)
-        self.parameters = ParameterBuffers(self.plan)
+        self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device, wire)
+        self.parameters = ParameterBuffers(Workspace(self.plan, wire, shared=False).sets[0])
         for name, values in self.replica.values(self.plan).items():
             self.parameters.arrays[name][:] = values
         self.read = BatchReader(job, device, self.replica.num_seeds())
@@ -83,12 +93,27 @@ class Bench:
 
     def by_variable(self, result: StepResult) -> dict[str, Array]:
         found = {}
+        arenas = whole(self.plan, result)
         for arena in self.plan.arenas:
             for index, start in zip(arena.order, arena.starts, strict=True):
                 spec = self.plan.variables[index]
-                flat = result.updates[arena.name][start : start + spec.size]
+                flat = arenas[arena.name][start : start + spec.size]
                 found[spec.name] = flat.reshape(spec.shape)
         return found
+
+
+def whole(plan: Plan, result: StepResult) -> dict[str, Array]:
+    """What the shards make of their parts: arena name -> ``[length]`` in the arena's dtype."""
+    arenas = {}
+    for arena in plan.arenas:
+        parts = []
+        for shard, gradient in enumerate(result.gradients):
+            encoded = gradient[arena.name]
+            dtype = wire_dtype(encoded.encoding, arena.dtype)
+            parts += [np.zeros(0, arena.dtype), *(part.view(dtype) for part in encoded.parts)]
+            assert encoded.nbytes == arena.shard_length(shard) * dtype.itemsize
+        arenas[arena.name] = np.concatenate([part.astype(arena.dtype) for part in parts])
+    return arenas
 
 
 FIRST = BatchId(0, 0, 8)
@@ -146,9 +171,9 @@ def test_a_repeated_batch_gives_the_same_bits_anywhere_and_another_batch_other_m
     other = BatchId(1, 0, 8)
     there.run(other)
     first, again, elsewhere = here.run(FIRST), here.run(FIRST), there.run(FIRST)
-    for name, update in first.updates.items():
-        assert update.tobytes() == again.updates[name].tobytes()
-        assert update.tobytes() == elsewhere.updates[name].tobytes()
+    for name, update in whole(here.plan, first).items():
+        assert update.tobytes() == whole(here.plan, again)[name].tobytes()
+        assert update.tobytes() == whole(there.plan, elsewhere)[name].tobytes()
 
     # The records of the batch, under the masks of another one.
     mixed = StepInput(here.read(other).seeds, here.read(FIRST).batch)
@@ -172,15 +197,97 @@ def test_the_parameters_are_left_alone() -> None:
 def test_one_bad_element_is_seen(bad: float) -> None:
     bench = Bench(make_job(dense_model))
     bench.parameters.arrays["float32.trainable"][-1] = bad
-    assert not bench.run(FIRST).finite
+    result = bench.run(FIRST)
+    assert (result.finite, result.gradients) == (False, ())
 
 
 def test_large_but_finite_gradients_pass() -> None:
     # The sum of their squares is infinite in float32.
     job = make_job(dense_model, loss=lambda _y, p: 1e30 * p[:, 0])
-    result = Bench(job).run(FIRST)
+    bench = Bench(job)
+    result = bench.run(FIRST)
     assert result.finite
-    assert max(np.abs(update).max() for update in result.updates.values()) > 1e25
+    assert max(np.abs(update).max() for update in bench.by_variable(result).values()) > 1e25
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_rounded_parameters_give_the_rounded_gradient_at_them(wire: Encoding) -> None:
+    rounded, plain = Bench(make_job(noisy_model), wire=wire), Bench(make_job(noisy_model))
+    for name, array in rounded.parameters.arrays.items():
+        plain.parameters.arrays[name][:] = array.astype(np.float32)
+    found, exact = rounded.run(FIRST), plain.run(FIRST)
+    assert found.finite
+    assert found.loss == exact.loss
+    for shard, gradient in enumerate(found.gradients):
+        assert gradient["float32.trainable"].encoding == wire
+        assert gradient["float32.state"].encoding == "plain"
+        for name, encoded in gradient.items():
+            expected = np.concatenate(exact.gradients[shard][name].parts)
+            if encoded.encoding != "plain":
+                expected = round_to(expected, wire)
+            assert b"".join(part.tobytes() for part in encoded.parts) == expected.tobytes()
+
+
+def test_what_float16_cannot_hold_becomes_the_largest_it_can() -> None:
+    bench = Bench(make_job(dense_model, loss=lambda _y, p: 1e6 * p[:, 0]), wire="float16")
+    result = bench.run(FIRST)
+    assert result.finite
+    assert max(np.abs(update).max() for update in bench.by_variable(result).values()) == 65504
+
+
+@pytest.mark.parametrize(
+    ("wire", "scale", "finite"),
+    [
+        ("plain", 1e30, True),
+        ("bfloat16", 1e30, True),
+        # What bfloat16 rounds up to infinity is between these two.
+        ("plain", 3.4e38, True),
+        ("bfloat16", 3.4e38, False),
+        ("float16", 1e18, True),
+        ("float16", 1e30, False),
+        ("plain", np.inf, False),
+        ("bfloat16", np.nan, False),
+        ("float16", np.nan, False),
+    ],
+)
+def test_only_what_is_finite_as_it_travels_counts_as_finite(
+    wire: Encoding, scale: float, finite: bool
+) -> None:
+    x = np.ones(RECORDS, np.float32)
+
+    def loss(line: Line, _x: Any, _y: Any) -> Any:
+        return line.slope * scale + line.offset[0]
+
+    result = Bench(make_job(Line, loss=loss, train=Arrays(x, x)), wire=wire).run(FIRST)
+    assert result.finite == finite
+
+
+def test_large_variables_and_small_ones_between_them() -> None:
+    def model() -> keras.Model:
+        layers = [keras.layers.Dense(512, activation="elu") for _ in range(3)]
+        return keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
+
+    bench = Bench(make_job(model, loss="mse", train=records_of_floats()), shards=3)
+    result = bench.run(FIRST)
+    assert max(len(gradient["float32.trainable"].parts) for gradient in result.gradients) > 1
+    found = bench.by_variable(result)
+    x, y = bench.job.train.read(bench.job.seed, FIRST)
+    trained = bench.replica.model
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((trained(x) - y) ** 2)
+    gradients = tape.gradient(loss, [v.value for v in trained.trainable_variables])
+    for variable, gradient in zip(trained.trainable_variables, gradients, strict=True):
+        np.testing.assert_allclose(found[variable.path], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_an_error_in_the_step_names_the_users_code() -> None:
+    job = make_job(dense_model, train=Arrays(records().read_range(0, 8)[0], np.full(8, 99)))
+    bench = Bench(job)
+    for _ in range(2):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"(?s)test_flat.*label value of 99"
+        ):
+            bench.run(FIRST)
 
 
 class TwoTypes(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -246,7 +353,8 @@ def test_a_plain_module() -> None:
     assert float(found["offset"][0]) == pytest.approx(float(np.mean(2 * error)), rel=1e-5)
     assert float(found["mean"]) == pytest.approx(0.5 * float(rows.mean()), rel=1e-5)
     # The next step starts from the parameters again, not from what the last one left behind.
-    assert bench.run(FIRST).updates["float32.state"][0] == pytest.approx(float(found["mean"]))
+    again = bench.by_variable(bench.run(FIRST))
+    assert float(again["mean"]) == pytest.approx(float(found["mean"]))
 
 
 def test_a_loss_that_is_no_scalar_is_refused() -> None:
@@ -275,7 +383,7 @@ def test_a_variable_without_gradient_keeps_its_place_as_state() -> None:
     specs = [spec for spec, _ in model_variables(replica.model, names)]
     plan = make_plan(specs, 1, "cut")
     step = FlatStep(replica.make_step(plan), plan, CPU)
-    parameters = ParameterBuffers(plan)
-    result = step(parameters.tensors, BatchReader(replica.job, CPU, 0)(FIRST))
-    assert np.abs(result.updates["float32.trainable"]).max() > 0
-    assert not result.updates["float32.state"].any()
+    result = step(ParameterBuffers.of(plan).tensors, BatchReader(replica.job, CPU, 0)(FIRST))
+    updates = whole(plan, result)
+    assert np.abs(updates["float32.trainable"]).max() > 0
+    assert not updates["float32.state"].any()

@@ -19,7 +19,15 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, pull_values, serve_shards
-from tests.worker.test_flat import CPU, Bench, dense_model, make_job, noisy_model, records
+from tests.worker.test_flat import (
+    CPU,
+    Bench,
+    dense_model,
+    make_job,
+    noisy_model,
+    records,
+    whole,
+)
 from worker import Arrays, Job
 from worker.data import Batch
 from worker.evaluator import Evaluator
@@ -68,13 +76,12 @@ def plain_loop(job: Job, rounds: Sequence[Sequence[int]]) -> dict[str, Any]:
     bench = Bench(job)
     arrays = bench.parameters.arrays
     for indices in rounds:
-        results = [bench.run(BATCHES[index]).updates for index in indices]
+        results = [whole(bench.plan, bench.run(BATCHES[index])) for index in indices]
         weight = np.float32(1 / len(indices))
         for name, array in arrays.items():
             mean = weight * results[0][name]
             for result in results[1:]:
                 mean += weight * result[name]
-            # Updates may alias the parameters, so all were computed before any is changed.
             array += mean if name.endswith("state") else np.float32(-0.5) * mean
     return {name: array.copy() for name, array in arrays.items()}
 

@@ -1,0 +1,84 @@
+"""What a worker computes in a job whose gradients are compressed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pserver.workspace import Workspace
+from psrpc.batch import BatchId
+from psrpc.plan import make_plan
+from tests.worker.test_flat import CPU, dense_model, make_job
+from worker.compute import BatchReader, Compute
+from worker.flat import StepResult
+from worker.replica import Replica
+from worker.variables import model_variables
+from worker.waits import Waits
+
+pytestmark = pytest.mark.slow
+
+TRAINABLE = "float32.trainable"
+ONE, OTHER = BatchId(0, 0, 8), BatchId(0, 8, 8)
+
+
+class Worker:
+    """A compute whose parameters are the model's first ones."""
+
+    def __init__(self) -> None:
+        replica = Replica(make_job(dense_model, compression="topk", topk=0.2))
+        self.plan = make_plan([spec for spec, _ in model_variables(replica.model)], 2, "cut")
+        read = BatchReader(replica.job, CPU, replica.num_seeds())
+        self.compute = Compute(replica, self.plan, CPU, read, Waits(print))
+        self.values = replica.values(self.plan)
+        self.renew()
+
+    def renew(self) -> None:
+        self.compute.renew(Workspace(self.plan, shared=False))
+        self.receive(0)
+
+    def receive(self, extra: float) -> None:
+        for name, values in self.values.items():
+            self.compute.spare.arrays[name][:] = values + np.float32(extra)
+        self.compute.swap()
+
+    def run(self, batch: BatchId) -> StepResult:
+        return self.compute.gradient(batch, self.compute.read(batch))
+
+
+def sent(result: StepResult) -> list[bytes]:
+    """What travels of the trainable variables."""
+    assert [gradient[TRAINABLE].encoding for gradient in result.gradients] == ["topk"] * 2
+    return [part.tobytes() for each in result.gradients for part in each[TRAINABLE].parts]
+
+
+@pytest.fixture
+def fresh() -> list[bytes]:
+    """What a worker sends of its first batch."""
+    return sent(Worker().run(ONE))
+
+
+def test_what_was_left_out_is_in_the_next_gradient(fresh: list[bytes]) -> None:
+    worker = Worker()
+    assert sent(worker.run(ONE)) == fresh
+    assert sent(worker.run(ONE)) != fresh
+
+
+def test_a_gradient_that_is_taken_back_leaves_no_trace(fresh: list[bytes]) -> None:
+    worker = Worker()
+    worker.run(OTHER)
+    worker.compute.take_back()
+    assert sent(worker.run(ONE)) == fresh
+    worker.renew()
+    assert sent(worker.run(ONE)) == fresh
+
+
+def test_a_batch_that_is_skipped_leaves_what_was_there() -> None:
+    one, other = Worker(), Worker()
+    for worker in (one, other):
+        worker.run(OTHER)
+    one.receive(np.nan)
+    assert not one.run(ONE).finite
+    # The batch before the skipped one has been sent.
+    one.compute.take_back()
+    one.receive(0)
+    assert sent(one.run(ONE)) == sent(other.run(ONE))
