@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,29 +47,30 @@ class Cluster:
         transport: Transport = "shm",
         settings: Sequence[str] = (),
     ) -> None:
-        """``settings`` are ``key=value`` for ``--set``.
-
-        Raises:
-            RunFailed: a dense job needs more memory than there is.
-        """
-        self._folder = tempfile.TemporaryDirectory(prefix="bench-")
-        if isinstance(job, Dense):
-            _check_memory(job, shards, workers)
-            job = _write_job(Path(self._folder.name) / "dense.py", job)
-        self.run_dir = Path(self._folder.name) / "run"
-        self._output = Path(self._folder.name) / "output"
-        self._command = [sys.executable, "-m", "coordinator.cli", "up", str(job)]
-        self._command += ["--shards", str(shards), "--workers", str(workers)]
-        self._command += ["--run-dir", str(self.run_dir), "--step-times", "--gpu", "none"]
-        self._command += _ARGUMENTS[transport]
-        self._command += [word for setting in settings for word in ("--set", setting)]
+        """``settings`` are ``key=value`` for ``--set``."""
+        self._job = job
+        self._shards = shards
+        self._workers = workers
+        self._options = [*_ARGUMENTS[transport]]
+        self._options += [word for setting in settings for word in ("--set", setting)]
+        self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Cluster:
+        """Raises RunFailed: a dense job needs more memory than there is."""
+        if isinstance(self._job, Dense):
+            _check_memory(self._job, self._shards, self._workers)
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-"))
+        job = self._job
+        if isinstance(job, Dense):
+            job = _write_job(self._folder / "dense.py", job)
+        command = [sys.executable, "-m", "coordinator.cli", "up", str(job)]
+        command += ["--shards", str(self._shards), "--workers", str(self._workers)]
+        command += ["--run-dir", str(self.run_dir), "--step-times", "--gpu", "none"]
         with self._output.open("wb") as output:
             # Job files import this package from the working directory.
             self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+                [*command, *self._options], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
             )
         return self
 
@@ -79,7 +81,16 @@ class Cluster:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory; gone after the block."""
+        return self._folder / "run"
+
+    @property
+    def _output(self) -> Path:
+        return self._folder / "output"
 
     def wait(self) -> list[Steps]:
         """The steps of every worker, when the job is done.
