@@ -86,7 +86,7 @@ class AsyncLoop:
         pushed = self._router.push_pull(
             batch,
             attempt,
-            result.updates if result.finite else None,
+            result.gradients if result.finite else None,
             self._compute.spare.arrays,
         )
         self._compute.swap()

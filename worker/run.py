@@ -99,7 +99,7 @@ def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None
         intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
     )
     loaded = _load(options, asked)
-    Trainer(loaded, device, standing, times).run()
+    Trainer(loaded, device, standing, times, shm=options.shm).run()
 
 
 def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:

@@ -59,9 +59,10 @@ class SyncLoop:
             guess = self._next.after(batch)
             if guess is not None:
                 self._expect(guess)
-            self._router.push(batch, attempt, result.updates if result.finite else None)
+            self._router.push(batch, attempt, result.gradients if result.finite else None)
             times.took("push")
         except RoundPassed as passed:
+            self._compute.take_back()
             log.info("the round went on without this micro-batch", reason=str(passed))
             return self._standing.lease()
         done = DoneBatch(batch, attempt, result.loss, skipped=not result.finite)

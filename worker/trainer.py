@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
+from pserver.workspace import Workspace
+from psrpc.encoding import wire_encoding
 from psrpc.errors import InvalidJob, NotReady, PsError, StaleGeneration
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -31,12 +33,20 @@ class Trainer:
     """
 
     def __init__(
-        self, loaded: LoadedJob, device: Device, standing: Standing, times: StepTimes | None = None
+        self,
+        loaded: LoadedJob,
+        device: Device,
+        standing: Standing,
+        times: StepTimes | None = None,
+        *,
+        shm: bool = True,
     ) -> None:
+        """``shm``: share memory with shards on this host."""
         self._loaded = loaded
         self._device = device
         self._standing = standing
         self._times = times or StepTimes()
+        self._shm = shm
         self._replica: Replica | None = None
         self._plan: Plan | None = None
         self._compute: Compute | None = None
@@ -76,8 +86,15 @@ class Trainer:
         replica = self._prepare(plan, stack)
         assert self._compute is not None  # _prepare has made it
         self._compute.forget()
+        # Anew each time: a shard that was given up may still use the last one.
+        wire = wire_encoding(self._loaded.job.wire_dtype)
+        workspace = Workspace(plan, wire, self._shm)
+        if self._shm and workspace.why:
+            log.info("no shared memory; tensors go over the network", why=workspace.why)
+        self._compute.renew(workspace)
         with (
-            Router(cluster, plan, self._standing) as router,
+            closing(workspace),
+            Router(cluster, plan, self._standing, workspace) as router,
             AsyncLoop(self._compute, router, self._standing, self._times) as async_loop,
         ):
             sync_loop = SyncLoop(self._compute, router, self._standing, self._times)
