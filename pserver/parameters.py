@@ -65,7 +65,7 @@ class Parameters:
         known = self._current.get(encoding)
         values = known() if known is not None else None
         if values is None:
-            arrays = self._updates.snapshot(*([] if encoding == "plain" else [encoding]))
+            arrays = self._updates.snapshot(encoding)
             values = Values(self.version, self._generation, arrays, encoding)
             self._current[encoding] = weakref.ref(values)
         return values

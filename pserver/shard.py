@@ -15,6 +15,7 @@ from pserver.fence import ShardIdentity
 from pserver.server import ShardServer
 from pserver.snapshots import SnapshotWriter, restore
 from pserver.updates.engine import make_engine
+from psrpc.encoding import wire_encoding
 from psrpc.errors import InvalidJob
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -108,7 +109,11 @@ def _build(
     )
     writer = SnapshotWriter(identity, plan, job.run_id, run_dir, coordination.report_snapshot)
     updates = make_engine(
-        cast(Literal["keras", "numpy"], job.engine), json.loads(job.optimizer), plan, shard
+        cast(Literal["keras", "numpy"], job.engine),
+        json.loads(job.optimizer),
+        plan,
+        shard,
+        wire_encoding(job.wire_dtype),
     )
     engine = ShardEngine(identity, plan, updates, writer)
     if job.restore:

@@ -19,13 +19,14 @@ ALLOWED = {
         "psrpc",
         "coordinator.client",
         "pserver.client",
+        "pserver.workspace",
         "pserver.updates.allowlist",
         "pserver.updates.numpy_engine",
     },
 }
 
 TENSORFLOW = {"tensorflow", "keras"}
-MAY_USE_TENSORFLOW = {"pserver.updates.keras_engine"}
+MAY_USE_TENSORFLOW = {"pserver.updates.keras_engine", "pserver.updates.keras_function"}
 
 PURE = {
     "psrpc.batch",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pserver.updates.engine import ITERATIONS, NDArray, Slots
+from psrpc.encoding import Encoding, wire_dtype
 from psrpc.errors import CheckpointError, InvalidArgument
 from psrpc.plan import ALIGNMENT_BYTES, Plan
+
+_FLOAT32_OR_HALF = tuple(wire_dtype(e, "float32") for e in ("plain", "bfloat16", "float16"))
 
 
 class ShardArenas:
@@ -18,6 +22,8 @@ class ShardArenas:
         lengths: arena name -> elements on this shard, 0 included.
         dtypes: arena name -> dtype.
         trainable, state: names of the arenas of that role with at least one element.
+        owned: both, trainable ones first.
+        encodable: names of the arenas, empty ones included, that may travel otherwise than plain.
     """
 
     def __init__(self, plan: Plan, shard: int) -> None:
@@ -26,11 +32,12 @@ class ShardArenas:
         owned = [a for a in plan.arenas if a.shard_length(shard)]
         self.trainable = tuple(a.name for a in owned if a.role == "trainable")
         self.state = tuple(a.name for a in owned if a.role == "state")
-
-    @property
-    def owned(self) -> tuple[str, ...]:
-        """All arenas with at least one element, trainable ones first."""
-        return self.trainable + self.state
+        self.owned = self.trainable + self.state
+        self.encodable = frozenset(
+            a.name for a in plan.arenas if a.role == "trainable" and a.dtype == "float32"
+        )
+        self._own = {n: (np.dtype(dtype),) for n, dtype in self.dtypes.items()}
+        self._gradients = self._own | dict.fromkeys(self.encodable, _FLOAT32_OR_HALF)
 
     def check(self, arrays: Mapping[str, NDArray]) -> None:
         """Passes one array per owned arena, of its length and dtype.
@@ -38,6 +45,15 @@ class ShardArenas:
         Raises:
             InvalidArgument: names the arena, what came and what was expected.
         """
+        self._check(arrays, self._own)
+
+    def check_gradients(self, arrays: Mapping[str, NDArray]) -> None:
+        """The same, but a float32 trainable arena may also be bfloat16 or float16."""
+        self._check(arrays, self._gradients)
+
+    def _check(
+        self, arrays: Mapping[str, NDArray], dtypes: Mapping[str, tuple[np.dtype[Any], ...]]
+    ) -> None:
         for name in self.owned:
             if name not in arrays:
                 raise InvalidArgument(f"arena {name} is missing; got {', '.join(arrays) or 'none'}")
@@ -46,10 +62,12 @@ class ShardArenas:
                 raise InvalidArgument(
                     f"arena {name!r} is unknown; this shard has {', '.join(self.lengths)}"
                 )
-            length, dtype = self.lengths[name], self.dtypes[name]
-            if array.shape != (length,) or array.dtype != dtype:
+            length = self.lengths[name]
+            if array.shape != (length,) or array.dtype not in dtypes[name]:
+                plain, *others = dtypes[name]
                 raise InvalidArgument(
-                    f"arena {name} got {array.dtype}{list(array.shape)}; expected {dtype}[{length}]"
+                    f"arena {name} got {array.dtype}{list(array.shape)}; expected"
+                    f" {plain}[{length}]{''.join(f' or {other}' for other in others)}"
                 )
 
     def check_aligned(self, arrays: Mapping[str, NDArray]) -> None:
@@ -68,9 +86,16 @@ class ShardArenas:
             if not (array.flags.c_contiguous and array.flags.writeable):
                 raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")
 
-    def ordered(self, owned: Mapping[str, NDArray]) -> dict[str, NDArray]:
+    def wire_dtype(self, name: str, encoding: Encoding) -> np.dtype[Any]:
+        """What the values of an arena are in a snapshot of ``encoding``."""
+        return wire_dtype(encoding if name in self.encodable else "plain", self.dtypes[name])
+
+    def ordered(self, owned: Mapping[str, NDArray], encoding: Encoding) -> dict[str, NDArray]:
         """All arenas in the plan's order: ``owned``, and empty arrays for the others."""
-        return {n: owned[n] if n in owned else np.empty(0, self.dtypes[n]) for n in self.lengths}
+        return {
+            n: owned[n] if n in owned else np.empty(0, self.wire_dtype(n, encoding))
+            for n in self.lengths
+        }
 
     def check_slots(self, given: Slots, own: Slots, what: str) -> None:
         """Passes slots of the names, shapes and dtypes that ``own`` has.

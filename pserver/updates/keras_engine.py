@@ -16,11 +16,22 @@ import tensorflow as tf
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, needs_single_shard, placement_for
 from pserver.updates.arenas import ShardArenas
 from pserver.updates.engine import NDArray, Slots, frozen
+from pserver.updates.keras_function import (
+    DEVICE,
+    FlatFunction,
+    VariableView,
+    copied,
+    rounded,
+    to_array,
+    to_tensor,
+    view,
+    widened,
+    zeros,
+)
 from pserver.updates.keras_slots import SlotVariables
+from psrpc.encoding import Encoding, wire_dtype
 from psrpc.errors import InvalidJob
 from psrpc.plan import ArenaPlan, Plan
-
-_DEVICE = "CPU:0"
 
 # What XLA answers with when it cannot compile a function; running out of memory is not among it.
 _NOT_COMPILED = (
@@ -54,15 +65,17 @@ class KerasEngine:
 
     With cut placement every trainable arena is one flat Keras variable; with whole placement
     every model variable is one, with its shape, path and constraint. State arenas are flat
-    variables. One compiled function per engine takes the flat gradients, by DLPack and without a
-    copy, and updates everything.
+    variables. A compiled function takes the flat gradients, by DLPack and without a copy, and
+    updates everything; there is one for each combination of dtypes that gradients come in.
 
     Raises:
         InvalidJob: the optimizer is not on the allow-list, Keras refuses its arguments, or its
             update cannot run on this plan.
     """
 
-    def __init__(self, optimizer: Mapping[str, Any], plan: Plan, shard: int) -> None:
+    def __init__(
+        self, optimizer: Mapping[str, Any], plan: Plan, shard: int, wire: Encoding = "plain"
+    ) -> None:
         check_optimizer(optimizer)
         if keras.backend.backend() != "tensorflow":
             raise InvalidJob(
@@ -89,17 +102,17 @@ class KerasEngine:
             for piece in _pieces_of(plan, arena, shard)
         ]
         self._whole = plan.placement == "whole"
-        self._flat: dict[str, NDArray] = {}
-        self._step: Any = None
+        self._wire = wire
+        self._steps: dict[tuple[np.dtype[Any], ...], FlatFunction] = {}
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         self._arenas.check(values)
-        with tf.device(_DEVICE):
+        with tf.device(DEVICE):
             self._variables = [
                 _make_variable(piece, values[piece.arena][piece.place]) for piece in self._pieces
             ]
             self._state = {
-                n: keras.Variable(values[n], dtype=self._arenas.dtypes[n], trainable=False)
+                n: keras.Variable(copied(values[n]), dtype=self._arenas.dtypes[n], trainable=False)
                 for n in self._arenas.state
             }
             self._optimizer = _make_optimizer(self._serialized)
@@ -114,44 +127,64 @@ class KerasEngine:
                 )
             self._optimizer.build(self._variables)
             self._slot_variables = SlotVariables(self._optimizer, self._variables)
-            self._step = self._compile()
-            self._concat = tf.function(self._concat_variables, jit_compile=True)
-            self._flat = {}
-            if self._whole:
-                self._flatten()
+            self._views = {n: VariableView(v) for n, v in self._state.items()}
+            if not self._whole:
+                for piece, variable in zip(self._pieces, self._variables, strict=True):
+                    self._views[piece.arena] = VariableView(variable)
+            self._joins: dict[Encoding, FlatFunction] = {}
+            self._compile(values)
 
-    def _compile(self) -> Any:
-        """The compiled step. Each candidate runs once on zeros, and what that did is undone: so
-        compiling is over before the first push, and whether XLA can is known by trying."""
-        specs = [
-            tf.TensorSpec([self._arenas.lengths[n]], self._arenas.dtypes[n], n)
-            for n in self._arenas.owned
-        ]
-        kept = (*self._variables, *self._optimizer.variables, *self._state.values())
-        variables = [v.value for v in kept]
-        # The values as they are: the step writes to new buffers while these are held.
-        before = [v.read_value() for v in variables]
-        for compiled in (True, False):
-            step = tf.function(self._update, jit_compile=compiled).get_concrete_function(*specs)
-            try:
-                step(*(tf.zeros(spec.shape, spec.dtype) for spec in specs))
-            except _NOT_COMPILED as error:
-                if not compiled:
-                    raise
-                _log.warning(
-                    "XLA does not compile this optimizer; its updates will be slower",
-                    optimizer=self._serialized["class_name"],
-                    reason=str(error).splitlines()[0],
-                )
-            else:
-                break
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-        return step
+    def _compile(self, values: Mapping[str, NDArray]) -> None:
+        """Compiles what the job will use, so that the first push does not wait for it.
+
+        XLA compiles a function when it first runs, so the steps run once on zeros, and what that
+        did is undone. It happens in place: a shard has no room for two of everything.
+        """
+        initial = [_initial(v) for v in self._optimizer.variables]
+        encodings: dict[Encoding, None] = dict.fromkeys(("plain", self._wire))
+        self._steps, self._jit = {}, True
+        for encoding in encodings:
+            self._try_step([self._arenas.wire_dtype(n, encoding) for n in self._arenas.owned])
+        for piece, variable in zip(self._pieces, self._variables, strict=True):
+            variable.assign(copied(values[piece.arena][piece.place].reshape(piece.shape)))
+        for name, variable in self._state.items():
+            variable.assign(copied(values[name]))
+        for variable, value in zip(self._optimizer.variables, initial, strict=True):
+            variable.assign(tf.broadcast_to(value, variable.shape))
+        self._flat: dict[str, NDArray] = {}
+        for encoding in encodings:
+            self.snapshot(encoding)
+
+    def _try_step(self, dtypes: Sequence[np.dtype[Any]]) -> None:
+        """Runs the step on zeros. Whether XLA compiles it is known by trying."""
+        lengths = [self._arenas.lengths[n] for n in self._arenas.owned]
+        nothing = [zeros(n, dtype) for n, dtype in zip(lengths, dtypes, strict=True)]
+        try:
+            self._step(nothing)
+        except _NOT_COMPILED as error:
+            _log.warning(
+                "XLA does not compile this optimizer; its updates will be slower",
+                optimizer=self._serialized["class_name"],
+                reason=str(error).splitlines()[0],
+            )
+            self._steps, self._jit = {}, False
+            self._step(nothing)
+
+    def _step(self, arrays: Sequence[NDArray]) -> None:
+        """One step from an array per owned arena."""
+        dtypes = tuple([array.dtype for array in arrays])
+        tensors = [to_tensor(array) for array in arrays]
+        step = self._steps.get(dtypes)
+        if step is None:
+            step = self._steps[dtypes] = FlatFunction(self._update, *tensors, jit=self._jit)
+        step(*tensors)
 
     def _update(self, *arrays: Any) -> None:
         """One step, traced: gradients of the trainable arenas, then deltas of the state arenas."""
-        flat = dict(zip(self._arenas.owned, arrays, strict=True))
+        flat = {
+            name: widened(array, self._arenas.dtypes[name])
+            for name, array in zip(self._arenas.owned, arrays, strict=True)
+        }
         if self._pieces:
             self._optimizer.apply(
                 [tf.reshape(flat[p.arena][p.place], p.shape) for p in self._pieces]
@@ -163,75 +196,70 @@ class KerasEngine:
             variable.value.assign_add(flat[name])
 
     def apply(self, gradients: Mapping[str, NDArray]) -> None:
-        assert self._step is not None, "load comes first"
+        assert self._steps, "load comes first"
         if not gradients:
             return
-        self._arenas.check(gradients)
+        self._arenas.check_gradients(gradients)
         self._arenas.check_aligned(gradients)
         self._flat = {}
-        with tf.device(_DEVICE):
-            self._step(
-                *(
-                    tf.experimental.dlpack.from_dlpack(gradients[n].__dlpack__())
-                    for n in self._arenas.owned
-                )
-            )
+        self._step([gradients[n] for n in self._arenas.owned])
 
-    def snapshot(self) -> dict[str, NDArray]:
-        assert self._step is not None, "load comes first"
-        with tf.device(_DEVICE):
-            if self._whole:
-                values = self._flatten()
-            else:
-                values = {
-                    p.arena: _view(v) for p, v in zip(self._pieces, self._variables, strict=True)
-                }
-            return self._arenas.ordered(values | {n: _view(v) for n, v in self._state.items()})
+    def snapshot(self, encoding: Encoding = "plain") -> dict[str, NDArray]:
+        assert self._steps, "load comes first"
+        values = {} if encoding == "plain" else self._joined(encoding)
+        for name in self._arenas.owned:
+            if name in self._views and name not in values:
+                values[name] = self._views[name]()
+        if len(values) < len(self._arenas.owned):
+            # Joined once between two updates.
+            self._flat = self._flat or self._joined("plain")
+            values = self._flat | values
+        return self._arenas.ordered(values, encoding)
 
-    def _flatten(self) -> dict[str, NDArray]:
-        """The trainable arenas of whole variables; joined once between two updates."""
-        if not self._flat:
-            joined = self._concat()
-            self._flat = {n: _array(t) for n, t in zip(self._arenas.trainable, joined, strict=True)}
-        return dict(self._flat)
-
-    def _concat_variables(self) -> list[Any]:
-        return [
-            tf.concat(
-                [
-                    tf.reshape(v.value, [-1])
-                    for p, v in zip(self._pieces, self._variables, strict=True)
-                    if p.arena == name
-                ],
-                0,
-            )
-            for name in self._arenas.trainable
+    def _joined(self, encoding: Encoding) -> dict[str, NDArray]:
+        """New arrays of the trainable arenas that may have this encoding."""
+        dtype = wire_dtype(encoding, "float32")
+        names = [
+            n for n in self._arenas.trainable if encoding == "plain" or n in self._arenas.encodable
         ]
+        if not names:
+            return {}
+        if encoding not in self._joins:
+            self._joins[encoding] = FlatFunction(
+                lambda: [rounded(self._concatenated(n), encoding) for n in names], jit=True
+            )
+        arrays = [to_array(tensor) for tensor in self._joins[encoding]()]
+        if encoding != "plain":
+            arrays = [array.view(dtype) for array in arrays]
+        return dict(zip(names, arrays, strict=True))
+
+    def _concatenated(self, arena: str) -> Any:
+        pieces = zip(self._pieces, self._variables, strict=True)
+        return tf.concat([tf.reshape(v.value, [-1]) for p, v in pieces if p.arena == arena], 0)
 
     def slots(self) -> Slots:
-        assert self._step is not None, "load comes first"
+        assert self._steps, "load comes first"
         own = self._slot_variables
-        with tf.device(_DEVICE):
-            return Slots(
-                elements={
-                    slot: {n: self._joined(n, variables) for n in self._arenas.trainable}
-                    for slot, variables in own.elements.items()
-                },
-                variables={
-                    slot: {
-                        p.name: _view(v)
-                        for p, v in zip(self._pieces, variables, strict=True)
-                        if v is not None
-                    }
-                    for slot, variables in own.variables.items()
-                },
-                scalars={name: _view(v) for name, v in own.scalars.items()},
-            )
+        return Slots(
+            elements={
+                slot: {n: self._joined_slot(n, variables) for n in self._arenas.trainable}
+                for slot, variables in own.elements.items()
+            },
+            variables={
+                slot: {
+                    p.name: view(v)
+                    for p, v in zip(self._pieces, variables, strict=True)
+                    if v is not None
+                }
+                for slot, variables in own.variables.items()
+            },
+            scalars={name: view(v) for name, v in own.scalars.items()},
+        )
 
-    def _joined(self, arena: str, variables: Sequence[Any]) -> NDArray:
+    def _joined_slot(self, arena: str, variables: Sequence[Any]) -> NDArray:
         """A per-element slot as one ``[shard length]`` array."""
         parts = [
-            np.zeros(prod(p.shape), self._arenas.dtypes[arena]) if v is None else _view(v).ravel()
+            np.zeros(prod(p.shape), self._arenas.dtypes[arena]) if v is None else view(v).ravel()
             for p, v in zip(self._pieces, variables, strict=True)
             if p.arena == arena
         ]
@@ -241,17 +269,16 @@ class KerasEngine:
         what = f"{self._serialized['class_name']} on the keras engine"
         self._arenas.check_slots(slots, self.slots(), what)
         own = self._slot_variables
-        with tf.device(_DEVICE):
-            for slot, variables in own.elements.items():
-                for p, v in zip(self._pieces, variables, strict=True):
-                    if v is not None:
-                        v.assign(slots.elements[slot][p.arena][p.place].reshape(p.shape))
-            for slot, variables in own.variables.items():
-                for p, v in zip(self._pieces, variables, strict=True):
-                    if v is not None:
-                        v.assign(slots.variables[slot][p.name])
-            for name, variable in own.scalars.items():
-                variable.assign(slots.scalars[name])
+        for slot, variables in own.elements.items():
+            for p, v in zip(self._pieces, variables, strict=True):
+                if v is not None:
+                    v.assign(copied(slots.elements[slot][p.arena][p.place].reshape(p.shape)))
+        for slot, variables in own.variables.items():
+            for p, v in zip(self._pieces, variables, strict=True):
+                if v is not None:
+                    v.assign(copied(slots.variables[slot][p.name]))
+        for name, variable in own.scalars.items():
+            variable.assign(copied(slots.scalars[name]))
 
 
 def _pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
@@ -279,7 +306,8 @@ def _make_optimizer(serialized: Mapping[str, Any]) -> Any:
 def _make_variable(piece: Piece, values: NDArray) -> Any:
     # Optimizers read a variable's path (Muon's exclude_layers) and name their own after it, in
     # letters that TensorFlow allows; the constructor takes no path.
-    variable = keras.Variable(values.reshape(piece.shape), dtype=str(values.dtype), name="slice")
+    start = copied(values.reshape(piece.shape))
+    variable = keras.Variable(start, dtype=str(values.dtype), name="slice")
     variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
     if piece.constraint is not None:
         constraint = getattr(keras.constraints, piece.constraint["class_name"])
@@ -287,12 +315,7 @@ def _make_variable(piece: Piece, values: NDArray) -> Any:
     return variable
 
 
-def _view(variable: Any) -> NDArray:
-    """The value as it is now; a later update writes elsewhere while this array lives."""
-    tensor = variable.value
-    # What ``read_value`` does, for a fifth of its time: this is on the path of every pull.
-    return _array(tf.raw_ops.ReadVariableOp(resource=tensor.handle, dtype=tensor.dtype))
-
-
-def _array(tensor: Any) -> NDArray:
-    return frozen(np.asarray(memoryview(tensor)))
+def _initial(variable: Any) -> Any:
+    """A copy of the value; one number where all elements are the same, as in nearly all slots."""
+    value = view(variable)
+    return value.flat[0] if value.size and value.min() == value.max() else value.copy()

@@ -12,6 +12,7 @@ from pserver.updates.arenas import ShardArenas
 from pserver.updates.engine import ITERATIONS, NDArray, Slots, frozen, scalar
 from pserver.updates.rules import make_rule
 from pserver.updates.schedules import make_schedule
+from psrpc.encoding import Encoding, round_to
 from psrpc.errors import InvalidJob
 from psrpc.plan import Plan, aligned_empty
 
@@ -81,7 +82,7 @@ class NumpyEngine:
     def apply(self, gradients: Mapping[str, NDArray]) -> None:
         if not gradients:
             return
-        self._arenas.check(gradients)
+        self._arenas.check_gradients(gradients)
         rate = self._rate(self._iterations)
         # A run that diverges says so by its loss; XLA is as silent about infinities.
         with np.errstate(all="ignore"):
@@ -98,10 +99,13 @@ class NumpyEngine:
         real = np.dtype(dtype).type
         for start in range(0, len(values), _BLOCK):
             block = slice(start, min(start + _BLOCK, len(values)))
-            first, second, clipped = (s[: block.stop - start] for s in self._scratch[dtype])
+            first, second, third = (s[: block.stop - start] for s in self._scratch[dtype])
             parameters, gradient = values[block], gradients[block]
+            if gradient.dtype != parameters.dtype:
+                np.copyto(third, gradient)
+                gradient = third
             if self._clip:
-                gradient = np.clip(gradient, real(-self._clip), real(self._clip), out=clipped)
+                gradient = np.clip(gradient, real(-self._clip), real(self._clip), out=third)
             if self._decay:
                 np.multiply(parameters, real(self._decay), out=first)
                 first *= real(rate)
@@ -110,8 +114,14 @@ class NumpyEngine:
                 parameters, gradient, [s[block] for s in slots], factors, (first, second)
             )
 
-    def snapshot(self) -> dict[str, NDArray]:
-        return self._arenas.ordered({n: frozen(a.copy()) for n, a in self._values.items()})
+    def snapshot(self, encoding: Encoding = "plain") -> dict[str, NDArray]:
+        return self._arenas.ordered(
+            {n: self._frozen(n, a, encoding) for n, a in self._values.items()}, encoding
+        )
+
+    def _frozen(self, name: str, values: NDArray, encoding: Encoding) -> NDArray:
+        plain = self._arenas.wire_dtype(name, encoding) == values.dtype
+        return frozen(values.copy() if plain else round_to(values, encoding))
 
     def slots(self) -> Slots:
         return Slots(

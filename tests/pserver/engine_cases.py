@@ -11,6 +11,7 @@ import numpy as np
 
 from pserver.updates.allowlist import placement_for
 from pserver.updates.engine import EngineKind, NDArray, Slots, UpdateEngine, make_engine
+from psrpc.encoding import Encoding, round_to, wire_dtype
 from psrpc.plan import ArenaPlan, Plan, VariableSpec, aligned_empty, make_plan
 
 
@@ -56,22 +57,38 @@ def initial(variables: Sequence[VariableSpec] = MODEL) -> Values:
     return {v.name: rng.standard_normal(v.shape).astype(v.dtype) for v in variables}
 
 
-def gradients(step: int, variables: Sequence[VariableSpec] = MODEL) -> Values:
-    """Gradients, or deltas for state, of one step; some are exactly 0."""
+def gradients(
+    step: int, variables: Sequence[VariableSpec] = MODEL, encoding: Encoding = "plain"
+) -> Values:
+    """Gradients, or deltas for state, of one step; some are exactly 0.
+
+    Those that may travel in ``encoding`` have been rounded to it, and widened again.
+    """
     rng = np.random.default_rng(100 + step)
     values = {v.name: rng.standard_normal(v.shape).astype(v.dtype) for v in variables}
     for v in variables:
         values[v.name] *= rng.random(v.shape) > 0.1
+        if encoding != "plain" and v.dtype == "float32" and v.role == "trainable":
+            values[v.name] = round_to(values[v.name], encoding).astype(v.dtype)
     return values
 
 
-def buffers(plan: Plan, shard: int) -> dict[str, NDArray]:
+def buffers(plan: Plan, shard: int, encoding: Encoding = "plain") -> dict[str, NDArray]:
     """What gradients arrive in: arena name -> aligned ``[shard length]``, uninitialised."""
-    return {a.name: aligned_empty(a.shard_length(shard), a.dtype) for a in plan.arenas}
+    found = {}
+    for a in plan.arenas:
+        own = encoding if a.name == "float32.trainable" else "plain"
+        dtype = wire_dtype(own, a.dtype)
+        raw = aligned_empty(a.shard_length(shard) * dtype.itemsize, "uint8")
+        found[a.name] = raw.view(dtype)
+    return found
 
 
 class Shards:
-    """All shards of one plan with their engines, driven by whole variables."""
+    """All shards of one plan with their engines, driven by whole variables.
+
+    ``encoding`` is what gradients come in.
+    """
 
     def __init__(
         self,
@@ -80,13 +97,15 @@ class Shards:
         shards: int,
         variables: Sequence[VariableSpec] = MODEL,
         values: Values | None = None,
+        encoding: Encoding = "plain",
     ) -> None:
         self.plan = make_plan(variables, shards, placement_for(optimizer, variables))
         self.engines: list[UpdateEngine] = [
-            make_engine(kind, optimizer, self.plan, k) for k in range(shards)
+            make_engine(kind, optimizer, self.plan, k, encoding) for k in range(shards)
         ]
         self.variables = variables
-        self._buffers = [buffers(self.plan, k) for k in range(shards)]
+        self.encoding = encoding
+        self._buffers = [buffers(self.plan, k, encoding) for k in range(shards)]
         parts = self.cut(values or initial(variables))
         for engine, part in zip(self.engines, parts, strict=True):
             engine.load(part)
@@ -96,10 +115,10 @@ class Shards:
     def train(self, steps: range) -> None:
         """Applies the gradients of ``steps``."""
         for step in steps:
-            parts = self.cut(gradients(step, self.variables))
+            parts = self.cut(gradients(step, self.variables, self.encoding))
             for engine, part, staging in zip(self.engines, parts, self._buffers, strict=True):
                 for name, array in part.items():
-                    np.copyto(staging[name], array)
+                    np.copyto(staging[name], array, casting="same_kind")
                 engine.apply(staging)
                 for array in staging.values():
                     array.fill(np.nan)  # The buffers are ours again; nothing may look at them.
@@ -187,12 +206,14 @@ def plain_keras(
     variables: Sequence[VariableSpec] = MODEL,
     *,
     finalize: bool = False,
+    encoding: Encoding = "plain",
 ) -> Values:
     """What ``optimizer.apply`` on the whole variables, in one process and uncompiled, ends in;
-    with ``finalize`` after what ``fit`` does to the variables at its end."""
-    key = json.dumps([optimizer, steps, [vars(v) for v in variables], finalize])
+    with ``finalize`` after what ``fit`` does to the variables at its end; from :func:`gradients`
+    rounded to ``encoding``."""
+    key = json.dumps([optimizer, steps, [vars(v) for v in variables], finalize, encoding])
     if key not in _PLAIN:
-        _PLAIN[key] = _train_plainly(optimizer, steps, variables, finalize)
+        _PLAIN[key] = _train_plainly(optimizer, steps, variables, finalize, encoding)
     return _PLAIN[key]
 
 
@@ -205,6 +226,7 @@ def _train_plainly(
     steps: int,
     variables: Sequence[VariableSpec],
     finalize: bool,
+    encoding: Encoding,
 ) -> Values:
     import keras
 
@@ -225,7 +247,7 @@ def _train_plainly(
         optimizer.exclude_from_weight_decay(var_list=[live[name] for name in excluded])
     total = {v.name: start[v.name].copy() for v in variables if v.role == "state"}
     for step in range(steps):
-        given = gradients(step, variables)
+        given = gradients(step, variables, encoding)
         optimizer.apply([given[v.name] for v in trained], list(live.values()))
         for name, value in total.items():
             value += given[name]

@@ -15,10 +15,20 @@ import numpy as np
 import pytest
 
 from pserver.updates.allowlist import AVERAGES
-from pserver.updates.engine import EngineKind
-from psrpc.plan import VariableSpec
+from pserver.updates.engine import EngineKind, make_engine
+from psrpc.encoding import Encoding, round_to
+from psrpc.plan import Placement, VariableSpec, make_plan
 
-from .engine_cases import CONSTRAINED, MODEL, Shards, Values, plain_keras, schedule, serialized
+from .engine_cases import (
+    CONSTRAINED,
+    MODEL,
+    Shards,
+    Values,
+    buffers,
+    plain_keras,
+    schedule,
+    serialized,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -155,6 +165,87 @@ def test_arguments_and_schedules_equal_plain_keras_in_both_engines(name: str) ->
     expected = plain_keras(optimizer, STEPS)
     assert_equal_values(trained("numpy", optimizer, 2), expected)
     assert_equal_values(trained("keras", optimizer, 2), expected)
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["numpy", "keras"])
+@pytest.mark.parametrize("name", ["momentum", "clipvalue", "Adam"])
+def test_rounded_gradients_equal_plain_keras(
+    name: str, kind: EngineKind, encoding: Encoding
+) -> None:
+    """Beside a float64 arena and one of state, which are always plain; 287 elements on three
+    shards, none of which has a round number of them."""
+    variables = (*MODEL, VariableSpec("net/double", (40,), "float64", "trainable"))
+    optimizer = (NAMED | IN_NUMPY_TOO)[name]
+    cluster = Shards(kind, optimizer, 3, variables, encoding=encoding)
+    cluster.train(range(STEPS))
+    expected = plain_keras(optimizer, STEPS, variables, encoding=encoding)
+    assert_equal_values(cluster.values(), expected)
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "float16"])
+def test_rounded_gradients_of_whole_variables_equal_plain_keras(encoding: Encoding) -> None:
+    optimizer = WHOLE["Lamb"]
+    cluster = Shards("keras", optimizer, 2, encoding=encoding)
+    assert cluster.plan.placement == "whole"
+    cluster.train(range(STEPS))
+    assert_equal_values(cluster.values(), plain_keras(optimizer, STEPS, encoding=encoding))
+
+
+TIES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11]
+ENDS = [65504, 65519.9, 65520, -7e4, 3.3e38, -3.4e38, np.inf, -np.inf, np.nan]
+ODD = np.array([0, -0.0, *TIES, *ENDS, np.pi, 1e-3, 6.1e-5, 3e-7, -1e-9], np.float32)
+"""With half-precision subnormals at its end."""
+
+
+@pytest.mark.parametrize("kind", ["numpy", "keras"])
+@pytest.mark.parametrize("placement", ["cut", "whole"])
+@pytest.mark.parametrize("length", [1, 20, 1037])
+def test_snapshots_in_every_encoding(kind: EngineKind, placement: Placement, length: int) -> None:
+    variables = (
+        VariableSpec("first", (length,), "float32", "trainable"),
+        VariableSpec("second", (3,), "float32", "trainable"),
+        VariableSpec("double", (5,), "float64", "trainable"),
+        VariableSpec("mean", (20,), "float32", "state"),
+    )
+    plan = make_plan(variables, 1, placement)
+    engine = make_engine(kind, serialized("SGD", learning_rate=1.0), plan, 0, "bfloat16")
+    values = {a.name: np.resize(ODD, a.length).astype(a.dtype) for a in plan.arenas}
+    engine.load(values)
+    encodings: tuple[Encoding, ...] = ("plain", "bfloat16", "float16")
+    taken = {encoding: engine.snapshot(encoding) for encoding in encodings}
+    gradients = buffers(plan, 0)
+    for array in gradients.values():
+        array.fill(1)
+    engine.apply(gradients)
+    for encoding, snapshot in taken.items():
+        assert list(snapshot) == [a.name for a in plan.arenas]
+        for name, array in snapshot.items():
+            expected = values[name]
+            if name == "float32.trainable" and encoding != "plain":
+                expected = round_to(expected, encoding)
+            assert array.dtype == expected.dtype
+            assert not array.flags.writeable
+            # By value: what kind of NaN comes out is left open.
+            wide, expected = array.astype(np.float64), expected.astype(np.float64)
+            np.testing.assert_array_equal(wide, expected, f"{encoding} {name}")
+            np.testing.assert_array_equal(np.signbit(wide), np.signbit(expected))
+    again = engine.snapshot("bfloat16")["float32.trainable"]
+    assert float(again[0]) == -1
+    with pytest.raises(ValueError, match="int8"):
+        engine.snapshot("int8")
+
+
+@pytest.mark.parametrize("kind", ["numpy", "keras"])
+def test_snapshots_of_shards_that_own_nothing(kind: EngineKind) -> None:
+    plan = make_plan([VariableSpec("w", (3,), "float32", "trainable")], 2, "whole")
+    engine = make_engine(kind, serialized("SGD"), plan, 1, "float16")
+    staging = buffers(plan, 1, "float16")
+    engine.load({n: a.astype(np.float32) for n, a in staging.items()})
+    engine.apply(staging)
+    (array,) = engine.snapshot("float16").values()
+    assert array.dtype == np.float16
+    assert len(array) == 0
 
 
 @pytest.mark.parametrize("name", CUT)

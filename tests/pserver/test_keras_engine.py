@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import structlog.testing
 from pserver.updates.allowlist import weight_decay_exclusions
 from pserver.updates.engine import NDArray, make_engine
 from pserver.updates.schedules import make_schedule
+from psrpc.encoding import Encoding, wire_dtype
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.plan import Placement, VariableSpec, aligned_empty, make_plan
 
@@ -99,7 +102,83 @@ def test_loaded_values_and_staged_gradients_are_left_alone(placement: Placement)
     assert engine.slots().iterations == 4
 
 
-def test_a_shard_leaves_gpus_to_the_workers() -> None:
+@pytest.mark.parametrize("encoding", ["plain", "bfloat16", "float16"])
+@pytest.mark.parametrize("optimizer", ["SGD", "accumulating"])
+def test_nothing_is_kept_of_gradients_in_shared_memory(encoding: Encoding, optimizer: str) -> None:
+    """Their memory can be closed, which Python refuses while anything looks at it."""
+    plan = make_plan([VariableSpec("w", (8192,), "float32", "trainable")], 1, "cut")
+    document = serialized("SGD", learning_rate=1.0)
+    if optimizer == "accumulating":
+        document = serialized("SGD", learning_rate=1.0, gradient_accumulation_steps=2)
+    engine = make_engine("keras", document, plan, 0, encoding)
+    engine.load({NAME: np.zeros(8192, np.float32)})
+    dtype = wire_dtype(encoding, "float32")
+    for _ in range(2):
+        memory = mmap.mmap(-1, 8192 * dtype.itemsize)
+        gradient = np.frombuffer(memory, np.uint8).view(dtype)
+        gradient.fill(1)
+        engine.apply({NAME: gradient})
+        gradient.fill(np.nan)
+        del gradient
+        memory.close()
+    expected = -1 if optimizer == "accumulating" else -2
+    assert (engine.snapshot(encoding)[NAME].astype(np.float32) == expected).all()
+
+
+def test_load_compiles_what_the_job_will_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan([VariableSpec("w", (100,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("keras", serialized("SGD"), plan, 0, "bfloat16")
+    engine.load({NAME: np.ones(100, np.float32)})
+
+    def traced(*arrays: object) -> None:
+        raise AssertionError("traced")
+
+    monkeypatch.setattr(engine, "_update", traced)
+    monkeypatch.setattr(engine, "_concatenated", traced)
+    encodings: tuple[Encoding, ...] = ("plain", "bfloat16", "float16")
+    for encoding in encodings:
+        late = encoding == "float16"
+        staging = buffers(plan, 0, encoding)
+        staging[NAME].fill(1)
+        with pytest.raises(AssertionError, match="traced") if late else nullcontext():
+            engine.apply(staging)
+        with pytest.raises(AssertionError, match="traced") if late else nullcontext():
+            engine.snapshot(encoding)
+    assert engine.slots().iterations == 2
+
+
+def test_a_rounded_snapshot_makes_no_update_copy() -> None:
+    """The update stays in place, at the same address, while one is held."""
+    plan = make_plan([VariableSpec("w", (4096,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("keras", serialized("SGD"), plan, 0, "bfloat16")
+    engine.load({NAME: np.ones(4096, np.float32)})
+    staging = buffers(plan, 0)
+    staging[NAME].fill(1)
+    addresses = set()
+    held = []
+    for _ in range(3):
+        held.append(engine.snapshot("bfloat16")[NAME])
+        engine.apply(staging)
+        addresses.add(engine.snapshot()[NAME].ctypes.data)
+    assert len(addresses) == 1
+    assert len({array.ctypes.data for array in held}) == 3
+
+
+@pytest.mark.parametrize("placement", ["cut", "whole"])
+def test_any_contiguous_values_can_be_loaded(placement: Placement) -> None:
+    """As they come from a file: on no boundary, read-only."""
+    plan = make_plan([VariableSpec("w", (4, 25), "float32", "trainable")], 1, placement)
+    engine = make_engine("keras", serialized("Adam"), plan, 0)
+    shifted = b"." + np.arange(100, dtype=np.float32).tobytes()
+    values = np.frombuffer(shifted, np.uint8)[1:].view(np.float32)
+    assert not values.flags.writeable
+    engine.load({NAME: values})
+    engine.load_slots(engine.slots())
+    np.testing.assert_array_equal(engine.snapshot()[NAME], values)
+
+
+def test_a_shard_leaves_gpus_and_cores_to_the_workers() -> None:
+    """A small shard's update is fastest on one thread."""
     script = (
         "import json, os, sys\n"
         "from pserver.updates.engine import make_engine\n"
@@ -107,7 +186,9 @@ def test_a_shard_leaves_gpus_to_the_workers() -> None:
         "plan = make_plan([VariableSpec('w', (3,), 'float32', 'trainable')], 1, 'cut')\n"
         "make_engine('keras', json.loads(sys.argv[1]), plan, 0)\n"
         "assert 'tensorflow' in sys.modules\n"
-        "print(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "import tensorflow as tf\n"
+        "threads = tf.config.threading.get_intra_op_parallelism_threads()\n"
+        "print(os.environ['CUDA_VISIBLE_DEVICES'], threads)\n"
     )
     run = subprocess.run(
         (sys.executable, "-c", script, json.dumps(serialized("SGD"))),
@@ -116,7 +197,7 @@ def test_a_shard_leaves_gpus_to_the_workers() -> None:
         text=True,
         check=False,
     )
-    assert run.stdout == "-1\n", run.stderr
+    assert run.stdout == "-1 1\n", run.stderr
 
 
 def test_unfit_buffers_never_reach_tensorflow() -> None:

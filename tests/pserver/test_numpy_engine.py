@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,10 +10,20 @@ import pytest
 from pserver.updates import numpy_engine
 from pserver.updates.engine import Slots, make_engine, scalar
 from pserver.updates.schedules import make_schedule
+from psrpc.encoding import Encoding
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
-from psrpc.plan import VariableSpec, make_plan
+from psrpc.plan import Role, VariableSpec, make_plan
 
-from .engine_cases import CONSTRAINED, MODEL, Shards, buffers, initial, schedule, serialized
+from .engine_cases import (
+    CONSTRAINED,
+    MODEL,
+    Shards,
+    buffers,
+    gradients,
+    initial,
+    schedule,
+    serialized,
+)
 
 RULES = {
     "SGD": serialized("SGD"),
@@ -36,6 +46,21 @@ def test_the_same_bits_however_the_arena_is_cut(name: str, monkeypatch: pytest.M
         other = Shards("numpy", RULES[name], shards)
         other.train(range(5))
         assert bits(other) == bits(one), (shards, block)
+
+
+@pytest.mark.parametrize("encoding", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", RULES)
+def test_rounded_gradients_give_the_bits_that_widened_ones_do(
+    name: str, encoding: Encoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numpy_engine, "_BLOCK", 48)
+    rounded = Shards("numpy", RULES[name], 2, encoding=encoding)
+    rounded.train(range(5))
+    widened = Shards("numpy", RULES[name], 1)
+    for step in range(5):
+        (part,) = widened.cut(gradients(step, encoding=encoding))
+        widened.engines[0].apply(part)
+    assert bits(rounded) == bits(widened)
 
 
 def test_one_step_of_sgd_by_hand() -> None:
@@ -125,6 +150,7 @@ def test_shards_that_own_little_or_nothing() -> None:
         ({"float32.trainable": np.zeros((2, 1), np.float32)}, r"got float32\[2, 1\]"),
         ({"float32.trainable": np.zeros(2, np.float64)}, "got float64"),
         ({"float32.trainable": np.zeros(2, np.float32), "x": np.zeros(1)}, "'x' is unknown"),
+        ({"float32.trainable": np.zeros(3, np.float16)}, r"got float16\[3\]"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(given: dict[str, Any], message: str) -> None:
@@ -137,6 +163,29 @@ def test_arrays_that_do_not_fit_are_refused(given: dict[str, Any], message: str)
         with pytest.raises(InvalidArgument, match=message):
             engine.apply(given)
         assert engine.snapshot()["float32.trainable"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("arena", ["float32.state", "float64.trainable", "float64.state"])
+def test_only_gradients_of_float32_may_be_rounded(arena: str) -> None:
+    variables = [
+        VariableSpec(f"{dtype} {role}", (2,), dtype, role)
+        for dtype in ("float32", "float64")
+        for role in get_args(Role)
+    ]
+    plan = make_plan(variables, 1, "cut")
+    engine = make_engine("numpy", serialized("SGD"), plan, 0)
+    values = {a.name: np.zeros(2, a.dtype) for a in plan.arenas}
+    half = np.ones(2, np.float16)
+    with pytest.raises(
+        InvalidArgument, match=r"float32.trainable got float16\[2\]; expected float"
+    ):
+        engine.load(values | {"float32.trainable": half})
+    engine.load(values)
+    with pytest.raises(InvalidArgument, match=f"{arena} got float16"):
+        engine.apply(values | {"float32.trainable": half, arena: half})
+    assert not any(array.any() for array in engine.snapshot().values())
+    engine.apply(values | {"float32.trainable": half})
+    assert engine.snapshot()["float32.trainable"].all()
 
 
 def test_slots_of_another_optimizer_are_refused() -> None:
