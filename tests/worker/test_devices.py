@@ -46,16 +46,18 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 host = configure_devices("none", intra_op_threads=1)
 assert tf.config.threading.get_intra_op_parallelism_threads() == 1
 assert host.is_host and host.label == "cpu"
-from tests.worker.test_flat import FIRST, Bench, make_job, noisy_model
+from tests.worker.test_flat import FIRST, Bench, make_job, noisy_model, whole
 other = Device("/CPU:1", "second cpu")
 here, there = Bench(make_job(noisy_model), host), Bench(make_job(noisy_model), other)
 assert there.read(FIRST).batch[0].device.endswith("CPU:1"), there.read(FIRST).batch[0].device
 expected, found = here.run(FIRST), there.run(FIRST)
 assert expected.loss == found.loss
-for name, update in expected.updates.items():
-    assert update.tobytes() == found.updates[name].tobytes()
+updates = whole(there.plan, found)
+for name, update in whole(here.plan, expected).items():
+    assert update.tobytes() == updates[name].tobytes()
 trace = next(iter(there.step._traces.values()))
-work = [node for node in trace.graph.as_graph_def().node if node.op in ("MatMul", "ConcatV2")]
+graph = trace._concrete.graph.as_graph_def()
+work = [node for node in graph.node if node.op in ("MatMul", "ConcatV2")]
 assert work
 assert {node.device for node in work} == {"/device:CPU:1"}
 print("same on both")
