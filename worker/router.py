@@ -87,7 +87,8 @@ class Router:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of each shard, the version of the parameters that were received last."""
+        """Of each shard, the version of the parameters that gradients are computed from: the newest
+        or a round's, as received last."""
         return tuple(self._versions)
 
     def initialize(self, values: Mapping[str, Array]) -> None:
@@ -112,8 +113,10 @@ class Router:
                 self._fences[shard], self._standing.worker, source, into, decision
             )
 
-        for shard, info in enumerate(self._all(pull)):
-            self._versions[shard] = info.version
+        pulled = self._all(pull)
+        # Kept snapshots are for evaluations, which may come in the middle of a round.
+        if not isinstance(source, str):
+            self._versions = [info.version for info in pulled]
 
     def push(
         self, batch: BatchId, attempt: int, gradients: Sequence[Gradient] | None
@@ -140,11 +143,9 @@ class Router:
             message = self._push(shard, batch, attempt, gradients)
             return self._clients[shard].push_pull(self._fences[shard], message, into)
 
-        results = []
-        for shard, (result, info) in enumerate(self._all(push_pull)):
-            self._versions[shard] = info.version
-            results.append(result)
-        return results
+        answers = self._all(push_pull)
+        self._versions = [info.version for _, info in answers]
+        return [result for result, _ in answers]
 
     def awaited(self) -> str:
         """The shards that have not answered, and what is known of why."""

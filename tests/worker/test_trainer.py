@@ -125,6 +125,33 @@ def test_sync_training_is_the_plain_loop_bit_by_bit() -> None:
             assert pull_values(shards)[name].tobytes() == expected.tobytes()
 
 
+def test_an_evaluation_in_the_middle_of_a_round_leaves_the_round_alone() -> None:
+    job = make_job(dense_model, eval=records())
+    evaluate = pb.EvaluateTask(evaluation="epoch-0", task=1, snapshot="step-00000000", stop=24)
+    first = types.Decision(generation=1, round=0, attempts=[attempt(0), attempt(1)])
+    with cluster(job, "sync", 2) as (coordinator, shards, trainer, _):
+
+        def keep_a_snapshot() -> pb.Lease:
+            for engine in shards.engines:
+                engine.take_snapshot(SnapshotOrder("step-00000000", False, True, "", 0))
+            return pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(0)))
+
+        coordinator.leases.extend(
+            [
+                INITIALIZE,
+                keep_a_snapshot,
+                pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(1))),
+                pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(2), decision=first)),
+                pb.Lease(evaluate=evaluate),
+                pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(3), decision=first)),
+            ]
+        )
+        with pytest.raises(Stopped):
+            trainer.run()
+        commits = coordinator.of(pb.CommitBatchRequest)
+        assert [(c.round, c.report.attempt) for c in commits] == [(0, 1), (0, 2), (1, 3), (1, 4)]
+
+
 def test_another_generation_makes_the_worker_join_again() -> None:
     job = make_job(dense_model)
     with cluster(job) as (coordinator, shards, trainer, _):
