@@ -89,6 +89,7 @@ class AsyncLoop:
             result.gradients if result.finite else None,
             self._compute.spare.arrays,
         )
+        self._compute.settle(self._router.unused(pushed))
         self._compute.swap()
         times.took("push_pull")
         times.end()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from psrpc.encoding import Encoded, Encoding, Gradient, decode, encode_int8, encode_topk
 from psrpc.errors import InvalidArgument
-from psrpc.plan import Plan
+from psrpc.plan import ArenaPlan, Plan
 from worker.data import Array
 from worker.job import Compression
 
@@ -30,44 +32,48 @@ class Compressor:
         self._topk = topk
         self._arenas = [arena for arena in plan.arenas if arena.encodable]
         self._residual = {a.name: np.zeros(a.length, np.float32) for a in self._arenas}
-        # That of the gradient before, until it is overwritten by the next.
+        # What it was before the last gradient, until the next one is compressed there.
         self._former = {a.name: np.zeros(a.length, np.float32) for a in self._arenas}
-        self._settled = True
+        self._open = False
         parts = [a.shard_length(k) for a in self._arenas for k in range(plan.shards)]
         self._decoded = np.empty(max(parts, default=0), np.float32)
 
     def compress(self, gradients: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
-        """``gradients``, one for each shard, finite and plain, as they travel.
+        """``gradients``, one for each shard, finite and plain, as they travel. What came of them
+        is to be told by :meth:`settle` before the next are compressed.
 
         Empty, and the residual as before, if the sum with the residual is not finite.
         """
-        self._settled = True
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 compressed = tuple(self._shard(*each) for each in enumerate(gradients))
         except InvalidArgument:
             return ()
-        self._swap()
-        self._settled = False
+        self._residual, self._former = self._former, self._residual
+        self._open = True
         return compressed
 
-    def take_back(self) -> None:
-        """What was compressed last has not been sent and never will be."""
-        if not self._settled:
-            self._settled = True
-            self._swap()
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        """The shards ``unused`` have not used what was compressed last and never will, the others
+        have. What was said once stands."""
+        if not self._open:
+            return
+        self._open = False
+        for shard in unused:
+            for arena in self._arenas:
+                part = _part(arena, shard)
+                np.copyto(self._residual[arena.name][part], self._former[arena.name][part])
 
-    def settle(self) -> None:
-        """What was compressed last has been sent."""
-        self._settled = True
-
-    def _swap(self) -> None:
-        self._residual, self._former = self._former, self._residual
+    def forget(self) -> None:
+        """Drops the residual."""
+        self._open = False
+        for residual in self._residual.values():
+            residual.fill(0)
 
     def _shard(self, shard: int, gradient: Gradient) -> Gradient:
         compressed = dict(gradient)
         for arena in self._arenas:
-            part = slice(arena.cuts[shard], arena.cuts[shard + 1])
+            part = _part(arena, shard)
             if part.stop - part.start > 1:
                 corrected = self._former[arena.name][part]
                 _add(self._residual[arena.name][part], gradient[arena.name].parts, corrected)
@@ -89,6 +95,10 @@ class Compressor:
         decode(self._encoding, raw, decoded)
         corrected -= decoded
         return Encoded(self._encoding, (raw,))
+
+
+def _part(arena: ArenaPlan, shard: int) -> slice:
+    return slice(arena.cuts[shard], arena.cuts[shard + 1])
 
 
 def _add(residual: Array, parts: tuple[Array, ...], into: Array) -> None:

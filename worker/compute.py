@@ -63,6 +63,7 @@ class Compute:
     ) -> None:
         job = replica.job
         self._waits = waits
+        self._shards = range(plan.shards)
         self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
         wire = wire_encoding(job.wire_dtype)
         self._step = FlatStep(replica.make_step(plan), plan, device, wire, self._compressor)
@@ -82,14 +83,29 @@ class Compute:
         self._feed.__exit__(kind, error, traceback)
 
     def renew(self, workspace: Workspace) -> None:
-        """Receives parameters there from now on. A gradient that is under way has been lost."""
+        """Receives parameters there from now on."""
         self._current, self.spare = map(ParameterBuffers, workspace.sets)
-        self.take_back()
+
+    def leave(self) -> None:
+        """Lets go of the workspace and of what was expected, to join anew.
+
+        What compression has left out is dropped: nobody can say whether the last gradient was
+        used, and batches that shards have lost will be done again.
+        """
+        self._current = self.spare = ParameterBuffers({})
+        self.forget()
+        if self._compressor is not None:
+            self._compressor.forget()
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        """The last gradient was used by all shards but ``unused``, which never will use it. To be
+        said before the next is computed, since what compression left out goes into that."""
+        if self._compressor is not None:
+            self._compressor.settle(unused)
 
     def take_back(self) -> None:
-        """The shards have not taken the last gradient, and never will."""
-        if self._compressor is not None:
-            self._compressor.take_back()
+        """No shard has used the last gradient, if it was not settled, and none will."""
+        self.settle(self._shards)
 
     def swap(self) -> None:
         """The spare parameters have been received: compute with them from now on."""

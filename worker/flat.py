@@ -124,8 +124,6 @@ class FlatStep:
         *buffers, (loss, power) = [np.asarray(memoryview(output)) for output in outputs]
         # A sum of squares that is finite has finite terms, but not the other way round.
         if not math.isfinite(power) and not all(map(_finite, self._layout.spans, buffers)):
-            if self._compressor is not None:
-                self._compressor.settle()
             return StepResult((), float(loss), False)
         gradients = self._layout.cut(buffers)
         if self._compressor is not None:

@@ -45,6 +45,7 @@ class Router:
     ) -> None:
         self._standing = standing
         self._abort = threading.Event()
+        # Why the shards' last calls had to be repeated.
         self._why: dict[int, str] = {}
         self._pending: set[int] = set()
         retry = RetryPolicy(budget_s=standing.connect_timeout_s)
@@ -147,6 +148,17 @@ class Router:
         self._versions = [info.version for _, info in answers]
         return [result for result, _ in answers]
 
+    def unused(self, pushed: Sequence[PushResult]) -> list[int]:
+        """The shards that had the batch already when the last push, ``pushed``, came to them.
+
+        A shard that had to be asked again may have it from an earlier try, and is not among them.
+        """
+        return [
+            shard
+            for shard, result in enumerate(pushed)
+            if result.outcome == "already_applied" and shard not in self._why
+        ]
+
     def awaited(self) -> str:
         """The shards that have not answered, and what is known of why."""
         # Copies: other threads change both.
@@ -170,6 +182,7 @@ class Router:
         # In this order: an interrupt that comes in between is seen.
         self._abort.clear()
         self._standing.check()
+        self._why.clear()
         shards = range(len(self._clients))
         self._pending.update(shards)
         with self._standing.waits.on(self.awaited):
@@ -189,7 +202,6 @@ class Router:
             raise
         finally:
             self._pending.discard(shard)
-            self._why.pop(shard, None)
 
 
 def _results(futures: Sequence[Future[Result]], standing: Standing) -> list[Result]:

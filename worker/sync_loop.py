@@ -59,12 +59,16 @@ class SyncLoop:
             guess = self._next.after(batch)
             if guess is not None:
                 self._expect(guess)
-            self._router.push(batch, attempt, result.gradients if result.finite else None)
+            pushed = self._router.push(batch, attempt, result.gradients if result.finite else None)
             times.took("push")
         except RoundPassed as passed:
             self._compute.take_back()
             log.info("the round went on without this micro-batch", reason=str(passed))
             return self._standing.lease()
+        if any(push.outcome == "already_applied" for push in pushed):
+            # A shard has applied the round with another attempt, and the others will.
+            self._compute.take_back()
+        self._compute.settle()
         done = DoneBatch(batch, attempt, result.loss, skipped=not result.finite)
         with self._standing.waits.on(f"the other micro-batches of round {work.round}"):
             lease = self._standing.commit(work.round, done)

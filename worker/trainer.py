@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack, closing
 
 from pserver.workspace import Workspace
@@ -73,6 +74,7 @@ class Trainer:
                     except StaleGeneration as error:
                         log.info("joining again", reason=str(error))
                         self._standing.begin_again()
+                    self._leave()
             except InvalidJob as error:
                 self._standing.leave(str(error), fatal=True)
                 raise
@@ -85,7 +87,6 @@ class Trainer:
         plan = Plan.from_json(cluster.plan)
         replica = self._prepare(plan, stack)
         assert self._compute is not None  # _prepare has made it
-        self._compute.forget()
         # Anew each time: a shard that was given up may still use the last one.
         wire = wire_encoding(self._loaded.job.wire_dtype)
         workspace = Workspace(plan, wire, self._shm)
@@ -126,6 +127,14 @@ class Trainer:
                     case _:
                         raise NotReady("the coordinator leased nothing; is it of this version?")
                 lease = self._standing.lease()
+
+    def _leave(self) -> None:
+        """Gives the memory of the last workspace back, before there is another."""
+        if self._compute is not None:
+            self._compute.leave()
+        # An error and the frames that it passed through, which know the workspace, refer to each
+        # other.
+        gc.collect()
 
     def _prepare(self, plan: Plan, stack: ExitStack) -> Replica:
         """Makes what depends on the plan, which stays the same for the life of a job."""

@@ -114,20 +114,70 @@ def test_each_shard_has_its_own_part_and_tiny_ones_travel_plain(compression: Com
 
 
 @BOTH
-def test_a_gradient_that_was_not_sent_leaves_no_trace(compression: Compression) -> None:
-    plan = make(100)
+def test_a_gradient_that_no_shard_used_leaves_no_trace(compression: Compression) -> None:
+    plan = make(100, 2)
     one, other = (Compressor(plan, compression, 0.1) for _ in range(2))
     for compressor in (one, other):
         compressor.compress(cut(plan, whole_numbers(0, 100)))
-    one.settle()
+        compressor.settle()
     one.compress(cut(plan, whole_numbers(1, 100)))
-    one.take_back()
-    one.take_back()
-    # A gradient that was not finite came in between: the one before it has been sent.
-    one.settle()
-    one.take_back()
+    one.settle(unused=range(2))
+    # It has come to its end, whatever is said later.
+    one.settle(unused=range(2))
     first, second = [
         arrived(plan, c.compress(cut(plan, whole_numbers(2, 100)))) for c in (one, other)
+    ]
+    np.testing.assert_array_equal(first, second)
+
+
+@BOTH
+def test_a_gradient_that_was_used_is_not_taken_back_later(compression: Compression) -> None:
+    plan = make(100, 2)
+    one, other = (Compressor(plan, compression, 0.1) for _ in range(2))
+    for compressor in (one, other):
+        compressor.compress(cut(plan, whole_numbers(0, 100)))
+        compressor.settle()
+    one.settle(unused=range(2))
+    first, second = [
+        arrived(plan, c.compress(cut(plan, whole_numbers(1, 100)))) for c in (one, other)
+    ]
+    np.testing.assert_array_equal(first, second)
+
+
+@BOTH
+@given(st.integers(4, 200), st.integers(1, 3), st.data())
+def test_what_some_shards_did_not_use_is_counted_once_on_each(
+    compression: Compression, size: int, shards: int, data: st.DataObject
+) -> None:
+    plan = make(size, shards)
+    compressor = Compressor(plan, compression, 0.2)
+    cuts = plan.arenas[0].cuts
+    used = np.zeros(size, np.float32)
+    wanted = np.zeros(size, np.float32)
+    for step in range(4):
+        gradient = whole_numbers(step, size)
+        unused = data.draw(st.sets(st.integers(0, shards - 1)))
+        sent = arrived(plan, compressor.compress(cut(plan, gradient)))
+        compressor.settle(unused)
+        for shard in set(range(shards)) - unused:
+            part = slice(cuts[shard], cuts[shard + 1])
+            used[part] += sent[part]
+            wanted[part] += gradient[part]
+    for _ in range(20):
+        used += arrived(plan, compressor.compress(cut(plan, np.zeros(size, np.float32))))
+        compressor.settle()
+    np.testing.assert_allclose(used, wanted, rtol=0, atol=1e-3)
+
+
+@BOTH
+def test_what_was_left_out_can_be_dropped(compression: Compression) -> None:
+    plan = make(100)
+    one, fresh = (Compressor(plan, compression, 0.1) for _ in range(2))
+    one.compress(cut(plan, whole_numbers(0, 100)))
+    one.forget()
+    one.settle(unused=[0])
+    first, second = [
+        arrived(plan, c.compress(cut(plan, whole_numbers(1, 100)))) for c in (one, fresh)
     ]
     np.testing.assert_array_equal(first, second)
 
@@ -142,8 +192,9 @@ def test_a_sum_that_overflows_is_not_sent_and_changes_nothing(compression: Compr
     gradient[::20] = largest[0]
     for compressor in (one, other):
         compressor.compress(cut(plan, gradient))
+        compressor.settle()
     assert one.compress(cut(plan, largest)) == ()
-    one.take_back()
+    one.settle(unused=range(2))
     first, second = [
         arrived(plan, c.compress(cut(plan, whole_numbers(2, 100)))) for c in (one, other)
     ]

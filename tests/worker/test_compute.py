@@ -60,6 +60,7 @@ def fresh() -> list[bytes]:
 def test_what_was_left_out_is_in_the_next_gradient(fresh: list[bytes]) -> None:
     worker = Worker()
     assert sent(worker.run(ONE)) == fresh
+    worker.compute.settle()
     assert sent(worker.run(ONE)) != fresh
 
 
@@ -68,6 +69,23 @@ def test_a_gradient_that_is_taken_back_leaves_no_trace(fresh: list[bytes]) -> No
     worker.run(OTHER)
     worker.compute.take_back()
     assert sent(worker.run(ONE)) == fresh
+
+
+def test_each_shard_has_what_it_did_not_use_taken_back(fresh: list[bytes]) -> None:
+    worker = Worker()
+    worker.run(OTHER)
+    worker.compute.settle(unused=[1])
+    found = sent(worker.run(ONE))
+    assert found[0] != fresh[0]
+    assert found[1] == fresh[1]
+
+
+def test_a_worker_that_joins_again_begins_with_nothing_left_out(fresh: list[bytes]) -> None:
+    worker = Worker()
+    worker.run(OTHER)
+    worker.compute.settle()
+    worker.run(OTHER)
+    worker.compute.leave()
     worker.renew()
     assert sent(worker.run(ONE)) == fresh
 
@@ -76,9 +94,10 @@ def test_a_batch_that_is_skipped_leaves_what_was_there() -> None:
     one, other = Worker(), Worker()
     for worker in (one, other):
         worker.run(OTHER)
+        worker.compute.settle()
     one.receive(np.nan)
     assert not one.run(ONE).finite
-    # The batch before the skipped one has been sent.
+    # That of the batch before, which was used, is not taken back with it.
     one.compute.take_back()
     one.receive(0)
     assert sent(one.run(ONE)) == sent(other.run(ONE))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from coordinator.client import CoordinatorClient
 from pserver.requests import SnapshotOrder
 from pserver.wire import from_decision
+from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.errors import JobFailed, JobMismatch, StaleGeneration
 from psrpc.plan import make_plan
@@ -162,6 +164,39 @@ def test_another_generation_makes_the_worker_join_again() -> None:
             trainer.run()
         assert len(coordinator.of(pb.RegisterWorkerRequest)) == 2
         assert [engine.report().version for engine in shards.engines] == [2, 2]
+
+
+def test_the_memory_of_the_last_workspace_is_given_back_before_there_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    class Watched(Workspace):
+        def __init__(self, *arguments: Any) -> None:
+            alive.append(sum(known() is not None for known in made))
+            super().__init__(*arguments)
+            memory = self.sets[0]["float32.trainable"]
+            while isinstance(memory.base, np.ndarray):
+                memory = memory.base
+            made.append(weakref.ref(memory))
+
+    monkeypatch.setattr("worker.trainer.Workspace", Watched)
+    with cluster(make_job(dense_model)) as (coordinator, shards, trainer, _):
+
+        def take_for_gone() -> pb.Lease:
+            coordinator.cluster.shards[1].incarnation += 1
+            raise StaleGeneration("the worker was taken for gone")
+
+        def refuse_on_a_shard() -> pb.Lease:
+            coordinator.cluster.shards[1].incarnation -= 1
+            return task(1)
+
+        coordinator.leases.extend([INITIALIZE, task(0), take_for_gone, refuse_on_a_shard, task(1)])
+        with pytest.raises(Stopped):
+            trainer.run()
+        assert [engine.report().version for engine in shards.engines] == [2, 2]
+    assert alive == [0, 0, 0]
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_on_all_shards() -> None:
