@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import numpy.typing as npt
@@ -82,7 +82,8 @@ class ShardClient:
     shard's part of ``into`` may hold anything.
 
     With a ``workspace`` that is shared memory, and a shard that can attach it, tensors stay there.
-    An exchange that is not answered then raises ``SegmentLost``: the shard may still be at it.
+    An exchange that is not answered then raises ``SegmentLost``: the shard may still be at it. So
+    does every exchange after it: the workspace has to be given up, and the client with it.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ShardClient:
             pb.GetStatusResponse.FromString,
         )
 
-    def __enter__(self) -> ShardClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -36,13 +36,13 @@ class Target:
         encoding: what that means for the arenas which may be encoded.
         places: where the arrays lie in the worker's segment, in the plan's order; empty if that is
             elsewhere, None if nobody has looked.
-        extents: what an answer announced that was found to fit.
+        extents: what an answer announced that was found to fit; None before the first.
     """
 
     mine: Mapping[str, NDArray]
     encoding: Encoding
     places: list[int] | None = None
-    extents: Sequence[Extent] = ()
+    extents: Sequence[Extent] | None = None
 
 
 class Exchanger:
@@ -69,6 +69,8 @@ class Exchanger:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._session: Session | None = None
+        self._closed = False
+        self._given_up = ""
         self._refusal = ""
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
@@ -82,7 +84,9 @@ class Exchanger:
         return self._session is not None and self._session.attached
 
     def close(self) -> None:
-        """Ends the session; an exchange that is under way fails."""
+        """Ends the session; an exchange that is under way fails, and so does every later one."""
+        self._closed = True
+        # Read after that: whoever opens a session looks at the flag afterwards.
         session = self._session
         if session is not None:
             session.close()
@@ -101,10 +105,13 @@ class Exchanger:
             into: where the values of the pull are put.
 
         Raises:
-            SegmentLost: there is no answer, and the shard may still use the segment.
+            SegmentLost: there is no answer, and the shard may still use the segment; or there was
+                none to an earlier exchange.
             PsError: what the shard raised, or why it cannot be reached.
         """
         with self._lock:
+            if self._given_up:
+                raise SegmentLost(self._given_up)
             try:
                 session = self._standing()
                 return self._exchange(session, header, gradient, into)
@@ -112,8 +119,12 @@ class Exchanger:
                 raise self._lost(error_from_rpc(error, self._peer)) from None
             except Unreachable as error:
                 raise self._lost(error) from None
-            except BaseException:
+            except PsError:
+                # The answer came, and cannot be used.
                 self._end_session()
+                raise
+            except BaseException as error:
+                self._lost(Unreachable(f"interrupted by {type(error).__name__}"))
                 raise
 
     def _exchange(
@@ -180,7 +191,15 @@ class Exchanger:
         if session is not None and not session.aged:
             return session
         self._end_session()
-        session = self._session = Session(self._channel, self._peer, self._deadline_s)
+        try:
+            session = self._session = Session(self._channel, self._peer, self._deadline_s)
+        except ValueError:
+            if not self._closed:
+                raise
+            # gRPC has no error of its own for a channel that was closed.
+            raise PsError(f"the connection to {self._peer} was closed here") from None
+        if self._closed:
+            session.close()
         if self._workspace is not None and self._workspace.segment is not None:
             self._attach(session, self._workspace)
         return session
@@ -207,7 +226,8 @@ class Exchanger:
         self._end_session()
         if attached and isinstance(error, Unreachable | DeadlinePassed):
             # Only an answer says that the shard uses the segment no more.
-            return SegmentLost(f"no answer to an exchange through shared memory: {error}")
+            self._given_up = f"no answer to an exchange through shared memory: {error}"
+            return SegmentLost(self._given_up)
         return error
 
     def _end_session(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Literal
 
 import grpc
@@ -30,7 +32,7 @@ from psrpc.encoding import (
     round_to,
     wire_dtype,
 )
-from psrpc.errors import InvalidArgument, SegmentLost, ShardUnreachable
+from psrpc.errors import InvalidArgument, PsError, SegmentLost, ShardUnreachable
 from psrpc.plan import Plan
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -173,12 +175,38 @@ def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
                 hasty.push(fence, push)
             assert updates.entered.is_set(), "the shard was at it when the worker lost patience"
             assert not hasty.shares_memory
+            another = Push("worker-1", BATCH, 1, 0, part(PLAN, counting(PLAN)))
+            with pytest.raises(SegmentLost):
+                hasty.push(fence, another)
+            left = hasty.workspace.outbox[0][NAME][:12000].view(np.float32)
+            np.testing.assert_array_equal(left, normal()[NAME])
             # What the worker left there is what the shard goes on with, whatever happens here.
             updates.go_on.set()
             assert client.push(fence, push).outcome == "already_applied"
         into = whole(PLAN)
         client.pull(fence, "worker-1", None, into)
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - normal()[NAME])
+
+
+def test_an_exchange_that_was_interrupted_has_no_answer(updates: Blocking) -> None:
+    engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
+
+    def interrupt() -> None:
+        assert updates.entered.wait(30)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with served(engine, shared=True) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+        push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            client.push(fence, push)
+        interrupting.join()
+        updates.go_on.set()
+        with pytest.raises(SegmentLost, match="KeyboardInterrupt"):
+            client.push(fence, push)
 
 
 def test_without_an_answer_chunks_are_sent_again(updates: Blocking) -> None:
@@ -224,6 +252,13 @@ def test_a_shard_that_leaves_ends_idle_conversations_at_once(shared: bool) -> No
             client.pull(fence, "worker-1", None, whole(PLAN))
 
 
+def test_after_closing_there_are_no_exchanges() -> None:
+    with served(engine_of(PLAN), RetryPolicy(budget_s=30)) as client:
+        client.close()
+        with pytest.raises(PsError, match="was closed here"):
+            client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+
+
 # -- what is refused -------------------------------------------------------------------------
 
 
@@ -246,12 +281,23 @@ class Raw:
         return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
 
     def refusal(self, *headers: pb.ExchangeHeader) -> str:
-        messages = [message for header in headers for message in encode_stream(header, ())]
+        return self.refusal_of([m for header in headers for m in encode_stream(header, ())])
+
+    def refusal_of(self, messages: list[bytes]) -> str:
         with pytest.raises(grpc.RpcError) as caught:
             list(self._call(iter(messages), timeout=30))
         error = error_from_rpc(caught.value, "the shard")
         assert isinstance(error, InvalidArgument), error
         return str(error)
+
+
+def attaching(workspace: Workspace) -> pb.ExchangeHeader:
+    assert workspace.segment is not None
+    offer = workspace.segment.offer(0)
+    attach = pb.Attach(
+        pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
+    )
+    return pb.ExchangeHeader(attach=attach)
 
 
 @pytest.fixture
@@ -342,14 +388,9 @@ def test_headers_that_make_no_sense(
     ],
 )
 def test_places_outside_of_the_segment(raw: Raw, push_at: list[int], words: str) -> None:
-    workspace = Workspace(PLAN)
-    assert workspace.segment is not None
-    offer = workspace.segment.offer(0)
-    attach = pb.Attach(
-        pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
-    )
-    header = pb.ExchangeHeader(push=raw.push(), push_at=push_at)
-    assert words in raw.refusal(pb.ExchangeHeader(attach=attach), header)
+    with closing(Workspace(PLAN)) as workspace:
+        header = pb.ExchangeHeader(push=raw.push(), push_at=push_at)
+        assert words in raw.refusal(attaching(workspace), header)
 
 
 def test_a_segment_that_cannot_be_had_is_no_error() -> None:

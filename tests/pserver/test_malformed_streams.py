@@ -14,8 +14,8 @@ from pserver import wire
 from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from psrpc.batch import BatchId
-from psrpc.channel import open_channel
-from psrpc.codec import MAX_CHUNK_BYTES
+from psrpc.channel import bind, make_server, open_channel
+from psrpc.codec import MAX_CHUNK_BYTES, encode_stream
 from psrpc.errors import InvalidArgument
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -194,6 +194,28 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_client() -> None:
             fence = client.fence(1, 1)
             with pytest.raises(InvalidArgument, match=r"answered what cannot be used.*192 bytes"):
                 other.pull(fence, "worker-1", None, whole(PLAN))
+
+
+def test_an_answer_without_values_is_refused_by_the_client() -> None:
+    def answers(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        for _request in requests:
+            yield from encode_stream(pb.ExchangeAnswer(), ())
+
+    method = grpc.stream_stream_rpc_method_handler(answers)
+    server = make_server(1)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(wire.SERVICE, {"Exchange": method}),)
+    )
+    port = bind(server, "127.0.0.1:0")
+    server.start()
+    try:
+        with (
+            ShardClient(f"127.0.0.1:{port}", 77, PLAN, 0) as client,
+            pytest.raises(InvalidArgument, match=r"answered what cannot be used.*announce"),
+        ):
+            client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+    finally:
+        server.stop(0).wait()
 
 
 def test_messages_of_the_generated_classes_are_understood(shard: Shard) -> None:
