@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.codec import MAX_CHUNK_BYTES, Piece
-from psrpc.encoding import Encoding, check_nbytes
+from psrpc.encoding import Encoding, check_nbytes, wire_dtype
 from psrpc.errors import InvalidArgument
 from psrpc.plan import ArenaPlan, Plan
 
@@ -36,6 +36,11 @@ class Extent(NamedTuple):
 def encodable(arena: ArenaPlan) -> bool:
     """Whether ``arena`` may travel in another form than its own elements."""
     return arena.dtype == "float32" and arena.role == "trainable"
+
+
+def value_dtype(arena: ArenaPlan, encoding: Encoding) -> np.dtype[Any]:
+    """What the elements of ``arena`` are when parameters travel in ``encoding``."""
+    return wire_dtype(encoding if encodable(arena) else "plain", arena.dtype)
 
 
 def shard_extents(plan: Plan, shard: int) -> list[Extent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy.typing as npt
 
 from pserver import wire
 from pserver.arrival import Arrival, Chunks, Shared
+from pserver.assembly import check_values, value_dtype
 from pserver.engine import ShardEngine
 from pserver.requests import PushResult, Values
 from pserver.segment import AttachedSegment, Offer, SegmentUnavailable, attach
 from pserver.workspace import segment_nbytes
 from psrpc.codec import Piece, encode_stream
+from psrpc.encoding import Encoding
 from psrpc.errors import InvalidArgument
 from psrpc.plan import ALIGNMENT_BYTES
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -34,6 +37,7 @@ class Conversation:
         self.leaving = False
         self._engine = engine
         self._segment: AttachedSegment | None = None
+        self._sizes: dict[Encoding, list[tuple[int, int]]] = {}
         self._began = False
 
     def answers(
@@ -49,7 +53,9 @@ class Conversation:
         """
         for first in messages:
             self.idle = False
-            yield from self._exchange(_again(first, messages), patience_s())
+            yield from self._exchange(chain((first,), messages), patience_s())
+            # A worker may be silent for long, and this can be 2 MiB.
+            del first
             # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
             self.idle = True
             if self.leaving:
@@ -66,16 +72,17 @@ class Conversation:
             answer = pb.ExchangeAnswer(attached=self._attach(header.attach))
             return encode_stream(answer, ())
         self._began = True
-        result: PushResult | None = None
-        values: Values | None = None
         if pushing:
             with self._engine.refusals_counted():
+                # Before anything is changed: there may be no such place.
+                room = self._room(header)
                 result, values = self._push(header, pieces, patience_s)
-        elif pulling:
+            return self._answer(result, values, room)
+        if pulling:
+            room = self._room(header)
             values = self._engine.pull(wire.from_pull(header.pull), patience_s)
-        else:
-            raise InvalidArgument("an exchange asks for nothing; expected a push, a pull or both")
-        return self._answer(result, values, header.pull_at)
+            return self._answer(None, values, room)
+        raise InvalidArgument("an exchange asks for nothing; expected a push, a pull or both")
 
     def _push(
         self, header: pb.ExchangeHeader, pieces: Iterator[Piece], patience_s: float
@@ -93,7 +100,7 @@ class Conversation:
         return self._engine.push_pull(request, arrival, patience_s, encoding)
 
     def _answer(
-        self, result: PushResult | None, values: Values | None, pull_at: Sequence[int]
+        self, result: PushResult | None, values: Values | None, room: Sequence[NDArray] | None
     ) -> Iterator[bytes]:
         plan = self._engine.plan
         answer = pb.ExchangeAnswer()
@@ -102,13 +109,28 @@ class Conversation:
         if values is None:
             return encode_stream(answer, ())
         answer.pull.CopyFrom(wire.to_pull_header(plan, values))
-        if not pull_at:
+        if room is None:
             return encode_stream(answer, wire.value_parts(plan, values))
-        arrays = [values.arrays[arena.name] for arena in plan.arenas]
-        sizes = [(array.nbytes, array.itemsize) for array in arrays]
-        for view, array in zip(self._views(pull_at, sizes, "pull"), arrays, strict=True):
-            np.copyto(view, array.view(np.uint8))
+        for view, arena in zip(room, plan.arenas, strict=True):
+            np.copyto(view, values.arrays[arena.name].view(np.uint8))
         return encode_stream(answer, ())
+
+    def _room(self, header: pb.ExchangeHeader) -> list[NDArray] | None:
+        """Where in the segment the values of a pull go; None if they do not."""
+        if not header.pull_at:
+            return None
+        encoding = wire.from_encoding(header.pull.encoding)
+        sizes = self._sizes.get(encoding)
+        if sizes is None:
+            check_values(encoding)
+            shard = self._engine.identity.shard
+            arenas = self._engine.plan.arenas
+            dtypes = [value_dtype(arena, encoding) for arena in arenas]
+            sizes = self._sizes[encoding] = [
+                (arena.shard_length(shard) * dtype.itemsize, dtype.itemsize)
+                for arena, dtype in zip(arenas, dtypes, strict=True)
+            ]
+        return self._views(header.pull_at, sizes, "pull")
 
     def _views(
         self, offsets: Sequence[int], sizes: Sequence[tuple[int, int]], what: str
@@ -137,8 +159,3 @@ class Conversation:
 def _announced(header: pb.ExchangeHeader) -> int:
     """Bytes of chunks that follow a header."""
     return 0 if header.push_at else wire.announced_nbytes(header.push.extents)
-
-
-def _again(first: bytes, messages: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from messages

@@ -76,7 +76,12 @@ def read_stream(
     if message.header is None:
         raise InvalidArgument("the stream begins without a header")
     found = parse_header(message.header, header)
-    return found, _pieces(message.chunk, messages, announced and announced(found))
+    nbytes = announced and announced(found)
+    if nbytes == 0 and message.chunk is not None:
+        raise InvalidArgument(
+            f"a chunk of {len(message.chunk.data)} bytes comes with a header that announces none"
+        )
+    return found, _pieces(message.chunk, messages, nbytes)
 
 
 def parse_header(data: bytes, header: type[Header]) -> Header:

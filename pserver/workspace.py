@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.assembly import value_dtype
 from pserver.segment import HANDSHAKE_BYTES, SLOTS, Segment, SegmentUnavailable
-from psrpc.encoding import Encoding, wire_dtype
-from psrpc.plan import ALIGNMENT_BYTES, ArenaPlan, Plan
+from psrpc.encoding import Encoding
+from psrpc.plan import ALIGNMENT_BYTES, Plan
 
 NDArray = npt.NDArray[Any]
 
@@ -45,7 +46,7 @@ class Workspace:
         memory = self.segment.bytes if self.segment else _private(layout.sets_nbytes)
         first, second = (
             {
-                a.name: memory[places[a.name]].view(_set_dtype(a, wire))[: a.length]
+                a.name: memory[places[a.name]].view(value_dtype(a, wire))[: a.length]
                 for a in plan.arenas
             }
             for places in layout.sets
@@ -80,7 +81,7 @@ class _Layout:
     def __init__(self, plan: Plan, wire: Encoding) -> None:
         self.nbytes = HANDSHAKE_BYTES
         self.sets = [
-            {a.name: self._place(a.length * _set_dtype(a, wire).itemsize) for a in plan.arenas}
+            {a.name: self._place(a.length * value_dtype(a, wire).itemsize) for a in plan.arenas}
             for _ in range(2)
         ]
         self.sets_nbytes = self.nbytes
@@ -97,11 +98,6 @@ class _Layout:
         start = _round_up(self.nbytes, page if nbytes >= page else ALIGNMENT_BYTES)
         self.nbytes = start + _round_up(max(nbytes, 1), ALIGNMENT_BYTES)
         return slice(start, self.nbytes)
-
-
-def _set_dtype(arena: ArenaPlan, wire: Encoding) -> np.dtype[Any]:
-    rounded = (arena.dtype, arena.role) == ("float32", "trainable")
-    return wire_dtype(wire if rounded else "plain", arena.dtype)
 
 
 def _round_up(nbytes: int, step: int) -> int:

@@ -393,6 +393,34 @@ def test_places_outside_of_the_segment(raw: Raw, push_at: list[int], words: str)
         assert words in raw.refusal(attaching(workspace), header)
 
 
+@pytest.mark.parametrize("pull_at", [[0, 0], [1 << 40, 1 << 40], [4097, 1 << 14], [4096]])
+def test_a_push_is_not_applied_when_there_is_no_place_for_the_values(
+    raw: Raw, pull_at: list[int]
+) -> None:
+    with closing(Workspace(PLAN)) as workspace:
+        header = pb.ExchangeHeader(
+            push=raw.push(skipped=True, extents=[]),
+            pull=pb.PullRequest(newest=True, encoding=PLAIN),
+            pull_at=pull_at,
+        )
+        assert "segment" in raw.refusal(attaching(workspace), header)
+        # The fixture has the shard show that nothing was recorded.
+
+
+@pytest.mark.parametrize("asks", ["push", "pull"])
+def test_a_chunk_that_no_header_announces(raw: Raw, asks: str) -> None:
+    request = pb.PullRequest(fence=raw.fence, newest=True, encoding=PLAIN)
+    header = (
+        pb.ExchangeHeader(pull=request)
+        if asks == "pull"
+        else pb.ExchangeHeader(push=raw.push(skipped=True, extents=[]))
+    )
+    message = pb.ExchangeRequest(header=header, chunk=types.Chunk(data=bytes(8)))
+    assert "a chunk of 8 bytes comes with a header that announces none" in raw.refusal_of(
+        [message.SerializeToString()]
+    )
+
+
 def test_a_segment_that_cannot_be_had_is_no_error() -> None:
     with served(engine_of(PLAN)) as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
