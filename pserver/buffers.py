@@ -73,6 +73,7 @@ class BufferPool:
 
         Raises:
             NotReady: none became free within ``timeout_s``.
+            MemoryError: there is none for one more set; those that were made are still there.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._free or self._made < self._size, timeout_s):
@@ -83,7 +84,13 @@ class BufferPool:
             if self._free:
                 return self._free.pop()
             self._made += 1
-        return Buffers({name: aligned_empty(length, dtype) for name, length, dtype in self._arenas})
+        try:
+            return Buffers({name: aligned_empty(n, dtype) for name, n, dtype in self._arenas})
+        except MemoryError:
+            with self._changed:
+                self._made -= 1
+                self._changed.notify()
+            raise
 
     @contextmanager
     def loan(self, timeout_s: float) -> Iterator[Loan]:

@@ -50,6 +50,14 @@ def test_a_loan_that_is_kept_stays_out() -> None:
     assert pool.in_use == 1
 
 
+def test_a_set_that_there_is_no_memory_for_leaves_room_for_another() -> None:
+    pool = BufferPool(plan_of(size=1 << 50), 0, 1)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            pool.acquire(0)
+    assert pool.in_use == 0
+
+
 def test_small_shards_have_more_buffers_and_rounds_have_room_for_two_attempts() -> None:
     assert pool_size(1 << 30, 0) == 2
     assert pool_size(4 << 20, 0) == 6
