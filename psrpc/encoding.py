@@ -182,12 +182,12 @@ def decode(encoding: Encoding, raw: Bytes, into: npt.NDArray[np.float32]) -> Non
 
 def _decode_int8(raw: Bytes, into: npt.NDArray[np.float32]) -> None:
     scales, levels = _int8_parts(raw, len(into))
-    sound = np.isfinite(scales) & (scales >= 0)
+    # So that 127 times a scale is finite, too; NaN fails both comparisons.
+    sound = (scales >= 0) & (scales <= _LARGEST_SCALE)
     if not sound.all():
         first = int(np.argmin(sound))
         raise InvalidArgument(
-            f"int8: the scale of block {first} is {scales[first]}; expected a finite number of at"
-            " least 0"
+            f"int8: the scale of block {first} is {scales[first]}; expected 0 to {_LARGEST_SCALE}"
         )
     for block, rows in _blockwise(len(into)):
         scale = scales[rows][:, np.newaxis]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any, Literal
 
@@ -198,12 +199,12 @@ def test_topk_is_taken_only_if_it_says_one_thing(indices: list[int], values: lis
             decoded("topk", raw, 10)
 
 
-@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, 2.0**122])
 @pytest.mark.parametrize("block", [0, 1])
 def test_unsound_scales_are_refused(scale: float, block: int) -> None:
     raw = encode_int8(np.ones(INT8_BLOCK + 5, np.float32))
     raw[:8].view("<f4")[block] = scale
-    with pytest.raises(InvalidArgument, match=f"scale of block {block} is {scale}"):
+    with pytest.raises(InvalidArgument, match=re.escape(f"scale of block {block} is {scale};")):
         decoded("int8", raw, INT8_BLOCK + 5)
 
 
