@@ -15,8 +15,11 @@ from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
 from psrpc.interceptor import ErrorInterceptor
 
-THREADS = 512
-"""Calls that are served at once; threads are made when needed. Each worker keeps one busy."""
+CONVERSATIONS = 448
+"""Workers that are served at once: each keeps a thread, which is parked while it computes."""
+
+_MORE_THREADS = 64
+"""For calls that come and go. Threads are made when they are needed."""
 
 
 class ShardServer:
@@ -25,10 +28,14 @@ class ShardServer:
     Thread-safe once started. As a context manager it starts and stops.
     """
 
-    def __init__(self, shard: int, address: str) -> None:
-        """``address`` is HOST:PORT to listen on, port 0 for any."""
+    def __init__(self, shard: int, address: str, conversations: int = CONVERSATIONS) -> None:
+        """Args:
+        address: HOST:PORT to listen on, port 0 for any.
+        conversations: how many are held at once; who begins one more gets NotReady.
+        """
         self._shard = shard
         self._address = address
+        self._conversations = conversations
         self._engine: ShardEngine | None = None
         self._server: grpc.Server | None = None
         self._servicer: ParameterServerServicer | None = None
@@ -37,8 +44,10 @@ class ShardServer:
 
     def start(self) -> int:
         """Listens; returns the port. Raises PortInUse."""
-        server = make_server(THREADS, [ErrorInterceptor()])
-        servicer = self._servicer = ParameterServerServicer(self._engine_or_refuse)
+        server = make_server(self._conversations + _MORE_THREADS, [ErrorInterceptor()])
+        servicer = self._servicer = ParameterServerServicer(
+            self._engine_or_refuse, self._conversations
+        )
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import TIMEOUT_MAX, Timer
 
 import grpc
 
@@ -12,28 +13,55 @@ from pserver.arrival import Chunks
 from pserver.conversation import Conversation
 from pserver.engine import ShardEngine
 from psrpc.codec import encode_stream
+from psrpc.errors import NotReady
 from psrpc.v1 import parameter_server_pb2 as pb
 
 Context = grpc.ServicerContext
 
-NO_DEADLINE_S = 60.0
-"""How long a call that came without a deadline may wait."""
+NO_DEADLINE_S = 120.0
+"""How long a call with tensors may take that came without a deadline."""
 
 
 def patience_s(context: Context) -> float:
     """How long a call may wait in here, so that its error still reaches the caller in time."""
     left = context.time_remaining()
-    return NO_DEADLINE_S if left is None else max(0.0, left - min(0.5, left / 10))
+    if _endless(left):
+        return NO_DEADLINE_S / 2
+    return max(0.0, left - min(0.5, left / 10))
+
+
+def _endless(left_s: float) -> bool:
+    """Whether that is what gRPC says of a call without a deadline: some 10^18 seconds, which no
+    wait of Python's takes."""
+    return left_s > TIMEOUT_MAX
+
+
+@contextmanager
+def _ending(context: Context) -> Iterator[None]:
+    """Sees to it that a call ends some day: a client that gave it no deadline and stands still
+    would keep a thread, and in the middle of a push a buffer, for good."""
+    if not _endless(context.time_remaining()):
+        yield
+        return
+    timer = Timer(NO_DEADLINE_S, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class ParameterServerServicer:
     """One method per RPC; the contract is in protos/psrpc/v1/parameter_server.proto.
 
-    ``engine`` returns the shard's engine, or raises NotReady while there is none.
+    ``engine`` returns the shard's engine, or raises NotReady while there is none. Of
+    ``conversations`` as many are held at once, so that threads are left for other calls.
     """
 
-    def __init__(self, engine: Callable[[], ShardEngine]) -> None:
+    def __init__(self, engine: Callable[[], ShardEngine], conversations: int) -> None:
         self._engine = engine
+        self._most_conversations = conversations
         self._conversations: dict[Conversation, Context] = {}
 
     def close(self) -> None:
@@ -45,29 +73,31 @@ class ParameterServerServicer:
 
     def initialize(self, requests: Iterator[bytes], context: Context) -> pb.InitializeResponse:
         engine = self._engine()
-        header, pieces = wire.read_stream(requests, pb.InitializeHeader)
-        request = wire.from_initialize(header)
-        version, already = engine.initialize(request, Chunks(pieces), patience_s(context))
+        with _ending(context):
+            header, pieces = wire.read_stream(requests, pb.InitializeHeader)
+            request = wire.from_initialize(header)
+            version, already = engine.initialize(request, Chunks(pieces), patience_s(context))
         return pb.InitializeResponse(version=version, already=already)
 
     def pull(self, request: pb.PullRequest, context: Context) -> Iterator[bytes]:
         engine = self._engine()
-        values = engine.pull(wire.from_pull(request), patience_s(context))
-        header = wire.to_pull_header(engine.plan, values)
-        return encode_stream(header, wire.value_parts(engine.plan, values))
+        with _ending(context):
+            values = engine.pull(wire.from_pull(request), patience_s(context))
+            header = wire.to_pull_header(engine.plan, values)
+            yield from encode_stream(header, wire.value_parts(engine.plan, values))
 
     def push_gradients(
         self, requests: Iterator[bytes], context: Context
     ) -> pb.PushGradientsResponse:
         engine = self._engine()
-        with engine.refusals_counted():
+        with _ending(context), engine.refusals_counted():
             header, pieces = wire.read_stream(requests, pb.PushHeader)
             result = engine.push(wire.from_push(header), Chunks(pieces), patience_s(context))
         return pb.PushGradientsResponse(result=wire.to_push_result(result))
 
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         conversation = Conversation(self._engine())
-        with self._present(conversation, context):
+        with _ending(context), self._present(conversation, context):
             yield from conversation.answers(requests, lambda: patience_s(context))
 
     def get_status(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
@@ -93,6 +123,9 @@ class ParameterServerServicer:
 
     @contextmanager
     def _present(self, conversation: Conversation, context: Context) -> Iterator[None]:
+        held = len(self._conversations)
+        if held >= self._most_conversations:
+            raise NotReady(f"the shard holds {held} conversations already; it waits for one to end")
         self._conversations[conversation] = context
         try:
             yield

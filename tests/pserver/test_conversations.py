@@ -1,0 +1,105 @@
+"""Calls that would take all of a shard's threads or buffers, and for good."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from pserver import servicer, wire
+from pserver.client import RetryPolicy, ShardClient
+from pserver.server import ShardServer
+from psrpc.channel import open_channel
+from psrpc.errors import NotReady
+from psrpc.status import error_from_rpc
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import INCARNATION, ONE_TRY, counting, engine_of, plan_of, served, whole
+
+PLAN = plan_of()
+
+
+def test_more_conversations_than_a_shard_can_hold() -> None:
+    with ShardServer(0, "127.0.0.1:0", conversations=1) as server:
+        server.open(engine_of(PLAN))
+        where = (f"127.0.0.1:{server.port}", INCARNATION, PLAN, 0)
+        heard: list[str] = []
+        retry = RetryPolicy(first_s=0.001, budget_s=30)
+        with ShardClient(*where) as first, ShardClient(*where, retry=ONE_TRY) as second:
+            fence = first.fence(1, 1)
+            first.initialize(fence, counting(PLAN))
+            first.pull(fence, "worker-1", None, whole(PLAN))
+            with pytest.raises(NotReady, match=r"holds 1 conversations.* waits for one to end"):
+                second.pull(fence, "worker-2", None, whole(PLAN))
+            assert second.get_status().initialized
+            assert not second.initialize(fence, counting(PLAN))
+
+            def announce(reason: str) -> None:
+                heard.append(reason)
+                first.close()
+
+            with ShardClient(*where, retry=retry, announce=announce) as third:
+                third.pull(fence, "worker-3", None, whole(PLAN))
+        assert "holds 1 conversations" in heard[0]
+
+
+@pytest.mark.parametrize("method", ["PushGradients", "Exchange"])
+def test_a_call_without_a_deadline_is_given_one(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a client that stops in the middle of a push would keep its buffer for good."""
+    monkeypatch.setattr(servicer, "NO_DEADLINE_S", 0.05)
+    engine = engine_of(PLAN)
+    with ShardServer(0, "127.0.0.1:0") as server:
+        server.open(engine)
+        address = f"127.0.0.1:{server.port}"
+        with ShardClient(address, INCARNATION, PLAN, 0) as client:
+            fence = client.fence(1, 1)
+            client.initialize(fence, counting(PLAN))
+            extents = [
+                types.Extent(arena=0, nbytes=96 * 4, encoding=types.ENCODING_PLAIN),
+                types.Extent(arena=1, nbytes=5 * 4, encoding=types.ENCODING_PLAIN),
+            ]
+            push = pb.PushHeader(
+                fence=fence,
+                batch=types.BatchId(epoch=0, first=0, count=4),
+                examples=4,
+                extents=extents,
+            )
+            first = (
+                pb.ExchangeRequest(header=pb.ExchangeHeader(push=push))
+                if method == "Exchange"
+                else pb.PushGradientsRequest(header=push)
+            )
+            for_good = threading.Event()
+
+            def requests() -> Iterator[bytes]:
+                yield first.SerializeToString()
+                assert for_good.wait(30)
+
+            with open_channel(address) as channel:
+                call = channel.stream_stream(f"/{wire.SERVICE}/{method}")  # type: ignore[call-arg]
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(call(requests()))
+                assert caught.value.code() is grpc.StatusCode.CANCELLED
+                for_good.set()
+    pool = engine._pool
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: len(pool._free) == pool._made, 30)
+
+
+def test_a_call_without_a_deadline_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "NO_DEADLINE_S", 0.1)
+    with served(engine_of(PLAN, replicas=1)) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+        request = pb.PullRequest(fence=fence, round=1, encoding=types.ENCODING_PLAIN)
+        with open_channel(client.peer.rpartition(" ")[2]) as channel:
+            call = channel.unary_stream(f"/{wire.SERVICE}/Pull")  # type: ignore[call-arg]
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call(request.SerializeToString()))
+    error = error_from_rpc(caught.value, "the shard")
+    assert isinstance(error, NotReady)
+    assert "waits for the decision of round 0" in str(error)
