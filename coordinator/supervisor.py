@@ -26,6 +26,9 @@ STATUS_S = 0.5
 ANNOUNCE_S = 3.0
 """Pause between two words on what is awaited, before there is a status."""
 
+TOLD_S = 1.0
+"""How soon a coordinator that still serves leaves after it has told a shard or worker to leave."""
+
 LEAVE_S = 30.0
 """How long the processes of a job that has ended may take to leave."""
 
@@ -159,6 +162,7 @@ class Supervisor:
 
     def _watch(self, client: CoordinatorClient) -> Outcome:
         looked_at = 0.0
+        served = True
         ended_at: float | None = None
         while not self._stop_requests:
             exits = self._children.wait(TICK_S)
@@ -167,10 +171,10 @@ class Supervisor:
                     return self._coordinator_ended(exited)
             now = time.monotonic()
             if exits or now - looked_at >= STATUS_S:
-                self._look(client)
+                served = self._look(client)
                 looked_at = now
             for exited in exits:
-                failed = self._member_ended(exited)
+                failed = self._member_ended(exited, served)
                 if failed is not None:
                     return failed
             if self._status.phase in _ENDED:
@@ -180,16 +184,18 @@ class Supervisor:
                     return Outcome(1, self._status.reason or reason)
         return _interrupted()
 
-    def _look(self, client: CoordinatorClient) -> None:
+    def _look(self, client: CoordinatorClient) -> bool:
+        """Reads the job's status; False when the coordinator does not serve."""
         try:
             self._status = client.get_job_status()
         except PsError:
-            # It serves no more. If it is gone its exit status will tell, and if it hangs, its
-            # shards and workers will not wait for ever and tell by their own.
-            return
+            # If it is gone its exit status will tell, and if it hangs, its shards and workers
+            # will not wait for ever and tell by their own.
+            return False
         self._screen.show(self._status)
+        return True
 
-    def _member_ended(self, exited: Exited) -> Outcome | None:
+    def _member_ended(self, exited: Exited, served: bool) -> Outcome | None:
         workers_left = sum(name.startswith("worker") for name in self._children.alive())
         verdict = judge(exited, self._status, workers_left)
         if verdict.kind == "warn":
@@ -197,8 +203,11 @@ class Supervisor:
         if verdict.kind != "fail":
             return None
         # The coordinator may have ended the job, and told this process to leave, after the last
-        # look at its status; then its reason is the better one.
-        deadline = time.monotonic() + 1.0
+        # look at its status; then its reason is the better one. One that serves no more is on
+        # its way out, which takes as long as its last files take.
+        if not served:
+            self._screen.note(f"{exited.name} has ended; waiting for the coordinator to end")
+        deadline = time.monotonic() + (TOLD_S if served else LEAVE_S)
         while time.monotonic() < deadline:
             for ended in self._children.wait(deadline - time.monotonic()):
                 if ended.name == "coordinator":

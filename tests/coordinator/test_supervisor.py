@@ -171,6 +171,21 @@ def test_the_coordinators_end_comes_before_a_shards(house: House) -> None:
     assert (outcome.own, outcome.details) == (False, ["why"])
 
 
+def test_a_coordinator_that_serves_no_more_may_take_its_time(house: House) -> None:
+    os.mkfifo(house.folder / "gate")
+    house.address = "127.0.0.1:1"  # Nobody listens there.
+    house.coordinator = house.serving("read line < gate; exit 0")
+    house.members = {"shard-0": "exit 0"}
+    supervisor = house.supervisor()
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
+    thread.start()
+    house.screen.wait_for("shard-0 has ended; waiting for the coordinator to end")
+    (house.folder / "gate").write_text("done\n")
+    thread.join()
+    assert outcomes == [Outcome(0)]
+
+
 def test_a_worker_that_dies_is_a_warning_while_others_are_left(house: House) -> None:
     os.mkfifo(house.folder / "gate")
     house.coordinator = house.serving("read line < gate; exit 0")
