@@ -85,8 +85,7 @@ class ShardEngine:
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
         """Sets all values, once. Returns the version and whether the shard had some already."""
-        with self._changed:
-            self._admit(request.fence)
+        self._admit(request.fence)
         check_extents(self.plan, self.identity.shard, request.extents, PLAIN)
         extents = request.extents
         arriving_values = arriving(arrival, self.plan, extents, self._pool, timeout_s, staged=False)
@@ -137,12 +136,14 @@ class ShardEngine:
             return result, None if pull is None else self._held.values(pull)
 
     def _check(self, request: PushRequest) -> None:
-        """All that can be said of a push before its data; refuses before anything is allocated."""
-        with self._changed:
-            self._admit(request.fence)
-            self._need_values()
-            version = self._held.version
-        check_push(request, self.plan, self.identity.shard, version)
+        """All that can be said of a push before its data; refuses before anything is allocated.
+
+        Without the lock, or nothing would arrive during an update; what can change in between is
+        looked at again with it. The version only rises.
+        """
+        self._admit(request.fence)
+        self._need_values()
+        check_push(request, self.plan, self.identity.shard, self._held.version)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""

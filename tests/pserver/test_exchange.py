@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Literal
 
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 
 from pserver import wire
+from pserver.arrival import Chunks
 from pserver.client import Push, RetryPolicy, ShardClient
 from pserver.engine import ShardEngine
+from pserver.requests import PushResult
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from pserver.workspace import Workspace
@@ -161,6 +164,38 @@ def updates() -> Iterator[Blocking]:
     updates = Blocking(PLAN)
     yield updates
     updates.go_on.set()
+
+
+def test_a_push_arrives_while_another_is_applied(updates: Blocking) -> None:
+    engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
+    with served(engine) as client, ThreadPoolExecutor(2) as threads:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+
+        def push(batch: BatchId, arrived: threading.Event) -> PushResult:
+            gradient = part(PLAN, normal())
+            header = pb.PushHeader(
+                fence=fence,
+                batch=wire.to_batch(batch),
+                examples=batch.count,
+                extents=wire.to_extents(wire.gradient_extents(PLAN, gradient)),
+            )
+
+            def messages() -> Iterator[bytes]:
+                yield from encode_stream(header, wire.gradient_parts(PLAN, gradient))
+                arrived.set()
+
+            found, pieces = wire.read_stream(messages(), pb.PushHeader)
+            return engine.push(wire.from_push(found), Chunks(pieces), 30)
+
+        first = threads.submit(push, BATCH, threading.Event())
+        assert updates.entered.wait(30)
+        arrived = threading.Event()
+        second = threads.submit(push, BatchId(0, 10, 10), arrived)
+        came = arrived.wait(10)
+        updates.go_on.set()
+        assert came
+        assert (first.result(30).version, second.result(30).version) == (1, 2)
 
 
 def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
