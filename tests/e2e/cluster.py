@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,50 @@ def processes_of(run_dir: Path) -> list[int]:
     return found
 
 
+def members(run_dir: Path, role: str) -> list[int]:
+    """The live shards (``pserver``) or workers (``worker``) of a ``coordinator up``."""
+    words = {"pserver": b"\0pserver.cli\0serve\0", "worker": b"\0worker.cli\0run\0"}[role]
+    found = []
+    for pid in processes_of(run_dir):
+        with suppress(OSError):
+            if words in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def maps(pid: int) -> str:
+    """What a process has mapped, a line each; empty if it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_text()
+    return ""
+
+
+def segments(pid: int) -> set[int]:
+    """Inode numbers of the shared segments that a process has mapped or open."""
+    found = set(map(int, re.findall(r" (\d+) +/memfd:pserver-segment", maps(pid))))
+    # Files are closed, and processes end, while they are looked at.
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if str(link.readlink()).startswith("/memfd:pserver-segment"):
+                    found.add(link.stat().st_ino)
+    return found
+
+
+def holders(segment: int) -> list[int]:
+    """The processes on this machine that have a segment mapped or open."""
+    pids = [int(process.name) for process in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if segment in segments(pid)]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits for what nobody announces, such as the kernel taking a mapping away."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.02)
+
+
 def wait_until_gone(pids: Sequence[int]) -> None:
     """Waits for processes that are not children of this one."""
     for pid in pids:
@@ -161,6 +206,27 @@ class Process:
         self.wait()
         assert self.popen.stdout is not None
         self.popen.stdout.close()
+
+
+class Gate:
+    """Holds the workers of ``jobs/gated.py`` before the first batch of an epoch."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        """``epoch`` counts from 0."""
+        self._path = folder / "gate"
+        os.mkfifo(self._path)
+        self._fd: int | None = None
+        self.environment = {"GATE": str(self._path), "GATE_EPOCH": str(epoch)}
+
+    def open(self) -> None:
+        """Lets them go on, for good."""
+        # For reading as well, since it would wait for a reader otherwise.
+        self._fd = os.open(self._path, os.O_RDWR)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 class Hand:

@@ -53,6 +53,9 @@ def job_with(**fields):
         ("job = job_with(loss='mse', train=Arrays(x, y[:20]))", (), "20"),
         ("job = job_with(optimizer=keras.optimizers.Adam())", ("--shards", "0"), "shards"),
         ("job = job_with(optimizer=keras.optimizers.Lion())", (), "numpy.*Lion|Lion.*numpy"),
+        ("job = job_with()", ("--set", "wire_dtype=half"), "wire_dtype is 'half'.*bfloat16"),
+        ("job = job_with(compression='gzip')", (), "compression is 'gzip'.*topk or int8"),
+        ("job = job_with(compression='topk')", ("--set", "topk=0.6"), "topk is 0.6.*at most 0.5"),
     ],
 )
 def test_a_job_that_cannot_run(

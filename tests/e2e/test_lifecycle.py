@@ -7,21 +7,28 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psrpc.checkpoint import load_variables
+from psrpc.checkpoint import load_state, load_variables, read_manifest
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,
+    Gate,
     Process,
+    Run,
     by_hand,
     codes,
     command,
     environment,
+    holders,
+    members,
     processes_of,
+    segments,
+    until,
     up,
     wait_until_gone,
 )
@@ -29,6 +36,7 @@ from tests.e2e.cluster import (
 pytestmark = pytest.mark.slow
 
 DENSE = JOBS / "dense.py"
+GATED = JOBS / "gated.py"
 
 
 def free_port() -> int:
@@ -197,23 +205,37 @@ def test_a_killed_shard_is_named(tmp_path: Path) -> None:
     cluster.end()
 
 
-def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
-    """Sync: the rounds that its successor computes are the same rounds."""
-    args = ("--mode", "sync", "--shards", "2", "--set", "epochs=30")
-    whole = up(DENSE, tmp_path / "whole", *args, "--workers", "2")
-    where = ("--run-dir", tmp_path / "run", "--workers", "2")
-    cluster = Process("up", "coordinator", "up", DENSE, *args, *where)
-    cluster.wait_for("training  epoch [2-9]")
-    workers = [
-        pid
-        for pid in processes_of(tmp_path)
-        if b"worker.cli\0run" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    os.kill(workers[0], signal.SIGKILL)
-    assert cluster.wait() == 0, cluster.text()
-    cluster.end()
-    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert newest.name == whole.checkpoint.name
-    expected = load_variables(whole.checkpoint)
-    for name, value in load_variables(newest).items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_killed_worker_loses_and_leaves_nothing(tmp_path: Path, mode: str) -> None:
+    """Every batch counts once: in sync mode the rounds that its successor computes are the same
+    rounds. The shards let go of the memory that they shared with it."""
+    args = ("--mode", mode, "--shards", "2", "--workers", "2", "--set", "epochs=12")
+    with by_hand(tmp_path) as hand, closing(Gate(tmp_path, epoch=10)) as gate:
+        up_args = ("up", GATED, "--run-dir", hand.run_dir, *args)
+        cluster = hand.start("up", "coordinator", *up_args, **gate.environment)
+        # In the midst of its steps, if it has not come to the gate by now.
+        cluster.wait_for(r"training  epoch ([2-9]|1\d)/")
+        victim, survivor = members(hand.run_dir, "worker")
+        shards = members(hand.run_dir, "pserver")
+        until(lambda: all(len(segments(shard)) == 2 for shard in shards), "both segments")
+        (segment,) = segments(victim)
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: not holders(segment), "the shards to let go")
+        (kept,) = segments(survivor)
+        assert set(holders(kept)) == {survivor, *shards}
+        gate.open()
+        assert cluster.wait() == 0, cluster.text()
+        run = Run(hand.run_dir, 0, cluster.text(), "")
+    assert run.summary["batches"] == 12 * 62
+    assert run.summary["examples"] == 12 * 1230
+    plan = read_manifest(run.checkpoint).plan
+    for shard in range(2):
+        state = load_state(run.checkpoint, plan, shard)
+        assert state.version == run.summary["global_step"]
+        assert [epoch["applied"] for epoch in state.applied] == 12 * [[[0, 1230]]]
+    if mode == "sync":
+        whole = up(GATED, tmp_path / "whole", *args)
+        assert run.checkpoint.name == whole.checkpoint.name
+        expected = load_variables(whole.checkpoint)
+        for name, value in load_variables(run.checkpoint).items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=name)

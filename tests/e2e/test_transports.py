@@ -1,0 +1,205 @@
+"""Tensors in shared memory and over TCP: the same results, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import h5py  # type: ignore[import-untyped]
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from psrpc.checkpoint import load_variables
+from tests.e2e.cluster import (
+    JOBS,
+    LIMIT_S,
+    Gate,
+    Run,
+    by_hand,
+    command,
+    environment,
+    holders,
+    maps,
+    members,
+    processes_of,
+    segments,
+    until,
+    up,
+)
+
+pytestmark = pytest.mark.slow
+
+GATED = JOBS / "gated.py"
+
+NDArray = npt.NDArray[Any]
+
+CLUSTERS = {
+    "sync": ("--mode", "sync", "--workers", "2", "--shards", "2"),
+    "async": ("--mode", "async", "--workers", "1", "--shards", "1"),
+}
+"""The result of the first does not depend on its numbers. That of the second does on the order of
+the pushes, which with one worker is that of the batches."""
+
+
+def train(folder: Path, shm: bool, *args: str) -> Run:
+    """Runs the gated job, and looks in its midst where the tensors are."""
+    folder.mkdir(exist_ok=True)
+    with by_hand(folder) as hand, closing(Gate(folder, epoch=1)) as gate:
+        transport = () if shm else ("--no-shm",)
+        args = ("--run-dir", str(hand.run_dir), *transport, *args)
+        cluster = hand.start("up", "coordinator", "up", GATED, *args, **gate.environment)
+        cluster.wait_for("training  epoch 2/")
+        workers = members(hand.run_dir, "worker")
+        shards = members(hand.run_dir, "pserver")
+        assert workers
+        assert shards
+        if shm:
+            # One that was slow to start has not met the shards before it was held at the gate.
+            until(lambda: shared(workers, shards), f"segments\n{hand.logs()}")
+            assert any(map(gradient_in_segment, workers))
+        else:
+            assert not any(map(segments, workers + shards))
+        assert not any("/dev/shm" in maps(pid) for pid in processes_of(hand.run_dir))
+        gate.open()
+        code = cluster.wait()
+        run = Run(hand.run_dir, code, cluster.text(), "")
+        assert code == 0, f"{run.stdout}\n{run.logs()}"
+    assert not processes_of(run.run_dir), "a process outlived the job"
+    return run
+
+
+def shared(workers: list[int], shards: list[int]) -> bool:
+    """Whether each worker has one segment, and each shard those of all workers."""
+    theirs = [segments(worker) for worker in workers]
+    everything = set().union(*theirs)
+    return len(everything) == len(workers) and all(
+        [*(len(one) == 1 for one in theirs), *(segments(shard) == everything for shard in shards)]
+    )
+
+
+def gradient_in_segment(worker: int) -> bool:
+    """Whether a worker has left anything in the outbox, which is at the end of its segment and is
+    written for shared memory alone."""
+    for link in Path(f"/proc/{worker}/fd").iterdir():
+        if str(link.readlink()).startswith("/memfd:pserver-segment"):
+            return any(link.read_bytes()[-512:])
+    return False
+
+
+def assert_equal(found: dict[str, NDArray], expected: dict[str, NDArray]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def assert_differ(found: dict[str, NDArray], other: dict[str, NDArray]) -> None:
+    assert any(not np.array_equal(found[name], value) for name, value in other.items())
+
+
+def assert_not_rounded(variables: dict[str, NDArray]) -> None:
+    """They are float32, and not because something rounded was put there."""
+    for name, value in variables.items():
+        assert value.dtype == np.float32, name
+        for dtype in (ml_dtypes.bfloat16, np.float16):
+            assert not np.array_equal(value.astype(dtype).astype(np.float32), value), name
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, NDArray]]:
+    """By mode: the variables after training over shared memory, in float32."""
+    folder = tmp_path_factory.mktemp("exact")
+    runs = {mode: train(folder / mode, True, *args) for mode, args in CLUSTERS.items()}
+    return {mode: load_variables(run.checkpoint) for mode, run in runs.items()}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_both_transports_end_in_the_same_bits(
+    exact: dict[str, dict[str, NDArray]], tmp_path: Path, mode: str
+) -> None:
+    run = train(tmp_path / "tcp", False, *CLUSTERS[mode])
+    assert run.summary["examples"] == 3 * 1230
+    assert_equal(load_variables(run.checkpoint), exact[mode])
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [
+        ("sync", ("wire_dtype=bfloat16",)),
+        ("async", ("wire_dtype=float16",)),
+        ("async", ("wire_dtype=bfloat16", "compression=int8")),
+        ("async", ("compression=topk", "topk=0.1")),
+    ],
+)
+def test_what_is_rounded_or_compressed_on_its_way_trains_alike_over_both(
+    exact: dict[str, dict[str, NDArray]], tmp_path: Path, mode: str, settings: tuple[str, ...]
+) -> None:
+    args = [*CLUSTERS[mode], *(part for each in settings for part in ("--set", each))]
+    over_memory, over_tcp = (
+        train(tmp_path / name, shm, *args) for name, shm in (("memory", True), ("tcp", False))
+    )
+    trained = load_variables(over_memory.checkpoint)
+    assert_equal(load_variables(over_tcp.checkpoint), trained)
+    assert_differ(trained, exact[mode])
+    assert_not_rounded(trained)
+    assert over_memory.summary["eval"]["accuracy"] > 0.85
+    losses = [each["loss"] for each in over_memory.summary["evaluations"]]
+    assert losses[-1] < losses[0]
+
+
+def test_a_resumed_job_may_change_its_wire_dtype(
+    exact: dict[str, dict[str, NDArray]], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    args = ("--mode", "sync", "--workers", "1")
+    for epochs, wire in ((1, "float32"), (2, "bfloat16"), (3, "float32")):
+        more = ("--resume",) if epochs > 1 else ()
+        sets = ("--set", f"wire_dtype={wire}", "--set", f"epochs={epochs}")
+        run = up(GATED, run_dir, *args, *sets, *more)
+        assert run.summary["global_step"] == 21 * epochs
+    trained = load_variables(run.checkpoint)
+    assert_not_rounded(trained)
+    assert_differ(trained, exact["sync"])
+    for name, value in exact["sync"].items():
+        np.testing.assert_allclose(trained[name], value, rtol=0, atol=0.05, err_msg=name)
+
+    exported = tmp_path / "model.weights.h5"
+    export = command("coordinator", "export", run_dir, "--to", exported)
+    subprocess.run(export, check=True, timeout=LIMIT_S, env=environment())
+    found = []
+    with h5py.File(exported) as file:
+        file.visititems(lambda _, item: found.append(item[()]) if hasattr(item, "dtype") else None)
+    for value in trained.values():
+        assert any(each.dtype == value.dtype and np.array_equal(each, value) for each in found)
+
+
+def test_a_worker_whose_shard_is_killed_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    with by_hand(tmp_path) as hand, closing(Gate(tmp_path, epoch=1)) as gate:
+        coordinator = hand.coordinator(GATED, "--shards", "2", "--mode", "async")
+        where = ("--coordinator", coordinator.wait_for(r"127\.0\.0\.1:\d+")[0])
+        survivor, victim = (
+            hand.start(f"shard-{k}", "pserver", "serve", "--shard", str(k), *where)
+            for k in range(2)
+        )
+        args = ("worker", "run", *where, "--connect-timeout", "3")
+        worker = hand.start("worker", *args, **gate.environment)
+        until(lambda: len(segments(victim.popen.pid)) == 1, f"a segment\n{hand.logs()}")
+        (segment,) = segments(victim.popen.pid)
+        assert set(holders(segment)) == {p.popen.pid for p in (survivor, victim, worker)}
+
+        # Killed while it has an exchange to answer.
+        victim.kill(signal.SIGSTOP)
+        gate.open()
+        worker.wait_for("waiting for .*shard 1")
+        victim.kill()
+        assert worker.wait() == 1, hand.logs()
+        line = worker.text().strip().splitlines()[-1]
+        assert line.startswith("error: shard 1 at 127.0.0.1:"), line
+        assert "did not answer" in line
+        until(lambda: not segments(survivor.popen.pid), "the other shard to let go")
+        assert not holders(segment)
+        assert "/dev/shm" not in maps(survivor.popen.pid)
