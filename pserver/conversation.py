@@ -51,15 +51,20 @@ class Conversation:
         Raises:
             PsError: which ends the call.
         """
-        for first in messages:
-            self.idle = False
-            yield from self._exchange(chain((first,), messages), patience_s())
-            # A worker may be silent for long, and this can be 2 MiB.
-            del first
-            # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
-            self.idle = True
-            if self.leaving:
-                return
+        try:
+            for first in messages:
+                self.idle = False
+                yield from self._exchange(chain((first,), messages), patience_s())
+                # A worker may be silent for long, and this can be 2 MiB.
+                del first
+                # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
+                self.idle = True
+                if self.leaving:
+                    return
+        finally:
+            # Of a call that was cut off gRPC keeps an error, and that our frames, until the garbage
+            # is collected: too long for a worker's memory.
+            self._segment = None
 
     def _exchange(self, messages: Iterator[bytes], patience_s: float) -> Iterator[bytes]:
         header, pieces = wire.read_stream(messages, pb.ExchangeHeader, _announced)

@@ -19,6 +19,7 @@ from pserver.updates.numpy_engine import NumpyEngine
 from pserver.workspace import Workspace
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
 INCARNATION = 77
@@ -117,6 +118,16 @@ def engine_of(
 
 
 ONE_TRY = RetryPolicy(budget_s=0.0)
+
+
+def attaching(workspace: Workspace) -> pb.ExchangeHeader:
+    """What has shard 0 attach a worker's segment."""
+    assert workspace.segment is not None
+    offer = workspace.segment.offer(0)
+    attach = pb.Attach(
+        pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
+    )
+    return pb.ExchangeHeader(attach=attach)
 
 
 class SharingClient(ShardClient):

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import closing
 
 import grpc
 import pytest
 
 from pserver import servicer, wire
 from pserver.client import RetryPolicy, ShardClient
+from pserver.conversation import Conversation
 from pserver.server import ShardServer
-from psrpc.channel import open_channel
+from pserver.workspace import Workspace
+from psrpc.channel import bind, make_server, open_channel
+from psrpc.codec import encode_stream
 from psrpc.errors import NotReady
-from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.shards import INCARNATION, ONE_TRY, counting, engine_of, plan_of, served, whole
+from tests.pserver.shards import (
+    INCARNATION,
+    ONE_TRY,
+    attaching,
+    counting,
+    engine_of,
+    plan_of,
+    whole,
+)
 
 PLAN = plan_of()
 
@@ -43,6 +55,25 @@ def test_more_conversations_than_a_shard_can_hold() -> None:
             with ShardClient(*where, retry=retry, announce=announce) as third:
                 third.pull(fence, "worker-3", None, whole(PLAN))
         assert "holds 1 conversations" in heard[0]
+
+
+def test_a_conversation_that_was_cut_off_lets_go_of_the_segment() -> None:
+    """At once: gRPC's error and its frames refer to each other, and live on as garbage."""
+    errors: list[grpc.RpcError] = []
+    conversation = Conversation(engine_of(PLAN))
+    gone = threading.Event()
+    with closing(Workspace(PLAN)) as workspace:
+        attach = attaching(workspace)
+
+        def messages() -> Iterator[bytes]:
+            yield from encode_stream(attach, ())
+            weakref.finalize(conversation._segment, gone.set)
+            errors.append(grpc.RpcError())
+            raise errors[0]
+
+        with pytest.raises(grpc.RpcError):
+            list(conversation.answers(messages(), lambda: 30))
+    assert gone.is_set()
 
 
 @pytest.mark.parametrize("method", ["PushGradients", "Exchange"])
@@ -90,16 +121,22 @@ def test_a_call_without_a_deadline_is_given_one(
         assert pool._changed.wait_for(lambda: len(pool._free) == pool._made, 30)
 
 
-def test_a_call_without_a_deadline_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer, "NO_DEADLINE_S", 0.1)
-    with served(engine_of(PLAN, replicas=1)) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        request = pb.PullRequest(fence=fence, round=1, encoding=types.ENCODING_PLAIN)
-        with open_channel(client.peer.rpartition(" ")[2]) as channel:
-            call = channel.unary_stream(f"/{wire.SERVICE}/Pull")  # type: ignore[call-arg]
-            with pytest.raises(grpc.RpcError) as caught:
-                list(call(request.SerializeToString()))
-    error = error_from_rpc(caught.value, "the shard")
-    assert isinstance(error, NotReady)
-    assert "waits for the decision of round 0" in str(error)
+def test_a_call_without_a_deadline_waits_for_less_than_it_may_last() -> None:
+    found: list[float] = []
+
+    def ask(request: bytes, context: grpc.ServicerContext) -> bytes:
+        found.append(servicer.patience_s(context))
+        return request
+
+    method = grpc.unary_unary_rpc_method_handler(ask)
+    server = make_server(1)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a", {"b": method}),))
+    with open_channel(f"127.0.0.1:{bind(server, '127.0.0.1:0')}") as channel:
+        server.start()
+        call = channel.unary_unary("/a/b")  # type: ignore[call-arg]
+        call(b"")
+        call(b"", timeout=20)
+    server.stop(0).wait()
+    endless, within = found
+    assert endless == servicer.NO_DEADLINE_S / 2
+    assert 0 < within < 20

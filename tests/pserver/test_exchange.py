@@ -47,6 +47,7 @@ from tests.pserver.shards import (
     NDArray,
     SharingClient,
     Sink,
+    attaching,
     counting,
     engine_of,
     identity_of,
@@ -324,15 +325,6 @@ class Raw:
         error = error_from_rpc(caught.value, "the shard")
         assert isinstance(error, InvalidArgument), error
         return str(error)
-
-
-def attaching(workspace: Workspace) -> pb.ExchangeHeader:
-    assert workspace.segment is not None
-    offer = workspace.segment.offer(0)
-    attach = pb.Attach(
-        pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
-    )
-    return pb.ExchangeHeader(attach=attach)
 
 
 @pytest.fixture
