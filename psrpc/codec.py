@@ -94,13 +94,14 @@ def parse_message(message: bytes) -> StreamMessage:
         InvalidArgument: the bytes are not such a message.
     """
     view = memoryview(message)
-    header: bytes | None = None
+    header: bytearray | None = None
     chunk: Piece | None = None
     try:
         for tag, _, value in _fields(view):
             if tag == _HEADER_TAG:
-                # Two occurrences of a message field merge; their bytes concatenated do just that.
-                header = bytes(value) if header is None else header + bytes(value)
+                # Occurrences of a message field merge; their bytes concatenated do just that.
+                header = header or bytearray()
+                header += value
             elif tag == _CHUNK_TAG:
                 if chunk is not None:
                     raise InvalidArgument("a stream message holds two chunks; expected one")
@@ -109,7 +110,7 @@ def parse_message(message: bytes) -> StreamMessage:
         raise InvalidArgument(
             f"a stream message of {len(message)} bytes is cut short or not protobuf"
         ) from None
-    return StreamMessage(header, chunk)
+    return StreamMessage(None if header is None else bytes(header), chunk)
 
 
 def _parse_chunk(view: memoryview) -> Piece:
