@@ -72,7 +72,7 @@ class Push:
 
 
 class ShardClient:
-    """One worker's connection to one shard. Thread-safe, one exchange at a time.
+    """One worker's connection to one shard. One thread calls it; ``close`` may come from another.
 
     Parameters are received into the shard's part of the worker's whole arenas, so the clients of
     all shards work side by side on the same arrays. Every call has a deadline, is safe to repeat

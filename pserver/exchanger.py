@@ -70,6 +70,7 @@ class Exchanger:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._closed = False
+        # Why the segment must not be used any more; empty while it may be.
         self._given_up = ""
         self._refusal = ""
         self._boxes: dict[str, NDArray] = {}
@@ -120,7 +121,7 @@ class Exchanger:
             except Unreachable as error:
                 raise self._lost(error) from None
             except PsError:
-                # The answer came, and cannot be used.
+                # Nothing was asked, or there is an answer that cannot be used.
                 self._end_session()
                 raise
             except BaseException as error:
