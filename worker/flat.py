@@ -181,7 +181,7 @@ def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = tf.cast(flat, arena.dtype)
         for index, start in zip(arena.order, arena.starts, strict=True):
             variable = plan.variables[index]
-            # Not tf.split, which copies: such a slice is a view where it is aligned.
+            # Not tf.split, which copies all where one is not aligned. A slice that is, is a view.
             values[index] = tf.reshape(flat[start : start + variable.size], variable.shape)
     return [values[index] for index in range(len(plan.variables))]
 

@@ -69,8 +69,8 @@ class Job:
         compression: of the gradients of float32 variables, instead of rounding them: ``int8`` is a
             quarter of the bytes, ``topk`` sends the fraction ``topk`` of the elements, those of
             largest magnitude. What is left out is kept by the worker and added to its next
-            gradient. It is lost when the worker dies, so with compression the results depend, in
-            sync mode too, on which worker computes what.
+            gradient. It is lost when the worker dies or joins anew, so with compression the
+            results depend, in sync mode too, on which worker computes what.
         topk: the fraction of elements that ``compression="topk"`` sends of each shard's part, at
             most one half; at least one element.
 
