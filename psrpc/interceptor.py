@@ -14,7 +14,7 @@ import grpc.aio
 
 from psrpc.errors import PsError
 from psrpc.logs import get_logger
-from psrpc.status import CODES, trailing_metadata
+from psrpc.status import CODES, details, trailing_metadata
 
 log = get_logger()
 
@@ -74,7 +74,7 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
 def _abort(context: grpc.ServicerContext, error: PsError, method: str) -> NoReturn:
     log.debug("refused", method=method, error=type(error).__name__, why=str(error))
     context.set_trailing_metadata(trailing_metadata(error))
-    context.abort(CODES[type(error)], str(error))
+    context.abort(CODES[type(error)], details(error))
 
 
 class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -113,5 +113,5 @@ class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 async def _abort_aio(context: Any, error: PsError, method: str) -> NoReturn:
     log.debug("refused", method=method, error=type(error).__name__, why=str(error))
-    await context.abort(CODES[type(error)], str(error), trailing_metadata(error))
+    await context.abort(CODES[type(error)], details(error), trailing_metadata(error))
     raise AssertionError("abort raises")

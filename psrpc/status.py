@@ -12,6 +12,10 @@ from psrpc.errors import PsError
 METADATA_KEY = "psrpc-error"
 """Trailing metadata that names the class. Load-bearing."""
 
+LONGEST_DETAILS = 2000
+"""UTF-8 bytes of a message that travel. Each may become three on the wire, and a client takes no
+status of more than 8 KiB: it would see another error instead."""
+
 CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.PsError: grpc.StatusCode.INTERNAL,
     errors.InvalidJob: grpc.StatusCode.INVALID_ARGUMENT,
@@ -43,6 +47,14 @@ _WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.ResourceExhausted,
 }
 """Statuses that gRPC itself makes, where no server of ours had a say."""
+
+
+def details(error: PsError) -> str:
+    """What a server says in the status; the end of a very long message is lost."""
+    text = str(error).encode()
+    if len(text) <= LONGEST_DETAILS:
+        return str(error)
+    return text[:LONGEST_DETAILS].decode(errors="ignore") + " ..."
 
 
 def trailing_metadata(error: PsError) -> tuple[tuple[str, str], ...]:

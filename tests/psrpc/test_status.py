@@ -14,7 +14,7 @@ from psrpc import errors
 from psrpc.channel import bind, make_aio_server, make_server, open_channel, parse_address
 from psrpc.errors import InvalidArgument, PortInUse, PsError, StaleGeneration, Unreachable
 from psrpc.interceptor import AioErrorInterceptor, ErrorInterceptor
-from psrpc.status import CODES, error_from_rpc
+from psrpc.status import CODES, LONGEST_DETAILS, error_from_rpc
 
 TREE = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PsError)]
 
@@ -29,10 +29,15 @@ class Raising(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def service(self, call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         if call_details.method == "/t/Stream":
             return grpc.unary_stream_rpc_method_handler(self.stream)
+        if call_details.method == "/t/Long":
+            return grpc.unary_unary_rpc_method_handler(self.long)
         return grpc.unary_unary_rpc_method_handler(self.one)
 
     def one(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         raise getattr(errors, request.decode())("the reason")
+
+    def long(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        raise errors.NotReady("é" * 40_000)
 
     def stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         yield b"first"
@@ -69,6 +74,14 @@ def test_a_class_arrives_as_itself(channel: grpc.Channel, cls: type[PsError]) ->
     assert type(error) is cls
     assert str(error) == "the reason"
     assert caught.value.code() is CODES[cls]
+
+
+def test_a_message_too_long_for_a_status_is_cut(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/t/Long", None, None)(b"", timeout=30)
+    error = error_from_rpc(caught.value, "the server")
+    assert type(error) is errors.NotReady
+    assert str(error) == "é" * (LONGEST_DETAILS // 2) + " ..."
 
 
 def test_an_error_in_the_middle_of_a_stream_arrives_too(channel: grpc.Channel) -> None:
