@@ -33,9 +33,7 @@ class ShardArenas:
         self.trainable = tuple(a.name for a in owned if a.role == "trainable")
         self.state = tuple(a.name for a in owned if a.role == "state")
         self.owned = self.trainable + self.state
-        self.encodable = frozenset(
-            a.name for a in plan.arenas if a.role == "trainable" and a.dtype == "float32"
-        )
+        self.encodable = frozenset(a.name for a in plan.arenas if a.encodable)
         self._own = {n: (np.dtype(dtype),) for n, dtype in self.dtypes.items()}
         self._gradients = self._own | dict.fromkeys(self.encodable, _FLOAT32_OR_HALF)
 
