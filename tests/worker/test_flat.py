@@ -15,6 +15,7 @@ from psrpc.errors import InvalidJob
 from psrpc.plan import Plan, make_plan
 from worker import Arrays, Job
 from worker.buffers import ParameterBuffers
+from worker.compression import Compressor
 from worker.compute import BatchReader
 from worker.data import Array
 from worker.devices import HOST, Device
@@ -278,6 +279,96 @@ def test_large_variables_and_small_ones_between_them() -> None:
     gradients = tape.gradient(loss, [v.value for v in trained.trainable_variables])
     for variable, gradient in zip(trained.trainable_variables, gradients, strict=True):
         np.testing.assert_allclose(found[variable.path], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("wire", ["plain", "float16"])
+def test_a_model_that_computes_in_half_precision(policy: str, wire: Encoding) -> None:
+    def model() -> keras.Model:
+        layers = [
+            keras.layers.Dense(16, dtype=policy),
+            keras.layers.BatchNormalization(dtype=policy),
+            keras.layers.Dense(CLASSES, activation="softmax", dtype="float32"),
+        ]
+        return keras.Sequential([keras.Input((FEATURES,)), *layers])
+
+    bench = Bench(make_job(model), shards=3, wire=wire)
+    assert {arena.dtype for arena in bench.plan.arenas} == {"float32"}
+    trained = bench.replica.model
+    # As they come, maybe rounded.
+    assign(bench, bench.parameters.arrays["float32.trainable"].astype(np.float32))
+    result = bench.run(FIRST)
+    x, y = bench.job.train.read(bench.job.seed, FIRST)
+    with tf.GradientTape() as tape:
+        loss = keras.losses.SparseCategoricalCrossentropy()(y, trained(x, training=True))
+    gradients = tape.gradient(loss, [v.value for v in trained.trainable_variables])
+    assert result.finite
+    assert result.loss == pytest.approx(float(loss), rel=1e-2)
+    found = bench.by_variable(result)
+    for variable, gradient in zip(trained.trainable_variables, gradients, strict=True):
+        np.testing.assert_allclose(found[variable.path], gradient, rtol=0.1, atol=0.02)
+
+
+def assign(bench: Bench, values: Array) -> None:
+    """Gives the model the values of the trainable arena."""
+    arena = bench.plan.arenas[0]
+    by_name = {v.path: v for v in bench.replica.model.variables}
+    for index, start in zip(arena.order, arena.starts, strict=True):
+        spec = bench.plan.variables[index]
+        by_name[spec.name].assign(values[start : start + spec.size].reshape(spec.shape))
+
+
+class Empty(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
+    """The only variable that may be rounded has no elements, the others are fewer than shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = tf.Variable(tf.zeros([0, 3]))
+        self.double = tf.Variable(np.ones(2))
+        self.count = tf.Variable(0.0, trainable=False)
+
+
+def empty_loss(module: Empty, x: Any, _y: Any) -> Any:
+    module.count.assign_add(2.0)
+    double = tf.cast(tf.reduce_sum(module.double), tf.float32)
+    return double * tf.reduce_mean(x) + tf.reduce_sum(module.nothing)
+
+
+@pytest.mark.parametrize("wire", ["plain", "bfloat16", "float16"])
+def test_arenas_without_elements_and_shards_without_a_part(wire: Encoding) -> None:
+    x = np.ones(RECORDS, np.float32)
+    job = make_job(Empty, loss=empty_loss, train=Arrays(x, x))
+    bench = Bench(job, shards=3, wire=wire)
+    result = bench.run(FIRST)
+    assert result.finite
+    found = bench.by_variable(result)
+    assert found["nothing"].shape == (0, 3)
+    assert found["double"].tolist() == [1, 1]
+    assert float(found["count"]) == 2
+    assert [len(gradient["float64.trainable"].parts) for gradient in result.gradients] == [0, 0, 1]
+    # It has nothing to compress; what others have travels as it is.
+    compressed = Compressor(bench.plan, "topk", 0.1).compress(result.gradients)
+    assert compressed == result.gradients
+
+
+class TwoInputs(keras.Model):  # type: ignore[misc]  # Keras has no types
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(CLASSES, activation="softmax")
+
+    def call(self, x: Any) -> Any:
+        return self.dense(tf.concat([x["wide"], x["narrow"]], 1))
+
+
+def test_inputs_by_name_reach_the_model_under_their_names() -> None:
+    generator = np.random.default_rng(0)
+    # Not in the order of the alphabet, and of one shape: a mistake would give other numbers.
+    x = {name: generator.normal(size=(RECORDS, 4)).astype("f") for name in ("wide", "narrow")}
+    bench = Bench(make_job(TwoInputs, train=Arrays(x, generator.integers(0, CLASSES, RECORDS))))
+    first, again = bench.run(FIRST), bench.run(FIRST)
+    rows, y = bench.job.train.read(bench.job.seed, FIRST)
+    expected = keras.losses.SparseCategoricalCrossentropy()(y, bench.replica.model(rows))
+    assert first.loss == again.loss == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_an_error_in_the_step_names_the_users_code() -> None:
