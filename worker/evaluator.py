@@ -129,7 +129,7 @@ class Evaluator:
         if self._metrics is None:
             assert self._job.eval is not None  # as above
             batch = self._read(0, min(2, self._job.eval.num_records))
-            values = split_arenas(self._plan, ParameterBuffers.of(self._plan).tensors)
+            values = split_arenas(self._plan, self._parameters.tensors)
             with user_code("the evaluation"), self._device.scope():
                 _, outputs = self._step.loss(values, batch)
                 metrics = build_metrics(self._job, batch[1], outputs) if outputs is not None else []
