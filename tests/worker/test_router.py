@@ -5,6 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from pserver.applied import AppliedSet
+from pserver.engine import ShardEngine
+from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed, ShardUnreachable, StaleGeneration
@@ -82,6 +85,42 @@ def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
         assert [result.outcome for result in skipped] == ["skipped"] * 2
         for name in into:
             np.testing.assert_array_equal(into[name], again[name])
+
+
+def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_earlier_try() -> None:
+    plan = make_cut_plan(2)
+    batch = BatchId(0, 0, 10)
+    values, into = arrays(plan, 1), arrays(plan, 0)
+
+    def come_up_with_the_batch(engine: ShardEngine, shard: int) -> None:
+        applied = AppliedSet()
+        applied.add(batch)
+        slots = Slots(scalars={"iterations": np.array(1)})
+        mine = {a.name: values[a.name][a.cuts[shard] : a.cuts[shard + 1]] for a in plan.arenas}
+        engine.restore(mine, slots, applied, 1)
+
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing) as router,
+    ):
+        first, second = served.engines
+        come_up_with_the_batch(first, 0)
+
+        def come_up_late() -> None:
+            while "waits for a worker to initialize it" not in router.awaited():
+                threading.Event().wait(0.001)
+            come_up_with_the_batch(second, 1)
+
+        waiting = threading.Thread(target=come_up_late)
+        waiting.start()
+        pushed = router.push_pull(batch, 1, parts(plan, arrays(plan, 5)), into)
+        waiting.join()
+        assert [result.outcome for result in pushed] == ["already_applied"] * 2
+        assert router.unused(pushed) == [0]
+        # It is about the last push alone.
+        pushed = router.push_pull(batch, 2, parts(plan, arrays(plan, 5)), into)
+        assert router.unused(pushed) == [0, 1]
 
 
 def test_staleness_is_told_by_each_shard() -> None:
