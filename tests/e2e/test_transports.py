@@ -129,16 +129,16 @@ def test_both_transports_end_in_the_same_bits(
 @pytest.mark.parametrize(
     ("mode", "settings"),
     [
-        ("sync", ("wire_dtype=bfloat16",)),
-        ("async", ("wire_dtype=float16",)),
-        ("async", ("wire_dtype=bfloat16", "compression=int8")),
-        ("async", ("compression=topk", "topk=0.1")),
+        ("sync", "wire_dtype=bfloat16"),
+        ("async", "wire_dtype=float16"),
+        ("async", "wire_dtype=bfloat16 compression=int8"),
+        ("async", "compression=topk topk=0.1"),
     ],
 )
 def test_what_is_rounded_or_compressed_on_its_way_trains_alike_over_both(
-    exact: dict[str, dict[str, NDArray]], tmp_path: Path, mode: str, settings: tuple[str, ...]
+    exact: dict[str, dict[str, NDArray]], tmp_path: Path, mode: str, settings: str
 ) -> None:
-    args = [*CLUSTERS[mode], *(part for each in settings for part in ("--set", each))]
+    args = [*CLUSTERS[mode], *(part for each in settings.split() for part in ("--set", each))]
     over_memory, over_tcp = (
         train(tmp_path / name, shm, *args) for name, shm in (("memory", True), ("tcp", False))
     )
