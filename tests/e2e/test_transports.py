@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.slow
 GATED = JOBS / "gated.py"
 
 NDArray = npt.NDArray[Any]
+Exact = Callable[[str], dict[str, NDArray]]
 
 CLUSTERS = {
     "sync": ("--mode", "sync", "--workers", "2", "--shards", "2"),
@@ -110,20 +113,22 @@ def assert_not_rounded(variables: dict[str, NDArray]) -> None:
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, NDArray]]:
-    """By mode: the variables after training over shared memory, in float32."""
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Exact:
+    """The variables after training over shared memory in float32, by mode."""
     folder = tmp_path_factory.mktemp("exact")
-    runs = {mode: train(folder / mode, True, *args) for mode, args in CLUSTERS.items()}
-    return {mode: load_variables(run.checkpoint) for mode, run in runs.items()}
+
+    @cache
+    def variables(mode: str) -> dict[str, NDArray]:
+        return load_variables(train(folder / mode, True, *CLUSTERS[mode]).checkpoint)
+
+    return variables
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_both_transports_end_in_the_same_bits(
-    exact: dict[str, dict[str, NDArray]], tmp_path: Path, mode: str
-) -> None:
+def test_both_transports_end_in_the_same_bits(exact: Exact, tmp_path: Path, mode: str) -> None:
     run = train(tmp_path / "tcp", False, *CLUSTERS[mode])
     assert run.summary["examples"] == 3 * 1230
-    assert_equal(load_variables(run.checkpoint), exact[mode])
+    assert_equal(load_variables(run.checkpoint), exact(mode))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_both_transports_end_in_the_same_bits(
     ],
 )
 def test_what_is_rounded_or_compressed_on_its_way_trains_alike_over_both(
-    exact: dict[str, dict[str, NDArray]], tmp_path: Path, mode: str, settings: str
+    exact: Exact, tmp_path: Path, mode: str, settings: str
 ) -> None:
     args = [*CLUSTERS[mode], *(part for each in settings.split() for part in ("--set", each))]
     over_memory, over_tcp = (
@@ -144,16 +149,14 @@ def test_what_is_rounded_or_compressed_on_its_way_trains_alike_over_both(
     )
     trained = load_variables(over_memory.checkpoint)
     assert_equal(load_variables(over_tcp.checkpoint), trained)
-    assert_differ(trained, exact[mode])
+    assert_differ(trained, exact(mode))
     assert_not_rounded(trained)
     assert over_memory.summary["eval"]["accuracy"] > 0.85
     losses = [each["loss"] for each in over_memory.summary["evaluations"]]
     assert losses[-1] < losses[0]
 
 
-def test_a_resumed_job_may_change_its_wire_dtype(
-    exact: dict[str, dict[str, NDArray]], tmp_path: Path
-) -> None:
+def test_a_resumed_job_may_change_its_wire_dtype(exact: Exact, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     args = ("--mode", "sync", "--workers", "1")
     for epochs, wire in ((1, "float32"), (2, "bfloat16"), (3, "float32")):
@@ -163,8 +166,9 @@ def test_a_resumed_job_may_change_its_wire_dtype(
         assert run.summary["global_step"] == 21 * epochs
     trained = load_variables(run.checkpoint)
     assert_not_rounded(trained)
-    assert_differ(trained, exact["sync"])
-    for name, value in exact["sync"].items():
+    expected = exact("sync")
+    assert_differ(trained, expected)
+    for name, value in expected.items():
         np.testing.assert_allclose(trained[name], value, rtol=0, atol=0.05, err_msg=name)
 
     exported = tmp_path / "model.weights.h5"
