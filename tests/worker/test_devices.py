@@ -48,13 +48,18 @@ assert tf.config.threading.get_intra_op_parallelism_threads() == 1
 assert host.is_host and host.label == "cpu"
 from tests.worker.test_flat import FIRST, Bench, make_job, noisy_model, whole
 other = Device("/CPU:1", "second cpu")
-here, there = Bench(make_job(noisy_model), host), Bench(make_job(noisy_model), other)
-assert there.read(FIRST).batch[0].device.endswith("CPU:1"), there.read(FIRST).batch[0].device
-expected, found = here.run(FIRST), there.run(FIRST)
-assert expected.loss == found.loss
-updates = whole(there.plan, found)
-for name, update in whole(here.plan, expected).items():
-    assert update.tobytes() == updates[name].tobytes()
+for wire in ("bfloat16", "plain"):
+    here, there = (Bench(make_job(noisy_model), device, wire=wire) for device in (host, other))
+    assert there.read(FIRST).batch[0].device.endswith("CPU:1"), there.read(FIRST).batch[0].device
+    expected, found = here.run(FIRST), there.run(FIRST)
+    assert expected.loss == found.loss
+    updates = whole(there.plan, found)
+    for name, update in whole(here.plan, expected).items():
+        assert update.tobytes() == updates[name].tobytes()
+    for array in there.parameters.arrays.values():
+        array.fill(np.nan)  # what was given for the step is the step's no more
+    for name, update in whole(there.plan, found).items():
+        assert update.tobytes() == updates[name].tobytes()
 trace = next(iter(there.step._traces.values()))
 graph = trace._concrete.graph.as_graph_def()
 work = [node for node in graph.node if node.op in ("MatMul", "ConcatV2")]
