@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrpc.encoding import Encoded, Gradient, decode, plain
@@ -18,6 +18,7 @@ from worker.job import Compression
 NDArray = npt.NDArray[Any]
 
 TRAINABLE, STATE = "float32.trainable", "float32.state"
+steady = settings(max_examples=40, derandomize=True, deadline=None)
 BOTH = pytest.mark.parametrize("compression", ["topk", "int8"])
 
 
@@ -64,6 +65,7 @@ def whole_numbers(seed: int, size: int) -> NDArray:
 
 
 @BOTH
+@steady
 @given(st.integers(2, 3000), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
 def test_everything_arrives_in_the_end(
     compression: Compression, size: int, shards: int, pieces: int, steps: int
@@ -145,6 +147,7 @@ def test_a_gradient_that_was_used_is_not_taken_back_later(compression: Compressi
 
 
 @BOTH
+@steady
 @given(st.integers(4, 200), st.integers(1, 3), st.data())
 def test_what_some_shards_did_not_use_is_counted_once_on_each(
     compression: Compression, size: int, shards: int, data: st.DataObject

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrpc.plan import Placement, Plan, VariableSpec, make_plan
 from worker.layout import Layout
 
+steady = settings(max_examples=40, derandomize=True, deadline=None)
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
@@ -21,6 +22,7 @@ def make(sizes: list[int], shards: int, placement: Placement) -> Plan:
     return make_plan([*variables, state], shards, placement)
 
 
+@steady
 @given(sizes, st.integers(1, 4), st.sampled_from(["cut", "whole"]), st.integers(1, 160))
 def test_shards_get_every_element_in_its_place(
     sizes: list[int], shards: int, placement: Placement, alone_nbytes: int
@@ -37,6 +39,7 @@ def test_shards_get_every_element_in_its_place(
             np.testing.assert_array_equal(np.concatenate(parts), expected)
 
 
+@steady
 @given(sizes, st.integers(1, 160))
 def test_large_variables_are_alone_and_neighbours_are_joined(
     sizes: list[int], alone_nbytes: int
