@@ -151,9 +151,9 @@ def test_what_is_rounded_or_compressed_on_its_way_trains_alike_over_both(
     assert_equal(load_variables(over_tcp.checkpoint), trained)
     assert_differ(trained, exact(mode))
     assert_not_rounded(trained)
+    # Untrained, it is right by chance, and its loss about ln 4.
     assert over_memory.summary["eval"]["accuracy"] > 0.85
-    losses = [each["loss"] for each in over_memory.summary["evaluations"]]
-    assert losses[-1] < losses[0]
+    assert over_memory.summary["eval"]["loss"] < 0.5
 
 
 def test_a_resumed_job_may_change_its_wire_dtype(exact: Exact, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_resumed_job_may_change_its_wire_dtype(exact: Exact, tmp_path: Path) -
     expected = exact("sync")
     assert_differ(trained, expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(trained[name], value, rtol=0, atol=0.05, err_msg=name)
+        np.testing.assert_allclose(trained[name], value, rtol=0, atol=0.005, err_msg=name)
 
     exported = tmp_path / "model.weights.h5"
     export = command("coordinator", "export", run_dir, "--to", exported)
