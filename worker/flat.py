@@ -7,6 +7,7 @@ but outside the gradient tape, and the gradients leave it in a few buffers, see 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from psrpc.encoding import LARGEST, Encoding, Gradient, wire_dtype
 from psrpc.errors import InvalidJob
-from psrpc.plan import Plan
+from psrpc.plan import ALIGNMENT_BYTES, Plan
 from worker.compression import Compressor
 from worker.data import Array, Batch
 from worker.devices import Device
@@ -179,11 +180,27 @@ def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         if flat.dtype == tf.uint16:
             flat = tf.bitcast(flat, tf.bfloat16)
         flat = tf.cast(flat, arena.dtype)
-        for index, start in zip(arena.order, arena.starts, strict=True):
-            variable = plan.variables[index]
-            # Not tf.split, which copies all where one is not aligned. A slice that is, is a view.
-            values[index] = tf.reshape(flat[start : start + variable.size], variable.shape)
+        pieces = _cut(flat, [plan.variables[index].size for index in arena.order])
+        for index, piece in zip(arena.order, pieces, strict=True):
+            values[index] = tf.reshape(piece, plan.variables[index].shape)
     return [values[index] for index in range(len(plan.variables))]
+
+
+def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """``flat`` in pieces of so many elements. Pieces that begin and end on an aligned address are
+    views; cut placement puts as many of those first as there are.
+
+    One operation cuts all of them, since hundreds of slices cost more than the mathematics of a
+    small model. It copies all where one is not aligned, so the others are sliced one by one.
+    """
+    unit = ALIGNMENT_BYTES // flat.dtype.size
+    aligned = list(itertools.takewhile(lambda size: size % unit == 0, sizes))
+    start = sum(aligned)
+    pieces = tf.split(flat[:start], aligned) if aligned else []
+    for size in sizes[len(aligned) :]:
+        pieces.append(flat[start : start + size])
+        start += size
+    return pieces
 
 
 def _finite(span: Span, buffer: Array) -> bool:
