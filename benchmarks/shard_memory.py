@@ -77,7 +77,8 @@ def run_case(case: MemoryCase) -> Peak:
 def table(samples: Sequence[MemorySample]) -> str:
     """Markdown."""
     header = ["engine, optimizer, mode, transport", "peak RSS (VmHWM), MB"]
-    header += ["RssAnon, MB", "RssShmem, MB", "RssFile, MB", "bound, MB", "RSS", "RSS - RssFile"]
+    header += ["RssAnon, MB", "RssShmem, MB", "RssFile, MB", "bound, MB"]
+    header += ["RSS", "RssAnon + RssFile"]
     rows = [[_name(s.case), *_cells(s), f"{s.bound // MB}", *_verdicts(s)] for s in samples]
     title = f"One shard of {PARAMETERS.nbytes // MB} MB of parameters.\n\n"
     return title + markdown(header, rows) + "\n"
@@ -96,8 +97,8 @@ def _cells(sample: MemorySample) -> list[str]:
 
 
 def _verdicts(sample: MemorySample) -> list[str]:
-    """With and without the mapped libraries."""
+    """With and without the workers' segments."""
     if sample.peak is None:
         return [sample.miss, MISSING]
-    own = sample.peak.anonymous + sample.peak.shared
+    own = sample.peak.anonymous + sample.peak.files
     return ["met" if n <= sample.bound else "**missed**" for n in (sample.peak.rss, own)]
