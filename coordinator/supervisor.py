@@ -206,7 +206,7 @@ class Supervisor:
         # look at its status; then its reason is the better one. One that serves no more is on
         # its way out, which takes as long as its last files take.
         if not served:
-            self._screen.note(f"{exited.name} has ended; waiting for the coordinator to end")
+            self._screen.note("waiting for the coordinator to end")
         deadline = time.monotonic() + (TOLD_S if served else LEAVE_S)
         while time.monotonic() < deadline:
             for ended in self._children.wait(deadline - time.monotonic()):

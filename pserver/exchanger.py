@@ -72,7 +72,8 @@ class Exchanger:
         self._closed = False
         # Why the segment must not be used any more; empty while it may be.
         self._given_up = ""
-        self._refusal = ""
+        self._refusal: str | None = None
+        """Why the segment is not attached; empty where it is, None before anybody asked."""
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
         if workspace is not None and workspace.segment is not None:
@@ -217,8 +218,11 @@ class Exchanger:
         if not refusal and not segment.proven(offer.slot, answer.attached.proof):
             refusal = "its proof is not in the segment"
         session.attached = not refusal
-        if refusal and refusal != self._refusal:
-            log.info("no shared memory; tensors go over the network", peer=self._peer, why=refusal)
+        if refusal != self._refusal:
+            if refusal:
+                log.info("tensors go over the network", peer=self._peer, why=refusal)
+            else:
+                log.info("tensors stay in shared memory", peer=self._peer)
         self._refusal = refusal
 
     def _lost(self, error: PsError) -> PsError:

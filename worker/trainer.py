@@ -90,8 +90,8 @@ class Trainer:
         # Anew each time: a shard that was given up may still use the last one.
         wire = wire_encoding(self._loaded.job.wire_dtype)
         workspace = Workspace(plan, wire, self._shm)
-        if self._shm and workspace.why:
-            log.info("no shared memory; tensors go over the network", why=workspace.why)
+        if workspace.why:
+            log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
         self._compute.renew(workspace)
         with (
             closing(workspace),

@@ -118,7 +118,7 @@ class CoordinatorServicer:
 
     def RegisterShard(self, request, context):
         """A shard announces itself. Repeating it with the same incarnation is safe. Errors:
-        ALREADY_EXISTS (another live process has the index), OUT_OF_RANGE → InvalidArgument (index).
+        ALREADY_EXISTS (another live process has the index), INVALID_ARGUMENT (index).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

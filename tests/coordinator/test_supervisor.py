@@ -180,7 +180,7 @@ def test_a_coordinator_that_serves_no_more_may_take_its_time(house: House) -> No
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
     thread.start()
-    house.screen.wait_for("shard-0 has ended; waiting for the coordinator to end")
+    house.screen.wait_for("waiting for the coordinator to end")
     (house.folder / "gate").write_text("done\n")
     thread.join()
     assert outcomes == [Outcome(0)]
