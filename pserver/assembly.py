@@ -33,14 +33,9 @@ class Extent(NamedTuple):
     encoding: Encoding
 
 
-def encodable(arena: ArenaPlan) -> bool:
-    """Whether ``arena`` may travel in another form than its own elements."""
-    return arena.dtype == "float32" and arena.role == "trainable"
-
-
 def value_dtype(arena: ArenaPlan, encoding: Encoding) -> np.dtype[Any]:
     """What the elements of ``arena`` are when parameters travel in ``encoding``."""
-    return wire_dtype(encoding if encodable(arena) else "plain", arena.dtype)
+    return wire_dtype(encoding if arena.encodable else "plain", arena.dtype)
 
 
 def shard_extents(plan: Plan, shard: int) -> list[Extent]:
@@ -68,10 +63,10 @@ def check_extents(plan: Plan, shard: int, extents: Sequence[Extent], allowed: En
         if index in announced:
             raise InvalidArgument(f"the stream announces arena {arena.name} twice; expected once")
         announced.add(index)
-        if encoding not in (allowed if encodable(arena) else PLAIN):
+        if encoding not in (allowed if arena.encodable else PLAIN):
             raise InvalidArgument(
                 f"the stream announces arena {arena.name} as {encoding}; expected"
-                f" {_either(allowed if encodable(arena) else PLAIN)}"
+                f" {_either(allowed if arena.encodable else PLAIN)}"
             )
         wrong = check_nbytes(encoding, nbytes, arena.shard_length(shard), arena.dtype)
         if wrong:

@@ -12,7 +12,7 @@ import grpc
 import numpy.typing as npt
 
 from pserver import wire
-from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, encodable, shard_extents
+from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
 from pserver.exchanger import Exchanger, Target
 from pserver.requests import PushResult
 from pserver.retry import RetryPolicy, persist
@@ -284,7 +284,7 @@ class ShardClient:
     def _encoding(self, mine: dict[str, NDArray]) -> Encoding:
         """What the arenas that may be encoded are received in."""
         for arena in self._plan.arenas:
-            if encodable(arena):
+            if arena.encodable:
                 name: Any = mine[arena.name].dtype.name
                 return "plain" if name == arena.dtype else name
         return "plain"
@@ -298,7 +298,7 @@ class ShardClient:
         mine = {}
         for arena in self._plan.arenas:
             array = arrays[arena.name]
-            names = (arena.dtype, *VALUES) if encodable(arena) else (arena.dtype,)
+            names = (arena.dtype, *VALUES) if arena.encodable else (arena.dtype,)
             if array.shape != (arena.length,) or array.dtype.name not in names:
                 raise InvalidArgument(
                     f"the array for arena {arena.name} is {array.dtype}{list(array.shape)};"

@@ -9,7 +9,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from pserver.applied import AppliedEpoch
-from pserver.assembly import Extent, encodable
+from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.requests import (
     Decision,
@@ -262,7 +262,7 @@ def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
             Extent(
                 index,
                 values.arrays[arena.name].nbytes,
-                values.encoding if encodable(arena) else "plain",
+                values.encoding if arena.encodable else "plain",
             )
             for index, arena in enumerate(plan.arenas)
         ),
