@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import floor
 from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.peers import Figure, run_peer
-from benchmarks.report import say, write_json, write_section
+from benchmarks.report import add_arguments, say, write_json, write_section
 from benchmarks.steps import TooShort, parts_ms, step_ms, steps_per_s
 from benchmarks.table import NAMES, Results, Sample, tables
 from benchmarks.workloads import CASES, DENSE, WARMUP, Case, Transport
@@ -98,10 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the peers' scripts are; default: %(default)s",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw figure")
-    parser.add_argument(
-        "--readme", action="store_true", help="put the tables into benchmarks/README.md"
-    )
+    add_arguments(parser)
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -13,6 +14,14 @@ from pathlib import Path
 README = Path(__file__).resolve().parent / "README.md"
 
 PACKAGES = ("tensorflow", "keras", "grpcio", "numpy", "torch", "ray")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options that say where figures go."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw figure")
+    parser.add_argument(
+        "--readme", action="store_true", help="put the tables into benchmarks/README.md"
+    )
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import answers, scaling, shard_memory
-from benchmarks.report import say, write_json, write_section
+from benchmarks.report import add_arguments, say, write_json, write_section
 
 Section = tuple[Callable[[], Iterable[Any]], Callable[[list[Any]], str]]
 """What measures, sample by sample, and what makes a table of the samples."""
@@ -71,10 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECTION",
         help="one of %(choices)s; may be repeated",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every raw figure")
-    parser.add_argument(
-        "--readme", action="store_true", help="put the tables into benchmarks/README.md"
-    )
+    add_arguments(parser)
     return parser
 
 
