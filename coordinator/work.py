@@ -63,6 +63,28 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Tells one shard to stand at ``generation``: with what it holds (after ``decision``, where it
+    is given and is of the round that the shard stands at), with the checkpoint ``restore``
+    (relative to the run directory), or, with neither, with nothing."""
+
+    generation: int
+    policy: int
+    keep: bool = False
+    restore: str = ""
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """Tells the shards to refuse a worker that is gone, and to drop these of its attempts."""
+
+    number: int
+    worker: str
+    attempts: tuple[Attempt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The job is over; ``reason`` says why it failed."""
 
@@ -125,7 +147,7 @@ class Wait:
     reason: str
 
 
-Command: TypeAlias = Decision | SnapshotOrder | Release | Ended
+Command: TypeAlias = Decision | SnapshotOrder | Release | Begin | Revocation | Ended
 Work: TypeAlias = Initialize | Train | Round | Evaluate | Merge | Wait | Ended
 
 

@@ -50,10 +50,8 @@ class RegisterShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RegisterShardResponse(_message.Message):
-    __slots__ = ("run_id", "generation", "policy", "plan", "optimizer", "engine", "mode", "replicas", "run_dir", "token", "restore", "heartbeat_s", "lease_s", "wire_dtype")
+    __slots__ = ("run_id", "plan", "optimizer", "engine", "mode", "replicas", "run_dir", "token", "heartbeat_s", "lease_s", "wire_dtype")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    POLICY_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -61,13 +59,10 @@ class RegisterShardResponse(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
-    RESTORE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    generation: int
-    policy: int
     plan: bytes
     optimizer: bytes
     engine: str
@@ -75,34 +70,35 @@ class RegisterShardResponse(_message.Message):
     replicas: int
     run_dir: str
     token: str
-    restore: str
     heartbeat_s: float
     lease_s: float
     wire_dtype: str
-    def __init__(self, run_id: _Optional[str] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., restore: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied")
+    __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied", "error")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
     version: int
     initialized: bool
     applied: _containers.RepeatedCompositeFieldContainer[_types_pb2.AppliedEpoch]
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[_types_pb2.AppliedEpoch, _Mapping]]] = ...) -> None: ...
+    error: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., applied: _Optional[_Iterable[_Union[_types_pb2.AppliedEpoch, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class HeartbeatShardRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure")
+    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +110,8 @@ class HeartbeatShardRequest(_message.Message):
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -125,33 +123,73 @@ class HeartbeatShardRequest(_message.Message):
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
     waiting_for: str
     failure: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+    revoked: int
+    leaving: bool
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("unknown", "saved")
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    unknown: bool
+    saved: bool
+    def __init__(self, unknown: _Optional[bool] = ..., saved: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation")
+    __slots__ = ("shard", "incarnation", "generation", "initialized", "version")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    initialized: bool
+    version: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Begin(_message.Message):
+    __slots__ = ("generation", "policy", "keep", "restore", "fresh", "decision")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    policy: int
+    keep: bool
+    restore: str
+    fresh: bool
+    decision: _types_pb2.Decision
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ...) -> None: ...
+
+class Revocation(_message.Message):
+    __slots__ = ("number", "worker", "attempts")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    worker: str
+    attempts: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
+    def __init__(self, number: _Optional[int] = ..., worker: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown")
+    __slots__ = ("decision", "snapshot", "release_snapshot", "shutdown", "begin", "revocation")
     DECISION_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RELEASE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    REVOCATION_FIELD_NUMBER: _ClassVar[int]
     decision: _types_pb2.Decision
     snapshot: _types_pb2.SnapshotOrder
     release_snapshot: str
     shutdown: Shutdown
-    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+    begin: Begin
+    revocation: Revocation
+    def __init__(self, decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., snapshot: _Optional[_Union[_types_pb2.SnapshotOrder, _Mapping]] = ..., release_snapshot: _Optional[str] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., revocation: _Optional[_Union[Revocation, _Mapping]] = ...) -> None: ...
 
 class Shutdown(_message.Message):
     __slots__ = ("failed", "reason")
@@ -244,12 +282,14 @@ class HeartbeatWorkerRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class HeartbeatWorkerResponse(_message.Message):
-    __slots__ = ("unknown", "shutdown")
+    __slots__ = ("unknown", "shutdown", "generation")
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     unknown: bool
     shutdown: Shutdown
-    def __init__(self, unknown: _Optional[bool] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
+    generation: int
+    def __init__(self, unknown: _Optional[bool] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
     __slots__ = ("worker", "incarnation")
@@ -501,7 +541,7 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for")
+    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -511,6 +551,7 @@ class WorkerStatus(_message.Message):
     STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     host: str
     pid: int
@@ -520,7 +561,8 @@ class WorkerStatus(_message.Message):
     steps_per_s: float
     silent_s: float
     waiting_for: str
-    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("evaluation", "global_step", "results")

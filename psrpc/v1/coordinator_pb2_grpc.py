@@ -117,31 +117,33 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterShard(self, request, context):
-        """A shard announces itself. Repeating it with the same incarnation is safe. Errors:
-        ALREADY_EXISTS (another live process has the index), INVALID_ARGUMENT (index).
+        """A shard announces itself: it takes its place. Repeating it with the same incarnation is safe.
+        Errors: ALREADY_EXISTS (another live process has the index), INVALID_ARGUMENT (index).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportShardReady(self, request, context):
-        """A shard has built its engine, and restored if it was told to; it can be served from now on.
-        Repeating it is safe. Errors: FAILED_PRECONDITION (StaleGeneration).
+        """A shard has carried out `Begin` and can be served in that generation, or could not. Repeating it
+        is safe. Errors: FAILED_PRECONDITION (StaleGeneration: there is a newer generation).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HeartbeatShard(self, request, context):
-        """Sign of life and figures of a shard, every `heartbeat_s`. Safe to repeat.
+        """Sign of life and figures of a shard, every `heartbeat_s`. Safe to repeat. Errors:
+        FAILED_PRECONDITION (StaleGeneration: another process has taken the place; leave).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The commands for one shard, from the moment of the call on, until the job ends. On a
-        reconnect the coordinator repeats what may have been missed; every command is idempotent.
+        """The commands for one shard, which says what it holds, from the moment of the call on, until the
+        job ends. On a reconnect the coordinator repeats what may have been missed; every command is
+        idempotent. Errors: FAILED_PRECONDITION (StaleGeneration: register first, or leave).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
