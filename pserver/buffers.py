@@ -108,6 +108,12 @@ class BufferPool:
             self._free.append(buffers)
             self._changed.notify()
 
+    def forget(self) -> None:
+        """One set that is out will not come back: its borrower has it for good."""
+        with self._changed:
+            self._made -= 1
+            self._changed.notify()
+
     @property
     def in_use(self) -> int:
         """How many sets are held by somebody."""

@@ -93,6 +93,10 @@ class ShardEngine:
             self._admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
+            if arrived.loan is not None:
+                # What came becomes the parameters.
+                arrived.loan.keep = True
+                self._pool.forget()
             self._held.initialize(arrived.arrays)
             self._changed.notify_all()
             return self._held.version, False

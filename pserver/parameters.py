@@ -33,7 +33,7 @@ class Parameters:
         """Why these parameters can no longer be trusted; empty when they can."""
 
     def initialize(self, values: Mapping[str, NDArray]) -> None:
-        """Takes copies of all arenas and starts the optimizer afresh."""
+        """Takes over all arenas, as ``UpdateEngine.load`` does, and starts the optimizer afresh."""
         with self._fatal():
             self._updates.load(values)
         self.initialized = True

@@ -64,8 +64,10 @@ class UpdateEngine(Protocol):
     """
 
     def load(self, values: Mapping[str, NDArray]) -> None:
-        """Takes copies of ``values`` (all arenas) and starts the optimizer afresh.
+        """Takes over ``values`` (all arenas) and starts the optimizer afresh.
 
+        Arrays that fit become the parameters themselves, so a shard need not hold them twice: the
+        caller may neither write to them nor read them again. Those that are read-only are copied.
         The keras engine also compiles here, so that the first push does not wait for it.
 
         Raises:

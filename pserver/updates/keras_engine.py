@@ -22,6 +22,7 @@ from pserver.updates.keras_function import (
     VariableView,
     copied,
     rounded,
+    taken,
     to_array,
     to_tensor,
     view,
@@ -108,12 +109,15 @@ class KerasEngine:
     def load(self, values: Mapping[str, NDArray]) -> None:
         self._arenas.check(values)
         with tf.device(DEVICE):
-            self._variables = [
-                _make_variable(piece, values[piece.arena][piece.place]) for piece in self._pieces
+            parts = [
+                taken(values[piece.arena][piece.place].reshape(piece.shape))
+                for piece in self._pieces
             ]
+            state = {n: taken(values[n]) for n in self._arenas.state}
+            self._variables = list(map(_make_variable, self._pieces, parts))
             self._state = {
-                n: keras.Variable(copied(values[n]), dtype=self._arenas.dtypes[n], trainable=False)
-                for n in self._arenas.state
+                n: keras.Variable(tensor, dtype=self._arenas.dtypes[n], trainable=False)
+                for n, tensor in state.items()
             }
             self._optimizer = _make_optimizer(self._serialized)
             excluded = set(self._serialized.get(EXCLUDED, ()))
@@ -132,23 +136,22 @@ class KerasEngine:
                 for piece, variable in zip(self._pieces, self._variables, strict=True):
                     self._views[piece.arena] = VariableView(variable)
             self._joins: dict[Encoding, FlatFunction] = {}
-            self._compile(values)
+            self._compile([*parts, *state.values()])
 
-    def _compile(self, values: Mapping[str, NDArray]) -> None:
+    def _compile(self, values: Sequence[Any]) -> None:
         """Compiles what the job will use, so that the first push does not wait for it.
 
         XLA compiles a function when it first runs, so the steps run once on zeros, and what that
-        did is undone. It happens in place: a shard has no room for two of everything.
+        did is undone. ``values`` are the tensors that the variables have: while they are held, an
+        update writes elsewhere.
         """
         initial = [_initial(v) for v in self._optimizer.variables]
         encodings: dict[Encoding, None] = dict.fromkeys(("plain", self._wire))
         self._steps, self._jit = {}, True
         for encoding in encodings:
             self._try_step([self._arenas.wire_dtype(n, encoding) for n in self._arenas.owned])
-        for piece, variable in zip(self._pieces, self._variables, strict=True):
-            variable.assign(copied(values[piece.arena][piece.place].reshape(piece.shape)))
-        for name, variable in self._state.items():
-            variable.assign(copied(values[name]))
+        for variable, value in zip([*self._variables, *self._state.values()], values, strict=True):
+            variable.assign(value)
         for variable, value in zip(self._optimizer.variables, initial, strict=True):
             variable.assign(tf.broadcast_to(value, variable.shape))
         self._flat: dict[str, NDArray] = {}
@@ -303,11 +306,10 @@ def _make_optimizer(serialized: Mapping[str, Any]) -> Any:
         raise InvalidJob(f"Keras refuses the arguments of optimizer {name}: {error}") from error
 
 
-def _make_variable(piece: Piece, values: NDArray) -> Any:
+def _make_variable(piece: Piece, value: Any) -> Any:
     # Optimizers read a variable's path (Muon's exclude_layers) and name their own after it, in
     # letters that TensorFlow allows; the constructor takes no path.
-    start = copied(values.reshape(piece.shape))
-    variable = keras.Variable(start, dtype=str(values.dtype), name="slice")
+    variable = keras.Variable(value, dtype=value.dtype.name, name="slice")
     variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
     if piece.constraint is not None:
         constraint = getattr(keras.constraints, piece.constraint["class_name"])

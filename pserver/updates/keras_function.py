@@ -102,17 +102,23 @@ def rounded(tensor: Any, encoding: Encoding) -> Any:
     return tf.bitcast(tf.cast(inside, tf.bfloat16), tf.uint16)
 
 
-def copied(array: NDArray) -> Any:
-    """A tensor of its own with what is in ``array``, which may be any. TensorFlow's conversion
-    makes a second copy on the way and keeps the memory."""
+def taken(array: NDArray) -> Any:
+    """A tensor whose memory is ``array``'s, which nobody may write to any more; or a copy's, if
+    TensorFlow cannot have it as it is. TensorFlow's conversion makes a second copy on the way and
+    keeps the memory."""
     if array.ctypes.data % ALIGNMENT_BYTES or not (
         array.flags.c_contiguous and array.flags.writeable
     ):
         fit = aligned_empty(array.size, str(array.dtype)).reshape(array.shape)
         np.copyto(fit, array)
         array = fit
+    return to_tensor(array)
+
+
+def copied(array: NDArray) -> Any:
+    """A tensor of its own with what is in ``array``, which may be any."""
     with tf.device(DEVICE):
-        return tf.raw_ops.DeepCopy(x=to_tensor(array))
+        return tf.raw_ops.DeepCopy(x=taken(array))
 
 
 def zeros(length: int, dtype: npt.DTypeLike) -> NDArray:

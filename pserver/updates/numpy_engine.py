@@ -62,18 +62,11 @@ class NumpyEngine:
     def load(self, values: Mapping[str, NDArray]) -> None:
         arenas = self._arenas
         arenas.check(values)
-        if not self._values:
-            self._values = {
-                n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.owned
-            }
-            self._slots = {
-                slot: {
-                    n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable
-                }
-                for slot in (self._rule.slots if arenas.trainable else ())
-            }
-        for name, array in self._values.items():
-            np.copyto(array, values[name])
+        self._values = {n: np.require(values[n], requirements="CW") for n in arenas.owned}
+        self._slots = {
+            slot: {n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable}
+            for slot in (self._rule.slots if arenas.trainable else ())
+        }
         for slot, arrays in self._slots.items():
             for array in arrays.values():
                 array.fill(self._rule.slots[slot])

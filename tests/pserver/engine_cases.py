@@ -109,8 +109,6 @@ class Shards:
         parts = self.cut(values or initial(variables))
         for engine, part in zip(self.engines, parts, strict=True):
             engine.load(part)
-            for array in part.values():
-                array.fill(np.nan)  # What was loaded is ours; the engine must have copied it.
 
     def train(self, steps: range) -> None:
         """Applies the gradients of ``steps``."""
@@ -181,7 +179,7 @@ class Shards:
             )
             for per_shard in parts.values():
                 for array in per_shard[shard].values():
-                    array.fill(np.nan)  # As after load: the engine must have copied it.
+                    array.fill(np.nan)  # They are ours; the engine must have copied them.
 
 
 def owned(plan: Plan, shard: int) -> set[str]:

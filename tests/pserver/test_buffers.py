@@ -50,6 +50,15 @@ def test_a_loan_that_is_kept_stays_out() -> None:
     assert pool.in_use == 1
 
 
+def test_a_set_that_is_given_away_makes_room_for_another() -> None:
+    pool = BufferPool(PLAN, 0, 1)
+    with pool.loan(0) as loan:
+        loan.keep = True
+        pool.forget()
+    assert pool.in_use == 0
+    assert pool.acquire(0) is not loan.buffers
+
+
 def test_a_set_that_there_is_no_memory_for_leaves_room_for_another() -> None:
     pool = BufferPool(plan_of(size=1 << 50), 0, 1)
     for _ in range(2):

@@ -211,7 +211,7 @@ def test_snapshots_in_every_encoding(kind: EngineKind, placement: Placement, len
     plan = make_plan(variables, 1, placement)
     engine = make_engine(kind, serialized("SGD", learning_rate=1.0), plan, 0, "bfloat16")
     values = {a.name: np.resize(ODD, a.length).astype(a.dtype) for a in plan.arenas}
-    engine.load(values)
+    engine.load({name: array.copy() for name, array in values.items()})
     encodings: tuple[Encoding, ...] = ("plain", "bfloat16", "float16")
     taken = {encoding: engine.snapshot(encoding) for encoding in encodings}
     gradients = buffers(plan, 0)

@@ -79,14 +79,26 @@ def test_a_snapshot_with_cut_placement_is_no_copy() -> None:
     assert np.shares_memory(engine.snapshot()[NAME], engine.snapshot()[NAME])
 
 
+def test_loaded_values_become_the_parameters() -> None:
+    plan = make_plan([VariableSpec("w", (4096,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("keras", serialized("SGD", learning_rate=1.0), plan, 0)
+    values = aligned(np.ones(4096, np.float32))
+    engine.load({NAME: values})
+    first = engine.snapshot()[NAME]
+    assert np.shares_memory(first, values)
+    staging = buffers(plan, 0)
+    staging[NAME].fill(1)
+    engine.apply(staging)
+    assert (first == 1).all()
+    assert (engine.snapshot()[NAME] == 0).all()
+
+
 @pytest.mark.parametrize("placement", ["cut", "whole"])
-def test_loaded_values_and_staged_gradients_are_left_alone(placement: Placement) -> None:
+def test_staged_gradients_are_left_alone(placement: Placement) -> None:
     """Aligned arrays, which TensorFlow could alias: ours to write on again after each call."""
     plan = make_plan([VariableSpec("w", (8192,), "float32", "trainable")], 1, placement)
     engine = make_engine("keras", serialized("SGD", learning_rate=1.0), plan, 0)
-    values = aligned(np.full(8192, 3, np.float32))
-    engine.load({NAME: values})
-    values.fill(np.nan)
+    engine.load({NAME: aligned(np.full(8192, 3, np.float32))})
     staging = buffers(plan, 0)
     for step in range(3):
         staging[NAME].fill(step)

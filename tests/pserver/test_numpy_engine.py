@@ -77,6 +77,19 @@ def test_one_step_of_sgd_by_hand() -> None:
     assert slots.iterations == 2
 
 
+def test_loaded_values_become_the_parameters_unless_they_are_read_only() -> None:
+    plan = make_plan([VariableSpec("w", (2,), "float32", "trainable")], 1, "cut")
+    engine = make_engine("numpy", serialized("SGD", learning_rate=1.0), plan, 0)
+    name = "float32.trainable"
+    for writable, after in ((True, [0, 0]), (False, [1, 1])):
+        values = np.ones(2, np.float32)
+        values.flags.writeable = writable
+        engine.load({name: values})
+        engine.apply({name: np.ones(2, np.float32)})
+        assert engine.snapshot()[name].tolist() == [0, 0]
+        assert values.tolist() == after
+
+
 def test_a_snapshot_and_its_slots_stay_while_updates_go_on() -> None:
     cluster = Shards("numpy", serialized("Adam"), 1)
     cluster.train(range(2))
