@@ -62,7 +62,7 @@ class NumpyEngine:
     def load(self, values: Mapping[str, NDArray]) -> None:
         arenas = self._arenas
         arenas.check(values)
-        self._values = {n: np.require(values[n], requirements="CW") for n in arenas.owned}
+        self._values = {n: np.require(values[n], requirements=("C", "W")) for n in arenas.owned}
         self._slots = {
             slot: {n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable}
             for slot in (self._rule.slots if arenas.trainable else ())
