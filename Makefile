@@ -14,6 +14,10 @@ help:
 	@echo "make test-fast    those that take no time"
 	@echo "make test-docker  build the image and train on it"
 	@echo "make test-interop let a client of another language speak to a shard"
+	@echo "make sim          simulate clusters with faults: make sim SEEDS=100000"
+	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
+	@echo "make planted      plant bugs and see every one caught: ten minutes"
+	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
 	@echo "make bench        ours beside TensorFlow, PyTorch RPC and Ray: half an hour"
 	@echo "make bench-sweep  step time and memory against everything: longer"
@@ -44,6 +48,20 @@ $(NODE_MODULES): tests/interop/package-lock.json scripts/setup-node
 	./scripts/setup-node
 	touch $@
 
+SEEDS ?= 2000
+sim: $(INSTALLED)
+	$(PY) -m tests.sim --seeds 0..$(SEEDS) $(ARGS)
+
+SCHEDULES ?= 200
+chaos: $(INSTALLED)
+	$(PY) -m tests.chaos --schedules $(SCHEDULES) $(ARGS)
+
+planted: $(INSTALLED)
+	$(PY) -m tests.planted $(ARGS)
+
+soak: $(INSTALLED)
+	$(PY) -m benchmarks.soak $(ARGS)
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -73,5 +91,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-docker test-interop lint types bench bench-sweep \
-	protos protos-check clean
+.PHONY: help setup demo test test-fast test-docker test-interop sim chaos planted soak lint types bench \
+	bench-sweep protos protos-check clean

@@ -1,0 +1,160 @@
+"""Plants every bug, one at a time, and shows who caught it: ``make planted``.
+
+First all catchers run on the untouched source, where they must pass; a test that fails anyway
+catches nothing. Then each patch is applied to a copy of the tree, and its catchers run until one of
+them fails. Two copies are worked on side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.planted.patches import BadPatch, Planted, Tree, all_planted
+
+CATCH_S = 240.0
+"""A catcher that takes longer has hung, which catches nothing."""
+
+_FAILED = 1
+"""What pytest and the simulator end with when something was wrong; other numbers are mistakes."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one planted bug. ``by`` is the catcher, ``output`` the end of its words."""
+
+    planted: Planted
+    outcome: Literal["caught", "missed", "broken"]
+    by: str = ""
+    seconds: float = 0.0
+    output: str = ""
+
+
+def run_catcher(catcher: str, tree: Tree) -> tuple[int, str]:
+    """Runs a catcher on a tree; its exit status and the last lines that it wrote."""
+    words = catcher.split()
+    if words[0] == "sim":
+        arguments = ["tests.sim", "--seeds", words[1], "--jobs", "1"]
+    else:
+        arguments = ["pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "", *words]
+    environment = {**os.environ, "PYTHONPATH": str(tree.directory), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=tree.directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=CATCH_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"it took longer than {CATCH_S:.0f} s"
+    return done.returncode, "\n".join((done.stdout + done.stderr).splitlines()[-25:])
+
+
+def judge(planted: Planted, tree: Tree) -> Verdict:
+    """Plants one bug and sees who catches it."""
+    began = time.monotonic()
+    try:
+        tree.plant(planted)
+    except BadPatch as error:
+        return Verdict(planted, "broken", output=str(error))
+    try:
+        output = ""
+        for catcher in planted.catchers:
+            status, output = run_catcher(catcher, tree)
+            if status == _FAILED:
+                return Verdict(planted, "caught", catcher, time.monotonic() - began)
+            if status:
+                why = f"{catcher} ended with {status}, which is no verdict:\n{output}"
+                return Verdict(planted, "broken", catcher, time.monotonic() - began, why)
+        return Verdict(planted, "missed", "", time.monotonic() - began, output)
+    finally:
+        tree.take_out(planted)
+
+
+def untouched(catchers: Sequence[str], tree: Tree) -> list[str]:
+    """What is wrong with catchers on the source as it is."""
+    wrong = []
+    for catcher in catchers:
+        status, output = run_catcher(catcher, tree)
+        if status:
+            wrong.append(f"{catcher} fails on the source as it is ({status}):\n{output}")
+    return wrong
+
+
+def main() -> int:
+    """Plants all bugs, or those that are named; 0 if every one was caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
+    parser.add_argument("names", nargs="*", help="patches, without .patch; default: all")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="default: 2")
+    args = parser.parse_args()
+    chosen = [p for p in all_planted() if not args.names or p.name in args.names]
+    unknown = set(args.names) - {p.name for p in chosen}
+    if unknown or not chosen:
+        parser.error(f"no such patch: {', '.join(sorted(unknown)) or 'there are none'}")
+    console = Console()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
+        trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+        for index in range(args.jobs):
+            trees.put(Tree(Path(scratch) / str(index)))
+
+        def with_tree(planted: Planted) -> Verdict:
+            tree = trees.get()
+            try:
+                return judge(planted, tree)
+            finally:
+                trees.put(tree)
+
+        def check(catcher: str) -> list[str]:
+            tree = trees.get()
+            try:
+                return untouched([catcher], tree)
+            finally:
+                trees.put(tree)
+
+        with ThreadPoolExecutor(args.jobs) as pool:
+            catchers = sorted({catcher for p in chosen for catcher in p.catchers})
+            wrong = [text for texts in pool.map(check, catchers) for text in texts]
+            for text in wrong:
+                console.print(text, markup=False, highlight=False)
+            if wrong:
+                return 1
+            console.print(f"{len(catchers)} catchers pass on the source as it is")
+            verdicts = []
+            for verdict in pool.map(with_tree, chosen):
+                verdicts.append(verdict)
+                if verdict.outcome != "caught":
+                    console.print(f"{verdict.planted.name}: {verdict.outcome}", markup=False)
+                    console.print(verdict.output, markup=False, highlight=False)
+    console.print(_table(verdicts))
+    caught = sum(v.outcome == "caught" for v in verdicts)
+    seconds = time.monotonic() - began
+    console.print(f"{caught} of {len(verdicts)} planted bugs caught in {seconds:.0f} s")
+    return 0 if caught == len(verdicts) else 1
+
+
+def _table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table("bug", "breaks", "", "by", "s")
+    for v in verdicts:
+        table.add_row(v.planted.name, v.planted.rule, v.outcome, v.by, f"{v.seconds:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Every planted bug still fits the source; whether it is caught is for ``make planted``."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.planted.patches import ROOT, BadPatch, Planted, all_planted, apply, read
+
+PLANTED = all_planted()
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_fits_the_source(planted: Planted) -> None:
+    apply(planted, ROOT, "--check")
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_names_catchers_that_exist(planted: Planted) -> None:
+    for catcher in planted.catchers:
+        if catcher.startswith("sim "):
+            first, _, last = catcher.removeprefix("sim ").partition("..")
+            assert int(first) < int(last)
+            continue
+        file, *names = catcher.split()[0].split("::")
+        tree = ast.parse((ROOT / file).read_text())
+        defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+        assert {name.partition("[")[0] for name in names} <= defined
+
+
+def test_a_patch_without_a_header_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.patch").write_text("--- a/x\n+++ b/x\n")
+    with pytest.raises(BadPatch, match="Breaks"):
+        read(tmp_path / "x.patch")
