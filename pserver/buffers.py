@@ -49,8 +49,12 @@ class Loan:
 def pool_size(nbytes: int, replicas: int) -> int:
     """How many pushes of ``nbytes`` a shard holds at once.
 
-    Sync: two attempts of each of the round's micro-batches, and two on their way. Async: two, so
-    that one can arrive while another is applied, and more of them where they are small.
+    Sync: two attempts of each of the round's micro-batches, and two on their way. A round that goes
+    well needs half of it, but fewer would not do: when all workers die after their gradients have
+    reached this shard and not another, every micro-batch is computed again, while each first
+    attempt may still be committed (its worker may only be slow), so its memory is not free.
+
+    Async: two, so that one can arrive while another is applied, and more where they are small.
     """
     if replicas:
         return 2 * replicas + 2

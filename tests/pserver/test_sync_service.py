@@ -127,6 +127,16 @@ def test_of_two_attempts_the_named_one_counts(client: ShardClient, engine: Shard
     assert stage(client, A, 1, gradient(1)) == "already_applied"
 
 
+def test_all_workers_may_die_and_leave_their_gradients_here(client: ShardClient) -> None:
+    """Any of the first attempts may still be committed, so all second ones need room, too."""
+    for attempt in (1, 2):
+        for batch in (A, B, C):
+            assert stage(client, batch, attempt, gradient(attempt)) == "staged"
+    assert client.get_status().staged_now == 6
+    pulled(client, 1, decision((A, 2), (B, 1), (C, 2)))
+    assert client.get_status().staged_now == 0
+
+
 def test_a_third_attempt_has_no_room(client: ShardClient) -> None:
     stage(client, A, 1, gradient(1))
     stage(client, A, 2, gradient(2))
