@@ -1,0 +1,23 @@
+"""How a worker's part in a job ends."""
+
+from __future__ import annotations
+
+from psrpc.errors import JobFailed
+from psrpc.v1 import coordinator_pb2 as pb
+
+
+class Stopped(Exception):
+    """This worker was told to leave (a signal, or the job has ended), which its text says; not an
+    error."""
+
+
+def raise_shutdown(shutdown: pb.Shutdown) -> None:
+    """Ends this worker as the job has ended.
+
+    Raises:
+        JobFailed: with the job's reason.
+        Stopped: the job is done.
+    """
+    if shutdown.failed:
+        raise JobFailed(shutdown.reason)
+    raise Stopped("the job is done")
