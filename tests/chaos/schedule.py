@@ -1,0 +1,172 @@
+"""From a seed to the cluster that it runs and the faults that it meets. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.chaos.witness import Optimizer, Options
+
+Kind = Literal["kill", "stop", "replace", "reset", "partition", "swallow", "refuse", "full"]
+
+STARTING = -1
+"""``Fault.step`` of a fault that does not wait for training to begin."""
+
+LONGEST_S = 10.0
+"""All waits of a schedule together stay well below this; training itself takes about 2 s."""
+
+GATE = 0.9
+"""Batches from this part of the job on wait until the last fault has been dealt with."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        targets: processes (``coordinator``, ``shard-0``, ``worker-a``) or, for the network's
+            faults, links (``shard-0``: all workers' connections to it; ``coordinator/worker-a``:
+            that worker's to the coordinator). Empty for the disk.
+        step: it comes once the job has been seen at this global step; ``STARTING`` is at once.
+        after_s: and so long after that, or after the fault before it, whichever is later.
+        lasts_s: how long a process stays stopped or absent, a link or the disk unusable.
+        ends: what becomes of a process that was stopped (``cont`` or ``kill``), of connections
+            that were silent (``cont`` or ``reset``).
+    """
+
+    kind: Kind
+    targets: tuple[str, ...]
+    step: int
+    after_s: float
+    lasts_s: float = 0.0
+    ends: Literal["cont", "kill", "reset"] = "cont"
+
+    def __str__(self) -> str:
+        when = "at the start" if self.step == STARTING else f"step {self.step}"
+        lasts = f" for {self.lasts_s:.2f} s, {self.ends}" if self.lasts_s else ""
+        what = f"{self.kind} {'+'.join(self.targets)}".strip()
+        return f"{what} ({when} +{self.after_s:.2f} s{lasts})"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one seed means."""
+
+    seed: int
+    options: Options
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        faults = "; ".join(map(str, self.faults)) or "no fault"
+        return f"{self.options}: {faults}"
+
+
+def make_schedule(seed: int, *, disk: bool = True) -> Schedule:
+    """The schedule of ``seed``; ``disk``: a file system can be filled up here."""
+    rng = random.Random(seed)
+    options = _options(rng)
+    return Schedule(seed, options, _faults(rng, options, disk))
+
+
+def links(options: Options) -> list[str]:
+    """Every link of a cluster."""
+    members = [*options.shard_names, *options.worker_names]
+    return [*options.shard_names, *(f"coordinator/{member}" for member in members)]
+
+
+def _options(rng: random.Random) -> Options:
+    mode: Literal["async", "sync"] = rng.choice(("async", "sync"))
+    replicas = rng.choice((1, 2, 4)) if mode == "sync" else 0
+    optimizer: Optimizer = rng.choices(("sgd", "momentum", "adam"), (4, 1, 1))[0]
+    workers = rng.randint(1, 3)
+    epochs = rng.choice((1, 1, 2))
+    batches = rng.choice((64, 96, 128)) // epochs
+    # A batch whose gradient is not a number; the mean of what is left of a round of four is not
+    # exact any more.
+    poisoned = rng.randrange(batches * epochs) if rng.random() < 0.2 and replicas < 4 else None
+    return Options(
+        mode=mode,
+        shards=rng.randint(1, 3),
+        workers=workers,
+        replicas=replicas,
+        optimizer=optimizer,
+        epochs=epochs,
+        batches=batches,
+        pairs=rng.choice((64, 64, 64, 40_000)),
+        shm=rng.random() < 0.5,
+        checkpoint_every=rng.choice((5, 10, 20)),
+        pace_ms=rng.choice((5, 10)) * workers,
+        poisoned=poisoned,
+    )
+
+
+def _faults(rng: random.Random, options: Options, disk: bool) -> tuple[Fault, ...]:
+    if rng.random() < 0.04:
+        return ()
+    count = rng.choices((1, 2, 3, 4), (2, 4, 3, 2))[0]
+    last = int(options.total_steps * GATE) - 1
+    steps = sorted(rng.randint(0, max(0, last)) for _ in range(count))
+    faults: list[Fault] = []
+    left_s = LONGEST_S - 4.0
+    for index, step in enumerate(steps):
+        at = STARTING if index == 0 and rng.random() < 0.12 else step
+        if faults and rng.random() < 0.3:
+            # Into the middle of whatever the fault before it has set off.
+            at = faults[-1].step
+        fault = _fault(rng, options, at, disk and not any(f.kind == "full" for f in faults))
+        if fault.after_s + fault.lasts_s <= left_s:
+            left_s -= fault.after_s + fault.lasts_s
+            faults.append(fault)
+    return tuple(faults)
+
+
+def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault:
+    kinds: list[Kind] = ["kill", "stop", "replace", "reset", "partition", "swallow", "refuse"]
+    weights = [10, 4, 2, 3, 2, 3, 1]
+    if disk:
+        kinds.append("full")
+        weights.append(2)
+    kind = rng.choices(kinds, weights)[0]
+    after_s = rng.choice((0.0, 0.0, rng.uniform(0, 0.1), rng.uniform(0, 1.0)))
+    if kind == "kill":
+        return Fault(kind, _victims(rng, options), step, after_s, rng.choice((0.0, 0.1, 0.5)))
+    if kind == "stop":
+        ends: Literal["cont", "kill"] = rng.choice(("cont", "cont", "kill"))
+        # Leases are 1.5 s: some of these are shorter, some longer.
+        lasts_s = rng.choice((rng.uniform(0.05, 1.0), rng.uniform(1.6, 3.0)))
+        return Fault(kind, _victims(rng, options), step, after_s, lasts_s, ends)
+    if kind == "replace":
+        members = (*options.shard_names, *options.worker_names)
+        return Fault(kind, (rng.choice(members),), step, after_s, rng.uniform(1.6, 3.0))
+    if kind == "full":
+        return Fault(kind, (), step, after_s, rng.uniform(0.3, 1.5))
+    some = rng.sample(links(options), rng.choice((1, 1, 2)))
+    if kind == "reset":
+        return Fault(kind, tuple(some), step, after_s)
+    if kind == "swallow":
+        return Fault(kind, tuple(some), step, after_s, rng.uniform(0.05, 0.5), "reset")
+    if kind == "refuse":
+        return Fault(kind, tuple(some), step, after_s, rng.uniform(0.2, 1.0), "reset")
+    end: Literal["cont", "reset"] = rng.choice(("cont", "reset"))
+    lasts_s = rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.6, 3.0)))
+    return Fault(kind, tuple(some), step, after_s, lasts_s, end)
+
+
+def _victims(rng: random.Random, options: Options) -> tuple[str, ...]:
+    """One process, mostly; or several, or all of a role, or all there are."""
+    everyone = ("coordinator", *options.shard_names, *options.worker_names)
+    chance = rng.random()
+    if chance < 0.2:
+        return ("coordinator",)
+    if chance < 0.5:
+        return (rng.choice(options.shard_names),)
+    if chance < 0.7:
+        return (rng.choice(options.worker_names),)
+    if chance < 0.8:
+        return tuple(options.shard_names)
+    if chance < 0.87:
+        return ("coordinator", rng.choice(options.shard_names))
+    if chance < 0.93:
+        return tuple(rng.sample(everyone, rng.randint(2, min(3, len(everyone)))))
+    return everyone

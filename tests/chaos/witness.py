@@ -1,0 +1,245 @@
+"""A model whose parameters say which batches they are made of.
+
+It has two variables. Each shard has an equal piece of both:
+
+* of ``witness``, float32: one element for each batch of the job, then some of ``DRIFT``. The
+  gradient of batch i moves element i, and no other, to 1. The drifting elements' gradients depend
+  on the batch and on their own values, so that their last bits tell the order of updates.
+* of ``pairs``, float64: elements that get +1 with each batch and as many that get -1, the first
+  ones at one end of the piece and the others at the other end.
+
+So a shard that lost a batch, had one twice, or gave out a mixture of two versions shows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.batch import BatchId
+from psrpc.plan import Plan, VariableSpec, make_plan
+
+Array = npt.NDArray[Any]
+Optimizer = Literal["sgd", "momentum", "adam"]
+
+BATCH_SIZE = 4
+DRIFT = 32
+WITNESS, PAIRS = "float32.trainable", "float64.trainable"
+"""The arenas."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """One cluster and its job.
+
+    Attributes:
+        replicas: micro-batches of a round; 0 in async mode.
+        batches: of one epoch, a multiple of 16.
+        pairs: elements on each shard that get +1, a multiple of 4.
+        pace_ms: what a gradient takes.
+        poisoned: the batch, counted over all epochs, whose gradient is not a number.
+    """
+
+    mode: Literal["async", "sync"]
+    shards: int
+    workers: int
+    replicas: int
+    optimizer: Optimizer
+    epochs: int
+    batches: int
+    pairs: int
+    shm: bool
+    checkpoint_every: int
+    pace_ms: int
+    poisoned: int | None = None
+
+    def __str__(self) -> str:
+        rounds = f" K={self.replicas}" if self.replicas else ""
+        poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
+        return (
+            f"{self.mode}{rounds} {self.shards} shards {self.workers} workers {self.optimizer} "
+            f"{self.epochs}x{self.batches} batches {'shm' if self.shm else 'tcp'} "
+            f"checkpoint every {self.checkpoint_every}{poisoned}"
+        )
+
+    @property
+    def total_batches(self) -> int:
+        """Of all epochs."""
+        return self.epochs * self.batches
+
+    @property
+    def total_steps(self) -> int:
+        """Global steps of the job."""
+        return self.total_batches // (self.replicas or 1)
+
+    @property
+    def shard_names(self) -> list[str]:
+        """``shard-0`` …"""
+        return [f"shard-{shard}" for shard in range(self.shards)]
+
+    @property
+    def worker_names(self) -> list[str]:
+        """``worker-a`` …"""
+        return [f"worker-{letter}" for letter in "abcdefgh"[: self.workers]]
+
+    @property
+    def plan(self) -> Plan:
+        """Where the variables are."""
+        return make_plan(self.variables, self.shards, "cut")
+
+    @property
+    def variables(self) -> tuple[VariableSpec, ...]:
+        """As the plan knows them."""
+        return (
+            VariableSpec("witness", (self.shards * self.piece,), "float32", "trainable"),
+            VariableSpec("pairs", (self.shards * 2 * self.pairs,), "float64", "trainable"),
+        )
+
+    @property
+    def piece(self) -> int:
+        """Elements of ``witness`` on one shard: the batches', those that drift, and padding."""
+        return -(-(self.total_batches + DRIFT) // 16) * 16
+
+    def to_json(self) -> str:
+        """For the processes of the cluster."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Options:
+        """The inverse of :meth:`to_json`."""
+        return Options(**json.loads(text))
+
+    def number(self, batch: BatchId) -> int:
+        """Of a batch, counted over all epochs."""
+        return batch.epoch * self.batches + batch.first // BATCH_SIZE
+
+
+def optimizer_config(name: Optimizer) -> dict[str, Any]:
+    """The optimizer as Keras serializes it."""
+    common = {
+        "weight_decay": None,
+        "clipnorm": None,
+        "global_clipnorm": None,
+        "clipvalue": None,
+        "use_ema": False,
+        "ema_momentum": 0.99,
+        "ema_overwrite_frequency": None,
+        "loss_scale_factor": None,
+        "gradient_accumulation_steps": None,
+        "name": name,
+    }
+    if name == "adam":
+        own = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": False}
+        return {"class_name": "Adam", "config": {**common, "learning_rate": 0.01, **own}}
+    momentum = 0.9 if name == "momentum" else 0.0
+    own = {"momentum": momentum, "nesterov": False}
+    return {"class_name": "SGD", "config": {**common, "learning_rate": 1.0, **own}}
+
+
+def description(options: Options) -> dict[str, Any]:
+    """What ``worker describe`` would print of this job."""
+    return {
+        "format": 1,
+        "name": "witness",
+        "job_sha256": hashlib.sha256(options.to_json().encode()).hexdigest(),
+        "mode": options.mode,
+        "replicas": options.replicas or None,
+        "batch_size": BATCH_SIZE,
+        "epochs": options.epochs,
+        "seed": 0,
+        "train_records": options.batches * BATCH_SIZE,
+        "eval_records": 0,
+        "data_fingerprint": "witness",
+        "variables": [vars(v) | {"shape": list(v.shape)} for v in options.variables],
+        "optimizer": optimizer_config(options.optimizer),
+        "engine": "numpy",
+        "placement": "cut",
+        "needs_single_shard": None,
+        "checkpoint_every": options.checkpoint_every,
+        "intra_op_threads": None,
+        "wire_dtype": "float32",
+        "compression": None,
+        "topk": 0.01,
+        "total_updates": options.total_steps,
+        "metrics": ["loss"],
+    }
+
+
+def initial_values(options: Options) -> dict[str, Array]:
+    """Zeros: arena name -> ``[length]``."""
+    return {arena.name: np.zeros(arena.length, arena.dtype) for arena in options.plan.arenas}
+
+
+def gradient(options: Options, batch: int, shard: int, values: Array) -> dict[str, Array] | None:
+    """What ``shard`` gets of the gradient of ``batch``; None if it is not finite.
+
+    Args:
+        values: the shard's part of ``witness``, ``[piece]``.
+    """
+    if batch == options.poisoned:
+        return None
+    scale = _scale(options, batch)
+    witness = np.zeros(options.piece, np.float32)
+    witness[batch] = -scale
+    drift = slice(options.total_batches, options.total_batches + DRIFT)
+    push = np.float32(((batch * 37 + shard) % 101 - 50) / 64)
+    witness[drift] = push * np.arange(1, DRIFT + 1, dtype=np.float32) / np.float32(DRIFT)
+    witness[drift] += values[drift] * np.float32(0.3)
+    pairs = np.empty(2 * options.pairs)
+    pairs[: options.pairs] = -scale
+    pairs[options.pairs :] = scale
+    return {WITNESS: witness, PAIRS: pairs}
+
+
+def _scale(options: Options, batch: int) -> int:
+    """Of how many gradients the mean is taken that this one is part of."""
+    if not options.replicas:
+        return 1
+    poisoned = options.poisoned
+    together = poisoned is not None and poisoned // options.replicas == batch // options.replicas
+    return options.replicas - together
+
+
+class Torn(AssertionError):
+    """Parameters that no shard may ever show."""
+
+
+def check_values(options: Options, values: dict[str, Array], round_number: int | None) -> None:
+    """What holds of every pull.
+
+    Args:
+        values: whole arenas, by name.
+        round_number: sync: whose parameters these are; None in async mode.
+
+    Raises:
+        Torn: says what was found.
+    """
+    witness = values[WITNESS].reshape(options.shards, options.piece)
+    pairs = values[PAIRS].reshape(options.shards, 2, options.pairs)
+    for shard in range(options.shards):
+        who = f"shard {shard}"
+        plus, minus = pairs[shard]
+        if (plus != plus[0]).any() or (minus != -plus[0]).any():
+            raise Torn(f"{who}: the pairs do not sum to zero: {plus[0]} {minus[0]} {plus[-1]}")
+        ones = witness[shard, : options.total_batches]
+        if options.optimizer == "sgd":
+            wrong = np.flatnonzero((ones != 0) & (ones != 1))
+            if len(wrong):
+                raise Torn(f"{who} has batch {wrong[0]} as {ones[wrong[0]]}")
+            if ones.sum() != plus[0]:
+                raise Torn(f"{who} has {ones.sum():g} batches and {plus[0]:g} updates")
+        if round_number is not None:
+            have = set(np.flatnonzero(ones).tolist())
+            expected = set(range(round_number * options.replicas)) - {options.poisoned}
+            if have != expected:
+                odd = sorted(have ^ expected)
+                raise Torn(f"{who} at round {round_number} differs in batches {odd[:8]}")
+    if round_number is not None:
+        for shard in range(1, options.shards):
+            if (pairs[shard] != pairs[0]).any():
+                raise Torn(f"shards 0 and {shard} of round {round_number} are of two versions")
