@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -95,6 +95,7 @@ def arriving(
     extents: Sequence[Extent],
     pool: BufferPool,
     timeout_s: float,
+    check: Callable[[], object],
     *,
     staged: bool,
 ) -> Iterator[Arrived]:
@@ -103,6 +104,7 @@ def arriving(
     Args:
         extents: they have passed :func:`pserver.assembly.check_extents`.
         timeout_s: how long to wait for a buffer.
+        check: raises when there is no use in that any longer.
         staged: it may have to outlive the block and becomes one term of a sum, so it is put into
             buffers of our own, in the arenas' own dtypes.
 
@@ -118,7 +120,7 @@ def arriving(
     if placed is not None and not staged and all(e.encoding in VALUES for e in extents):
         yield Arrived({name: _typed(plan, e, placed) for name, e in _named(plan, extents)}, None)
         return
-    with pool.loan(timeout_s) as loan:
+    with pool.loan(timeout_s, check) as loan:
         own = loan.buffers.arrays
         into: dict[str, NDArray] = {}
         encoded: list[tuple[str, Extent]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,15 +72,23 @@ class BufferPool:
         self._free: list[Buffers] = []
         self._changed = threading.Condition()
 
-    def acquire(self, timeout_s: float) -> Buffers:
+    def acquire(self, timeout_s: float, check: Callable[[], object] = lambda: None) -> Buffers:
         """A set that nobody else holds; its contents are undefined.
+
+        Args:
+            check: raises when there is no use in waiting any longer; asked at each :meth:`wake`.
 
         Raises:
             NotReady: none became free within ``timeout_s``.
             MemoryError: there is none for one more set; those that were made are still there.
         """
+
+        def available() -> bool:
+            check()
+            return bool(self._free) or self._made < self._size
+
         with self._changed:
-            if not self._changed.wait_for(lambda: self._free or self._made < self._size, timeout_s):
+            if not self._changed.wait_for(available, timeout_s):
                 raise NotReady(
                     f"all {self._size} buffers for arriving gradients are in use;"
                     f" none became free within {timeout_s:.1f} s"
@@ -97,9 +105,9 @@ class BufferPool:
             raise
 
     @contextmanager
-    def loan(self, timeout_s: float) -> Iterator[Loan]:
+    def loan(self, timeout_s: float, check: Callable[[], object] = lambda: None) -> Iterator[Loan]:
         """:meth:`acquire` for the length of a block, unless the borrower keeps it longer."""
-        loan = Loan(self.acquire(timeout_s))
+        loan = Loan(self.acquire(timeout_s, check))
         try:
             yield loan
         finally:
@@ -111,6 +119,11 @@ class BufferPool:
         with self._changed:
             self._free.append(buffers)
             self._changed.notify()
+
+    def wake(self) -> None:
+        """Has everybody who waits for a set ask again whether to."""
+        with self._changed:
+            self._changed.notify_all()
 
     def forget(self) -> None:
         """One set that is out will not come back: its borrower has it for good."""

@@ -32,10 +32,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """A shard at one moment, see ``GetStatusResponse``."""
+    """A shard at one moment, see ``GetStatusResponse`` and ``HeartbeatShardRequest``."""
 
+    generation: int
     version: int
     initialized: bool
+    revoked: int
     nbytes: int
     counters: Counters
     staged_now: int

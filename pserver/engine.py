@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-import numpy.typing as npt
 
 from pserver.admission import check_push
 from pserver.applied import AppliedSet
@@ -19,17 +16,22 @@ from pserver.counters import Counters, ShardReport
 from pserver.fence import Fence, ShardIdentity, admit
 from pserver.parameters import Parameters
 from pserver.requests import (
+    Begin,
+    Begun,
     Decision,
     InitializeRequest,
     PullRequest,
     PushRequest,
     PushResult,
+    Restored,
+    Revocation,
     SnapshotOrder,
     Values,
 )
+from pserver.revocations import Revocations
 from pserver.shelf import SnapshotShelf, SnapshotSink
 from pserver.staging import Missing, Staged, Staging, weighted_mean
-from pserver.updates.engine import Slots, UpdateEngine
+from pserver.updates.engine import UpdateEngine
 from psrpc.encoding import Encoding
 from psrpc.errors import (
     InvalidArgument,
@@ -41,11 +43,11 @@ from psrpc.errors import (
 )
 from psrpc.plan import Plan
 
-NDArray = npt.NDArray[Any]
-
 
 class ShardEngine:
     """Thread-safe. One lock guards everything that changes, the update engine included.
+
+    It serves nobody before :meth:`begin`, unless ``identity`` stands at a generation already.
 
     Streams are assembled in buffers of their own before the lock is taken, so pushes arrive side
     by side and only the update itself is done one at a time.
@@ -65,21 +67,78 @@ class ShardEngine:
         self._changed = threading.Condition()  # its lock is the lock
         self._staging = Staging(identity.replicas)
         self._shelf = SnapshotShelf(sink)
+        self._revocations = Revocations(identity.generation)
+        self.begun = identity.generation
+        """The generation of the last order to begin that was carried out. Read-only."""
         self._counters = Counters()
         self._closed = False
 
-    # -- parameters come in ------------------------------------------------------------------
+    # -- where it stands ---------------------------------------------------------------------
 
-    def restore(
-        self, values: Mapping[str, NDArray], slots: Slots, applied: AppliedSet, version: int
-    ) -> None:
-        """Takes over the state of a checkpoint; before anyone is served.
+    def begin(self, order: Begin, restored: Restored | None = None) -> Begun | None:
+        """Stands at another generation; everything of an older one is refused from now on.
+
+        An order that was carried out before changes nothing. One of an older generation changes
+        nothing either, and needs no report: None.
+
+        Args:
+            restored: what the checkpoint holds that the order names.
 
         Raises:
-            CheckpointError: the slots are another optimizer's.
+            NotReady: the decision that has to be applied first cannot be. Nothing was changed.
+            CheckpointError: what was restored is not of this optimizer. There are no parameters.
         """
         with self._changed:
-            self._held.restore(values, slots, applied, version)
+            self._need_sound()
+            if order.generation < self.identity.generation:
+                return None
+            if order.generation > self.begun:
+                self._begin(order, restored)
+            return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
+
+    def _begin(self, order: Begin, restored: Restored | None) -> None:
+        decision = order.decision
+        if decision is not None and decision.generation == self.identity.generation:
+            # Snapshots of a generation that is over are of no use.
+            self._decide(replace(decision, snapshots=()))
+        self.identity = replace(self.identity, generation=order.generation, policy=order.policy)
+        try:
+            self._revocations = Revocations(order.generation)
+            for dropped in self._staging.clear():
+                dropped.release()
+            self._shelf.begin(order.generation)
+            if order.keep:
+                self._held.keep(order.generation)
+            elif order.restore:
+                assert restored is not None, "whoever gives the order has read the checkpoint"
+                self._held.restore(order.generation, restored)
+            else:
+                self._held.forget(order.generation)
+            self.begun = order.generation
+        finally:
+            self._wake()
+
+    def revoke(self, revocation: Revocation) -> None:
+        """Refuses a worker's pushes in this generation, and forgets attempts that it staged.
+
+        Raises:
+            ResourceExhausted: too many were revoked; this shard cannot go on.
+        """
+        with self._changed:
+            if revocation.number <= self._revocations.number:
+                return
+            self._revocations.refuse(revocation.worker)
+            for attempt in revocation.attempts:
+                if (dropped := self._staging.drop(attempt)) is not None:
+                    dropped.release()
+            self._revocations.number = revocation.number
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        self._pool.wake()
+
+    # -- parameters come in ------------------------------------------------------------------
 
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
@@ -87,8 +146,15 @@ class ShardEngine:
         """Sets all values, once. Returns the version and whether the shard had some already."""
         self._admit(request.fence)
         check_extents(self.plan, self.identity.shard, request.extents, PLAIN)
-        extents = request.extents
-        arriving_values = arriving(arrival, self.plan, extents, self._pool, timeout_s, staged=False)
+        arriving_values = arriving(
+            arrival,
+            self.plan,
+            request.extents,
+            self._pool,
+            timeout_s,
+            lambda: self._admit(request.fence),
+            staged=False,
+        )
         with arriving_values as arrived, self._changed:
             self._admit(request.fence)
             if self._held.initialized:
@@ -129,10 +195,14 @@ class ShardEngine:
         self, request: PushRequest, arrival: Arrival, timeout_s: float, pull: Encoding | None
     ) -> tuple[PushResult, Values | None]:
         self._check(request)
-        staged = self.identity.mode == "sync"
-        extents = request.extents
         arriving_gradient = arriving(
-            arrival, self.plan, extents, self._pool, timeout_s, staged=staged
+            arrival,
+            self.plan,
+            request.extents,
+            self._pool,
+            timeout_s,
+            lambda: self._admit_push(request),
+            staged=self.identity.mode == "sync",
         )
         # A skipped push announces nothing, and nothing may arrive.
         with arriving_gradient as arrived, self._changed:
@@ -143,15 +213,15 @@ class ShardEngine:
         """All that can be said of a push before its data; refuses before anything is allocated.
 
         Without the lock, or nothing would arrive during an update; what can change in between is
-        looked at again with it. The version only rises.
+        looked at again with it. In one generation the version only rises.
         """
-        self._admit(request.fence)
+        self._admit_push(request)
         self._need_values()
         check_push(request, self.plan, self.identity.shard, self._held.version)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
-        self._admit(request.fence)
+        self._admit_push(request)
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
             return PushResult("already_applied", self._held.version)
@@ -248,15 +318,20 @@ class ShardEngine:
             if request.decision is not None:
                 self._decide(request.decision)
             if request.source is not None:
-                self._await_round(request.source, timeout_s)
+                self._await_round(request.fence, request.source, timeout_s)
             return self._held.values(request.encoding)
 
-    def _await_round(self, wanted: int, timeout_s: float) -> None:
+    def _await_round(self, fence: Fence, wanted: int, timeout_s: float) -> None:
         if self.identity.mode != "sync":
             raise InvalidArgument(
                 f"round {wanted} was asked for and this job is async; ask for the newest values"
             )
-        self._changed.wait_for(lambda: self._held.version >= wanted or self._closed, timeout_s)
+
+        def over() -> bool:
+            self._admit(fence)
+            return self._held.version >= wanted or self._closed
+
+        self._changed.wait_for(over, timeout_s)
         if self._held.version > wanted:
             raise RoundPassed(
                 f"round {wanted} was asked for; shard {self.identity.shard} is at round"
@@ -285,9 +360,12 @@ class ShardEngine:
         Without the lock, and so maybe of two moments: whoever asks how the shard is doing must
         not wait for the update of a gigabyte.
         """
+        standing, revocations = self._held.standing, self._revocations
         return ShardReport(
-            version=self._held.version,
-            initialized=self._held.initialized,
+            generation=standing.generation,
+            version=standing.version,
+            initialized=standing.initialized,
+            revoked=revocations.number if revocations.generation == standing.generation else 0,
             nbytes=self.plan.shard_nbytes(self.identity.shard),
             counters=replace(self._counters, staleness=self._counters.staleness_counts()),
             staged_now=len(self._staging),
@@ -305,7 +383,7 @@ class ShardEngine:
         return self._held.failure
 
     def close(self) -> None:
-        """Lets go of everybody who waits in here."""
+        """Lets go of everybody who waits in here for a round."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -325,15 +403,24 @@ class ShardEngine:
     # -- within ------------------------------------------------------------------------------
 
     def _admit(self, fence: Fence) -> None:
+        self._need_sound()
+        admit(fence, self.identity, self.plan.hash)
+
+    def _admit_push(self, request: PushRequest) -> None:
+        self._admit(request.fence)
+        self._revocations.check(request.worker)
+
+    def _need_sound(self) -> None:
         if self._held.failure:
             raise JobFailed(f"shard {self.identity.shard} failed: {self._held.failure}")
-        admit(fence, self.identity, self.plan.hash)
 
     def _need_values(self) -> None:
         if not self._held.initialized:
             raise NotReady(f"shard {self.identity.shard} waits for {self._waiting_for()}")
 
     def _waiting_for(self) -> str:
+        if self.identity.generation == 0:
+            return "the coordinator to say where to begin"
         if not self._held.initialized:
             return "a worker to initialize it"
         if self.identity.mode == "async":

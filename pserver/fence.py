@@ -20,7 +20,10 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """Which shard a process is, at what point of the job's history. ``replicas`` is 0 in async."""
+    """Which shard a process is, at what point of the job's history. ``replicas`` is 0 in async.
+
+    Generation and policy are 0 before the coordinator has told it where to begin.
+    """
 
     shard: int
     incarnation: int
@@ -38,6 +41,10 @@ def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:
         JobMismatch: the sender works by another plan.
     """
     me = f"shard {identity.shard}"
+    if identity.generation == 0:
+        raise StaleGeneration(
+            f"the message is of generation {fence.generation}; {me} has not begun yet"
+        )
     if fence.shard_incarnation != identity.incarnation:
         raise StaleGeneration(
             f"the message is for incarnation {fence.shard_incarnation} of {me};"

@@ -5,52 +5,82 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from pserver.applied import AppliedSet
-from pserver.requests import Snapshot, Values
-from pserver.updates.engine import Slots, UpdateEngine
+from pserver.requests import Restored, Snapshot, Values
+from pserver.updates.engine import UpdateEngine
 from psrpc.encoding import Encoding
 
 NDArray = npt.NDArray[Any]
 
 
+class Standing(NamedTuple):
+    """What a shard holds, as of one moment: parameters of ``version`` in ``generation``, if it is
+    ``initialized``."""
+
+    generation: int
+    version: int = 0
+    initialized: bool = False
+
+
 class Parameters:
-    """The state that a snapshot freezes. Not thread-safe: the shard's engine holds its lock."""
+    """The state that a snapshot freezes. Not thread-safe: the shard's engine holds its lock.
+
+    But any thread may read ``standing``, which is replaced as a whole.
+    """
 
     def __init__(self, updates: UpdateEngine, generation: int) -> None:
         self._updates = updates
-        self._generation = generation
         # Readers of one version share its values. A reference of our own would keep them alive
         # and make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
-        self.version = 0
-        self.initialized = False
+        self.standing = Standing(generation)
         self.applied = AppliedSet()
         self.failure = ""
         """Why these parameters can no longer be trusted; empty when they can."""
+
+    @property
+    def version(self) -> int:
+        """How many updates these parameters are from the initial ones."""
+        return self.standing.version
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there are any parameters."""
+        return self.standing.initialized
+
+    def keep(self, generation: int) -> None:
+        """The same parameters, in another generation."""
+        self._current.clear()
+        self.standing = self.standing._replace(generation=generation)
+
+    def forget(self, generation: int) -> None:
+        """No parameters from now on."""
+        self._current.clear()
+        self.applied = AppliedSet()
+        self.standing = Standing(generation)
 
     def initialize(self, values: Mapping[str, NDArray]) -> None:
         """Takes over all arenas, as ``UpdateEngine.load`` does, and starts the optimizer afresh."""
         with self._fatal():
             self._updates.load(values)
-        self.initialized = True
+        self.standing = self.standing._replace(initialized=True)
 
-    def restore(
-        self, values: Mapping[str, NDArray], slots: Slots, applied: AppliedSet, version: int
-    ) -> None:
+    def restore(self, generation: int, restored: Restored) -> None:
         """Takes over the state of a checkpoint.
 
         Raises:
-            CheckpointError: the slots are another optimizer's.
+            CheckpointError: the slots are another optimizer's. There are no parameters then.
         """
-        self._updates.load(values)
-        self._updates.load_slots(slots)
-        self.applied = applied
-        self.version = version
-        self.initialized = True
+        # First, since it may fail between values and slots.
+        self.forget(generation)
+        self._updates.load(restored.values)
+        self._updates.load_slots(restored.slots)
+        self.applied = restored.applied
+        self.standing = Standing(generation, restored.version, True)
 
     def update(self, gradients: Mapping[str, NDArray] | None) -> None:
         """One update; None is a round whose gradients were all skipped."""
@@ -58,7 +88,7 @@ class Parameters:
         if gradients is not None:
             with self._fatal():
                 self._updates.apply(gradients)
-        self.version += 1
+        self.standing = self.standing._replace(version=self.version + 1)
 
     def values(self, encoding: Encoding = "plain") -> Values:
         """The present values, shared with whoever else reads this version."""
@@ -66,7 +96,7 @@ class Parameters:
         values = known() if known is not None else None
         if values is None:
             arrays = self._updates.snapshot(encoding)
-            values = Values(self.version, self._generation, arrays, encoding)
+            values = Values(self.version, self.standing.generation, arrays, encoding)
             self._current[encoding] = weakref.ref(values)
         return values
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from pserver.applied import AppliedEpoch
+from pserver.applied import AppliedEpoch, AppliedSet
 from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.staging import Attempt
@@ -77,6 +77,27 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """See the message of the same name. What the shard holds then is what it holds now with
+    ``keep``, else the checkpoint ``restore``, else nothing."""
+
+    generation: int
+    policy: int
+    keep: bool = False
+    restore: str = ""
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """See the message of the same name."""
+
+    number: int
+    worker: str
+    attempts: tuple[Attempt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PullRequest:
     """``source`` is None for the newest values, a round, or the name of a snapshot."""
 
@@ -106,4 +127,24 @@ class Snapshot:
 
     values: Values
     slots: Slots
+    applied: tuple[AppliedEpoch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A shard's whole state, as a checkpoint gives it back. The arrays are nobody else's."""
+
+    values: Mapping[str, NDArray]
+    slots: Slots
+    applied: AppliedSet
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where a shard stands, and what the parameters that it holds have seen."""
+
+    generation: int
+    version: int
+    initialized: bool
     applied: tuple[AppliedEpoch, ...]

@@ -106,7 +106,7 @@ class ParameterServerServicer:
         return pb.GetStatusResponse(
             shard=identity.shard,
             incarnation=identity.incarnation,
-            generation=identity.generation,
+            generation=report.generation,
             policy=identity.policy,
             version=report.version,
             initialized=report.initialized,

@@ -15,7 +15,11 @@ _REMEMBERED = 64
 
 
 class SnapshotSink(Protocol):
-    """Where snapshots go that were ordered; does not block."""
+    """Where snapshots go that were ordered; does not block. Calls come one after another."""
+
+    def begun(self, generation: int) -> None:
+        """All that follows is of ``generation``; what is still to be done for an older one is
+        of no use any more."""
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """``snapshot`` was taken by ``order``."""
@@ -65,6 +69,12 @@ class SnapshotShelf:
             if order.keep:
                 self._kept[order.name] = snapshot.values
             self._sink.taken(order, snapshot)
+
+    def begin(self, generation: int) -> None:
+        """Forgets all snapshots and all orders: those of another generation mean other ones."""
+        self._kept.clear()
+        self._seen.clear()
+        self._sink.begun(generation)
 
     def get(self, name: str) -> Values:
         """The values of a kept snapshot.

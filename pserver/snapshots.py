@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pserver.applied import AppliedSet
 from pserver.fence import ShardIdentity
-from pserver.requests import Snapshot, SnapshotOrder
+from pserver.requests import Restored, Snapshot, SnapshotOrder
 from pserver.updates.engine import Slots
 from psrpc.checkpoint import ShardState, load_state, shard_file_name, write_shard_file
-from psrpc.errors import CheckpointError, PsError
+from psrpc.errors import CheckpointError, InvalidArgument, PsError
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
+from psrpc.storage import DISK, Storage
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
@@ -26,45 +27,115 @@ MAX_PENDING = 2
 _REMEMBERED = 64
 
 
-@dataclass(frozen=True)
-class Restored:
-    """A shard's state from a checkpoint, in the engine's words."""
-
-    state: ShardState
-    slots: Slots
-    applied: AppliedSet
-
-
-def restore(directory: Path, plan: Plan, shard: int) -> Restored:
+def restore(directory: Path, plan: Plan, shard: int, storage: Storage = DISK) -> Restored:
     """Reads what ``shard`` of ``plan`` takes over; see :func:`psrpc.checkpoint.load_state`."""
-    state = load_state(directory, plan, shard)
+    state = load_state(directory, plan, shard, storage)
+    try:
+        applied = AppliedSet.from_epochs(state.applied)
+    except InvalidArgument as error:
+        raise CheckpointError(f"{directory}: {error}") from None
     return Restored(
-        state=state,
+        values=state.values,
         slots=Slots(state.elements, state.variables, state.scalars),
-        applied=AppliedSet.from_epochs(state.applied),
+        applied=applied,
+        version=state.version,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A report to be sent, once ``snapshot``, if there is one, has been written."""
+
+    order: SnapshotOrder
+    report: pb.ReportSnapshotRequest
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True)
+class SnapshotFiles:
+    """Where a shard of a run writes its part of checkpoints."""
+
+    identity: ShardIdentity
+    plan: Plan
+    run_id: str
+    run_dir: Path
+    storage: Storage = DISK
+
+    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
+        """Writes ``snapshot`` into the order's directory; what the coordinator is to be told."""
+        shard = self.identity.shard
+        report = self.report(order, snapshot.values.generation, snapshot.values.version)
+        try:
+            written = write_shard_file(
+                self._directory(order) / shard_file_name(shard, self.plan.shards),
+                self.plan,
+                shard,
+                ShardState(
+                    values=snapshot.values.arrays,
+                    elements=snapshot.slots.elements,
+                    variables=snapshot.slots.variables,
+                    scalars=snapshot.slots.scalars,
+                    version=snapshot.values.version,
+                    applied=snapshot.applied,
+                ),
+                run_id=self.run_id,
+                generation=snapshot.values.generation,
+                global_step=order.global_step,
+                storage=self.storage,
+            )
+        except Exception as error:
+            # Whatever it is, the coordinator waits for a word.
+            report.error = str(error) if isinstance(error, CheckpointError) else repr(error)
+            log.warning("snapshot could not be written", snapshot=order.name, reason=report.error)
+        else:
+            report.file, report.nbytes, report.sha256 = (
+                written.name,
+                written.nbytes,
+                written.sha256,
+            )
+        return report
+
+    def report(
+        self, order: SnapshotOrder, generation: int, version: int
+    ) -> pb.ReportSnapshotRequest:
+        """That a snapshot was taken of ``version``."""
+        return pb.ReportSnapshotRequest(
+            shard=self.identity.shard,
+            incarnation=self.identity.incarnation,
+            generation=generation,
+            name=order.name,
+            version=version,
+        )
+
+    def _directory(self, order: SnapshotOrder) -> Path:
+        directory = (self.run_dir / order.directory).resolve()
+        if not directory.is_relative_to(self.run_dir.resolve()):
+            raise CheckpointError(
+                f"snapshot {order.name} is ordered into {directory}; expected a place in"
+                f" {self.run_dir}"
+            )
+        return directory
+
+
 class SnapshotWriter:
-    """A :class:`pserver.shelf.SnapshotSink` with one thread. Never blocks who hands it work."""
+    """A :class:`pserver.shelf.SnapshotSink` with one thread. Never blocks who hands it work.
+
+    What waits when another generation begins is given up; what is being written then is finished,
+    by its own order and under its own generation, and the coordinator refuses it.
+    """
 
     def __init__(
-        self,
-        identity: ShardIdentity,
-        plan: Plan,
-        run_id: str,
-        run_dir: Path,
-        report: Callable[[pb.ReportSnapshotRequest], object],
+        self, files: SnapshotFiles, report: Callable[[pb.ReportSnapshotRequest], object]
     ) -> None:
         """``report`` sends to the coordinator, again and again while that cannot be reached."""
-        self._identity = identity
-        self._plan = plan
-        self._run_id = run_id
-        self._run_dir = run_dir
+        self._files = files
         self._report = report
-        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._pending = 0  # guarded by _lock, as are the reports
+        self._changed = threading.Condition()
+        # Guarded by its lock:
+        self._generation = 0
+        self._work: deque[_Work] = deque()
+        self._held = 0  # snapshots in _work, and the one that is being written
+        self._closed = False
         self._reports: dict[str, pb.ReportSnapshotRequest] = {}
         self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
 
@@ -74,100 +145,71 @@ class SnapshotWriter:
 
     def stop(self, timeout_s: float) -> None:
         """Finishes what was handed in, for ``timeout_s`` at most."""
-        self._work.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join(timeout_s)
+
+    def begun(self, generation: int) -> None:
+        """See :class:`pserver.shelf.SnapshotSink`."""
+        with self._changed:
+            self._generation = generation
+            self._held -= sum(work.snapshot is not None for work in self._work)
+            self._work.clear()
+            self._reports.clear()
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
-        version = snapshot.values.version
-        if not order.write:
-            self._work.put(lambda: self._tell(self._request(order, version)))
-            return
-        with self._lock:
-            if self._pending < MAX_PENDING:
-                self._pending += 1
-                self._work.put(lambda: self._write(order, snapshot))
-                return
-        self.failed(order, version, f"{MAX_PENDING} snapshots wait to be written already")
+        values = snapshot.values
+        report = self._files.report(order, values.generation, values.version)
+        with self._changed:
+            if order.write and self._held >= MAX_PENDING:
+                report.error = f"{MAX_PENDING} snapshots wait to be written already"
+            self._put(_Work(order, report, snapshot if order.write and not report.error else None))
 
     def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
-        request = self._request(order, version)
-        request.error = reason
-        self._work.put(lambda: self._tell(request))
+        with self._changed:
+            report = self._files.report(order, self._generation, version)
+            report.error = reason
+            self._put(_Work(order, report))
 
     def repeated(self, order: SnapshotOrder) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
-        with self._lock:
-            request = self._reports.get(order.name)
-        if request is not None:
-            self._work.put(lambda: self._tell(request))
+        with self._changed:
+            report = self._reports.get(order.name)
+            if report is not None:
+                self._put(_Work(order, report))
+
+    def _put(self, work: _Work) -> None:
+        self._held += work.snapshot is not None
+        self._work.append(work)
+        self._changed.notify()
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            work()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work or self._closed)
+                if not self._work:
+                    return
+                work = self._work.popleft()
+            report = work.report
+            if work.snapshot is not None:
+                report = self._files.write(work.order, work.snapshot)
+                with self._changed:
+                    self._held -= 1
             # It holds a snapshot, which must not outlive its use.
             del work
+            self._tell(report)
 
-    def _write(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        request = self._request(order, snapshot.values.version)
-        try:
-            directory = self._directory(order)
-            written = write_shard_file(
-                directory / shard_file_name(self._identity.shard, self._plan.shards),
-                self._plan,
-                self._identity.shard,
-                ShardState(
-                    values=snapshot.values.arrays,
-                    elements=snapshot.slots.elements,
-                    variables=snapshot.slots.variables,
-                    scalars=snapshot.slots.scalars,
-                    version=snapshot.values.version,
-                    applied=snapshot.applied,
-                ),
-                run_id=self._run_id,
-                generation=self._identity.generation,
-                global_step=order.global_step,
-            )
-        except Exception as error:
-            # Whatever it is, the coordinator waits for a word.
-            request.error = str(error) if isinstance(error, CheckpointError) else repr(error)
-            log.warning("snapshot could not be written", snapshot=order.name, reason=request.error)
-        else:
-            request.file, request.nbytes, request.sha256 = (
-                written.name,
-                written.nbytes,
-                written.sha256,
-            )
-        del snapshot
-        with self._lock:
-            self._pending -= 1
-        self._tell(request)
-
-    def _directory(self, order: SnapshotOrder) -> Path:
-        directory = (self._run_dir / order.directory).resolve()
-        if not directory.is_relative_to(self._run_dir.resolve()):
-            raise CheckpointError(
-                f"snapshot {order.name} is ordered into {directory}; expected a place in"
-                f" {self._run_dir}"
-            )
-        return directory
-
-    def _request(self, order: SnapshotOrder, version: int) -> pb.ReportSnapshotRequest:
-        return pb.ReportSnapshotRequest(
-            shard=self._identity.shard,
-            incarnation=self._identity.incarnation,
-            generation=self._identity.generation,
-            name=order.name,
-            version=version,
-        )
-
-    def _tell(self, request: pb.ReportSnapshotRequest) -> None:
-        with self._lock:
-            self._reports[request.name] = request
+    def _tell(self, report: pb.ReportSnapshotRequest) -> None:
+        with self._changed:
+            if report.generation < self._generation:
+                return
+            self._reports[report.name] = report
             while len(self._reports) > _REMEMBERED:
                 del self._reports[next(iter(self._reports))]
         try:
-            self._report(request)
+            self._report(report)
         except PsError as error:
-            log.warning("snapshot could not be reported", snapshot=request.name, reason=str(error))
+            log.warning("snapshot could not be reported", snapshot=report.name, reason=str(error))

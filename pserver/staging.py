@@ -151,6 +151,14 @@ class Staging:
         parts = tuple(Part(np.float32(n / total), gradients) for n, gradients in finite)
         return Ready(parts, skipped)
 
+    def drop(self, attempt: Attempt) -> Staged | None:
+        """Forgets one attempt; returns what was held of it."""
+        held = self._held.get(attempt.batch, {})
+        dropped = held.pop(attempt.attempt, None)
+        if dropped is not None and not held:
+            del self._held[attempt.batch]
+        return dropped
+
     def clear(self) -> list[Staged]:
         """Empties the stage; returns what was held, so that its buffers can be used again."""
         dropped = [s for attempts in self._held.values() for s in attempts.values()]

@@ -12,12 +12,14 @@ from pserver.applied import AppliedEpoch
 from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.requests import (
+    Begin,
     Decision,
     InitializeRequest,
     Outcome,
     PullRequest,
     PushRequest,
     PushResult,
+    Revocation,
     SnapshotOrder,
     Values,
 )
@@ -27,6 +29,7 @@ from psrpc.codec import Piece, parse_message
 from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -214,6 +217,29 @@ def from_decision(decision: types.Decision) -> Decision:
         round=decision.round,
         attempts=tuple(_from_attempt(a.batch, a.attempt) for a in decision.attempts),
         snapshots=tuple(map(from_order, decision.snapshots)),
+    )
+
+
+def from_begin(begin: coordinator.Begin) -> Begin:
+    """Where to begin; raises InvalidArgument when it does not say with what."""
+    source = begin.WhichOneof("source")
+    if source is None:
+        raise InvalidArgument("Begin names no source; expected keep, restore or fresh")
+    return Begin(
+        begin.generation,
+        begin.policy,
+        keep=source == "keep",
+        restore=begin.restore,
+        decision=from_decision(begin.decision) if begin.HasField("decision") else None,
+    )
+
+
+def from_revocation(revocation: coordinator.Revocation) -> Revocation:
+    """A worker to be refused."""
+    return Revocation(
+        revocation.number,
+        revocation.worker,
+        tuple(_from_attempt(a.batch, a.attempt) for a in revocation.attempts),
     )
 
 

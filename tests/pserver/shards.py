@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +86,10 @@ class Sink:
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     repeats: list[str] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+
+    def begun(self, generation: int) -> None:
+        self.generations.append(generation)
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         self.snapshots[order.name] = snapshot
@@ -183,8 +187,3 @@ def served(
         )
         with client:
             yield client
-
-
-def with_generation(identity: ShardIdentity, generation: int) -> ShardIdentity:
-    """The same process later in the job's history."""
-    return replace(identity, generation=generation)
