@@ -78,9 +78,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     if arguments.die_with_parent:
         die_with_parent()
     from pserver.config import ServeConfig
-    from pserver.coordination import Ending
+    from pserver.ending import Ending
     from pserver.shard import serve
-    from psrpc.errors import CoordinatorUnreachable, JobFailed, PsError
+    from psrpc.errors import (
+        CoordinatorUnreachable,
+        JobFailed,
+        PsError,
+        ResourceExhausted,
+        StaleGeneration,
+    )
     from psrpc.logs import configure
 
     configure(arguments.log_format, f"shard {arguments.shard}")
@@ -90,7 +96,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     def stop() -> None:
         nonlocal stopped
         stopped = True
-        ending.end()
+        ending.stop()
 
     on_stop_signals(stop)
     try:
@@ -110,6 +116,9 @@ def run(argv: Sequence[str] | None = None) -> int:
     except CoordinatorUnreachable as error:
         if stopped:
             return 0
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_LOST
+    except (ResourceExhausted, StaleGeneration) as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_LOST
     except PsError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 import time
@@ -10,18 +11,26 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from coordinator.client import RETRY_S, CommandStream, CoordinatorClient
-from pserver import wire
+from coordinator.client import CommandStream, CoordinatorClient
+from pserver.ending import Ending
 from pserver.engine import ShardEngine
+from pserver.heartbeats import Heartbeats, replaced
+from pserver.obedience import obey
+from pserver.requests import Restored
 from psrpc.errors import (
+    AlreadyExists,
     CoordinatorUnreachable,
     DeadlinePassed,
     JobFailed,
+    JobMismatch,
     NotReady,
     PsError,
     ResourceExhausted,
+    StaleGeneration,
 )
 from psrpc.logs import get_logger
+from psrpc.plan import Plan
+from psrpc.retry import RetryPolicy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from psrpc.waiting import Announcer
@@ -30,24 +39,11 @@ log = get_logger()
 
 Result = TypeVar("Result")
 
-ROUND_ANNOUNCE_S = 10.0
-"""An open round is the ordinary state of a shard; it is worth a line less often."""
+PLACE_S = 4.0
+"""How long to wait for a place that another process has: it may have died just now."""
 
-
-class Ending:
-    """How this process will end: the first word counts. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self._lock = threading.Lock()
-        self.error: PsError | None = None
-
-    def end(self, error: PsError | None = None) -> None:
-        """Ends well, or with ``error``."""
-        with self._lock:
-            if not self.event.is_set():
-                self.error = error
-                self.event.set()
+RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)
+"""The pauses between two command streams."""
 
 
 class Coordination:
@@ -69,16 +65,15 @@ class Coordination:
         self._incarnation = incarnation
         self._connect_timeout_s = connect_timeout_s
         self._ending = ending
-        self._generation = 0
-        self._heartbeat_s = 1.0
-        self._engine: ShardEngine | None = None
+        self._heartbeats = Heartbeats(
+            client, shard, incarnation, connect_timeout_s, ending, self._forgotten
+        )
+        self._registration = pb.RegisterShardRequest()
+        self._job = pb.RegisterShardResponse()
+        self._unknown = threading.Event()
         self._stopping = threading.Event()
         self._commands: CommandStream | None = None
-        self._failure = ""
-        self._threads: list[threading.Thread] = []
-        self._lost = Announcer(self._say)
-        self._awaiting_values = Announcer(self._say)
-        self._awaiting_round = Announcer(self._say, ROUND_ANNOUNCE_S)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Coordination:
         return self
@@ -92,9 +87,13 @@ class Coordination:
         self._stopping.set()
         if self._commands is not None:
             self._commands.cancel()
+        self._heartbeats.stop()
         self._client.close()  # ends calls under way, in both threads
-        for thread in self._threads:
-            thread.join()
+        self._heartbeats.join()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- the main thread's -------------------------------------------------------------------
 
     def register(self, address: Callable[[], str]) -> pb.RegisterShardResponse:
         """Becomes a shard of the job, and sends heartbeats from then on.
@@ -103,43 +102,61 @@ class Coordination:
             address: HOST:PORT for others; asked at each try, since it may not be known at once.
 
         Raises:
-            AlreadyExists: another process has the index.
+            AlreadyExists: another process has the index, and keeps it.
             InvalidArgument: the job has no such shard.
             CoordinatorUnreachable: it did not come within the time allowed.
         """
 
         def call() -> pb.RegisterShardResponse:
-            return self._client.register_shard(
-                pb.RegisterShardRequest(
-                    shard=self._shard,
-                    incarnation=self._incarnation,
-                    address=address(),
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    software=SOFTWARE,
-                )
+            self._registration = pb.RegisterShardRequest(
+                shard=self._shard,
+                incarnation=self._incarnation,
+                address=address(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                software=SOFTWARE,
             )
+            return self._client.register_shard(self._registration)
 
-        response = self.persist(call)
-        self._generation = response.generation
-        self._heartbeat_s = response.heartbeat_s or self._heartbeat_s
-        self._start("heartbeat", self._beat)
-        return response
+        began = time.monotonic()
+        waiting = Announcer(lambda why, waited_s: log.info(f"waiting: {why} ({waited_s:.0f} s)"))
+        while True:
+            try:
+                self._job = self.persist(call)
+                break
+            except AlreadyExists as error:
+                now = time.monotonic()
+                if now - began >= PLACE_S or self._ending.event.is_set():
+                    raise
+                waiting.waiting(str(error), now)
+                self._ending.event.wait(PLACE_S / 20)
+        self._heartbeats.interval_s = self._job.heartbeat_s or self._heartbeats.interval_s
+        self._heartbeats.start()
+        return self._job
 
-    def ready(self, engine: ShardEngine) -> None:
-        """The shard can be served: tells so, and follows commands from then on."""
-        report = engine.report()
-        request = pb.ReportShardReadyRequest(
-            shard=self._shard,
-            incarnation=self._incarnation,
-            generation=self._generation,
-            version=report.version,
-            initialized=report.initialized,
-            applied=wire.to_applied(engine.applied().to_epochs()),
+    def follow(
+        self,
+        engine: ShardEngine,
+        read: Callable[[str], Restored],
+        begun: Callable[[], object],
+    ) -> None:
+        """The shard is built: says what it holds, and follows commands from then on.
+
+        Args:
+            read: reads a checkpoint, see :func:`pserver.obedience.obey`.
+            begun: called when the shard has begun a generation, before the coordinator hears.
+        """
+        self._heartbeats.engine = engine
+        self._heartbeats.doing = ""
+        self._thread = threading.Thread(
+            target=lambda: self._follow(engine, read, begun), name="commands", daemon=True
         )
-        self.persist(lambda: self._client.report_shard_ready(request))
-        self._engine = engine
-        self._start("commands", lambda: self._watch(engine))
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Asks for the shard's state to be saved; ``ending`` is ended then."""
+        log.info("told to stop: waiting for a checkpoint")
+        self._heartbeats.leave()
 
     def report_snapshot(self, request: pb.ReportSnapshotRequest) -> None:
         """Tells what came of a snapshot."""
@@ -151,93 +168,37 @@ class Coordination:
             call, self._connect_timeout_s, lambda line: log.info(line), self._ending.event
         )
 
-    def _start(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    # -- heartbeats --------------------------------------------------------------------------
-
-    def _beat(self) -> None:
-        heard = time.monotonic()
-        version = -1
-        while not self._stopping.wait(self._heartbeat_s):
-            request = self._heartbeat()
-            now = time.monotonic()
-            self._announce_wait(request, request.version != version, now)
-            version = request.version
-            try:
-                self._client.heartbeat_shard(request)
-            except (CoordinatorUnreachable, DeadlinePassed) as error:
-                if self._stopping.is_set():
-                    return
-                now = time.monotonic()
-                if now - heard > self._connect_timeout_s:
-                    self._ending.end(
-                        CoordinatorUnreachable(
-                            f"the coordinator at {self._client.address} has been silent for"
-                            f" {now - heard:.0f} s; the shard gives up"
-                        )
-                    )
-                    return
-                log.debug("heartbeat failed", reason=str(error))
-                self._lost.waiting(f"the coordinator at {self._client.address}", now)
-            except PsError as error:
-                self._ending.end(error)
-                return
-            else:
-                heard = now
-                self._lost.over()
-            if request.failure:
-                self._ending.end(JobFailed(request.failure))
-                return
-
-    def _heartbeat(self) -> pb.HeartbeatShardRequest:
-        request = pb.HeartbeatShardRequest(
-            shard=self._shard, incarnation=self._incarnation, generation=self._generation
-        )
-        if self._engine is None:
-            request.waiting_for = "its update engine to be built"
-            return request
-        report = self._engine.report()
-        request.version = report.version
-        request.applied = report.counters.applied
-        request.already_applied = report.counters.already_applied
-        request.skipped = report.counters.skipped
-        request.refused = report.counters.refused
-        request.staleness_counts.extend(report.counters.staleness)
-        request.waiting_for = report.waiting_for
-        request.failure = self._engine.failure or self._failure
-        return request
-
-    def _announce_wait(self, request: pb.HeartbeatShardRequest, moved: bool, now: float) -> None:
-        if moved or not request.waiting_for or self._engine is None:
-            self._awaiting_values.over()
-            self._awaiting_round.over()
-        elif self._engine.report().initialized:
-            self._awaiting_values.over()
-            self._awaiting_round.waiting(request.waiting_for, now)
-        else:
-            self._awaiting_values.waiting(request.waiting_for, now)
-
-    def _say(self, reason: str, waited_s: float) -> None:
-        log.info(f"waiting for {reason} ({waited_s:.0f} s)")
-
     # -- commands ----------------------------------------------------------------------------
 
-    def _watch(self, engine: ShardEngine) -> None:
-        request = pb.WatchRequest(
-            shard=self._shard, incarnation=self._incarnation, generation=self._generation
-        )
+    def _forgotten(self) -> None:
+        """The coordinator was started again: registers first, then watches."""
+        self._unknown.set()
+        if self._commands is not None:
+            self._commands.cancel()
+
+    def _follow(
+        self,
+        engine: ShardEngine,
+        read: Callable[[str], Restored],
+        begun: Callable[[], object],
+    ) -> None:
+        failures = 0
         while not self._stopping.is_set():
             try:
-                self._commands = self._client.watch(request)
-                for command in self._commands:
-                    self._obey(engine, command)
+                if self._unknown.is_set():
+                    self._unknown.clear()
+                    self._register_again()
+                for command in self._watch(engine):
+                    failures = 0
+                    self._obey(engine, command, read, begun)
+            except _Over:
+                return
+            except StaleGeneration as error:
+                log.debug("the coordinator does not know this shard", reason=str(error))
+                self._unknown.set()
             except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
                 # The heartbeats say so, and decide when it has lasted too long.
                 log.debug("command stream broke", reason=str(error))
-                self._stopping.wait(RETRY_S)
             except PsError as error:
                 self._ending.end(error)
                 return
@@ -247,22 +208,88 @@ class Coordination:
                     return
                 # Without its commands a shard would keep everybody waiting for ever.
                 log.exception("commands can no longer be carried out")
-                self._failure = f"{type(error).__name__} in a command: {error}"
+                self._heartbeats.failure = f"{type(error).__name__} in a command: {error}"
                 return
+            failures += 1
+            self._stopping.wait(RECONNECT.pause_s(failures, random.random()))
 
-    def _obey(self, engine: ShardEngine, command: pb.WatchResponse) -> None:
+    def _register_again(self) -> None:
         try:
-            match command.WhichOneof("command"):
-                case "decision":
-                    engine.decide(wire.from_decision(command.decision))
-                case "snapshot":
-                    engine.take_snapshot(wire.from_order(command.snapshot))
-                case "release_snapshot":
-                    engine.release_snapshot(command.release_snapshot)
-                case "shutdown":
-                    shutdown = command.shutdown
-                    self._ending.end(JobFailed(shutdown.reason) if shutdown.failed else None)
-                case unknown:
-                    log.warning("unknown command of the coordinator", command=unknown)
+            job = self._client.register_shard(self._registration)
+        except (AlreadyExists, StaleGeneration) as error:
+            self._ending.end(replaced(self._shard, error))
+            raise _Over from None
+        if job.run_id != self._job.run_id:
+            why = f"it runs {job.run_id} and this shard is of {self._job.run_id}"
+        elif Plan.from_json(job.plan).hash != Plan.from_json(self._job.plan).hash:
+            why = "its plan is another one"
+        else:
+            self._heartbeats.interval_s = job.heartbeat_s or self._heartbeats.interval_s
+            log.info("registered again", run=job.run_id)
+            return
+        self._ending.end(
+            JobMismatch(f"the coordinator at {self._client.address} has another job: {why}")
+        )
+        raise _Over
+
+    def _watch(self, engine: ShardEngine) -> CommandStream:
+        held = engine.report()
+        self._commands = self._client.watch(
+            pb.WatchRequest(
+                shard=self._shard,
+                incarnation=self._incarnation,
+                generation=held.generation,
+                initialized=held.initialized,
+                version=held.version,
+            )
+        )
+        if self._unknown.is_set() or self._stopping.is_set():
+            # Whoever set it may have looked for the stream just before.
+            self._commands.cancel()
+        return self._commands
+
+    def _obey(
+        self,
+        engine: ShardEngine,
+        command: pb.WatchResponse,
+        read: Callable[[str], Restored],
+        begun: Callable[[], object],
+    ) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "shutdown":
+            shutdown = command.shutdown
+            self._ending.end(JobFailed(shutdown.reason) if shutdown.failed else None)
+            return
+        if command.begin.restore:
+            self._heartbeats.doing = f"{command.begin.restore} to be restored"
+        try:
+            report = obey(engine, command, read)
         except PsError as error:
-            log.warning("a command could not be carried out", reason=str(error))
+            self._ending.end(error)
+            raise _Over from None
+        self._heartbeats.doing = ""
+        if report is not None:
+            if not report.error:
+                begun()
+                log.info(
+                    "ready",
+                    run=self._job.run_id,
+                    mode=self._job.mode,
+                    generation=report.generation,
+                    version=report.version,
+                    restored=command.begin.restore or None,
+                )
+            self._tell_ready(report)
+        if kind in ("begin", "revocation"):
+            self._heartbeats.send_now()
+
+    def _tell_ready(self, report: pb.ReportShardReadyRequest) -> None:
+        try:
+            self.persist(lambda: self._client.report_shard_ready(report))
+        except StaleGeneration as error:
+            # There is a newer generation, or a new coordinator: either gives another order.
+            log.info("begun for nothing", generation=report.generation, reason=str(error))
+
+
+class _Over(Exception):
+    """The shard has to go, and its ending knows why."""

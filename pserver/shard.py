@@ -9,12 +9,13 @@ from typing import Literal, cast
 from coordinator.client import CoordinatorClient
 from pserver.address import advertised_address
 from pserver.config import ServeConfig
-from pserver.coordination import Coordination, Ending
+from pserver.coordination import Coordination
+from pserver.ending import Ending
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.server import ShardServer
-from pserver.snapshots import SnapshotWriter, restore
-from pserver.updates.engine import make_engine
+from pserver.snapshots import SnapshotFiles, SnapshotWriter
+from pserver.updates.engine import UpdateEngine, make_engine
 from psrpc.encoding import wire_encoding
 from psrpc.errors import InvalidJob
 from psrpc.logs import get_logger
@@ -24,10 +25,10 @@ from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
 
-GRACE_S = 5.0
+GRACE_S = 2.0
 """How long calls under way may take when the shard has to go."""
 
-FLUSH_S = 3.0
+FLUSH_S = 0.5
 """How long the snapshot that is being written may take then."""
 
 
@@ -57,13 +58,23 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         )
         run_dir = config.run_dir or Path(job.run_dir)
         check_token(run_dir, Path(job.run_dir), job.token)
-        writer, engine = _build(config.shard, own, job, run_dir, coordination)
+        plan = Plan.from_json(job.plan)
+        identity = ShardIdentity(
+            shard=config.shard,
+            incarnation=own,
+            generation=0,
+            policy=0,
+            mode=cast(Literal["async", "sync"], job.mode),
+            replicas=job.replicas,
+        )
+        files = SnapshotFiles(identity, plan, job.run_id, run_dir)
+        writer = SnapshotWriter(files, coordination.report_snapshot)
+        engine = ShardEngine(identity, plan, _updates(job, plan, config.shard), writer)
         writer.start()
         try:
-            server.open(engine)
-            coordination.ready(engine)
-            log.info("ready", run=job.run_id, mode=job.mode, version=engine.report().version)
-            ending.event.wait()
+            coordination.follow(engine, files.read, lambda: server.open(engine))
+            ending.save_first(coordination.leave)
+            ending.wait()
             log.info("leaving")
         finally:
             server.stop(GRACE_S)
@@ -91,35 +102,11 @@ def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
         )
 
 
-def _build(
-    shard: int,
-    own: int,
-    job: pb.RegisterShardResponse,
-    run_dir: Path,
-    coordination: Coordination,
-) -> tuple[SnapshotWriter, ShardEngine]:
-    plan = Plan.from_json(job.plan)
-    identity = ShardIdentity(
-        shard=shard,
-        incarnation=own,
-        generation=job.generation,
-        policy=job.policy,
-        mode=cast(Literal["async", "sync"], job.mode),
-        replicas=job.replicas,
-    )
-    writer = SnapshotWriter(identity, plan, job.run_id, run_dir, coordination.report_snapshot)
-    updates = make_engine(
+def _updates(job: pb.RegisterShardResponse, plan: Plan, shard: int) -> UpdateEngine:
+    return make_engine(
         cast(Literal["keras", "numpy"], job.engine),
         json.loads(job.optimizer),
         plan,
         shard,
         wire_encoding(job.wire_dtype),
     )
-    engine = ShardEngine(identity, plan, updates, writer)
-    if job.restore:
-        restored = restore(run_dir / job.restore, plan, shard)
-        engine.restore(
-            restored.state.values, restored.slots, restored.applied, restored.state.version
-        )
-        log.info("restored", checkpoint=job.restore, version=restored.state.version)
-    return writer, engine

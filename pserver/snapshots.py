@@ -27,21 +27,6 @@ MAX_PENDING = 2
 _REMEMBERED = 64
 
 
-def restore(directory: Path, plan: Plan, shard: int, storage: Storage = DISK) -> Restored:
-    """Reads what ``shard`` of ``plan`` takes over; see :func:`psrpc.checkpoint.load_state`."""
-    state = load_state(directory, plan, shard, storage)
-    try:
-        applied = AppliedSet.from_epochs(state.applied)
-    except InvalidArgument as error:
-        raise CheckpointError(f"{directory}: {error}") from None
-    return Restored(
-        values=state.values,
-        slots=Slots(state.elements, state.variables, state.scalars),
-        applied=applied,
-        version=state.version,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Work:
     """A report to be sent, once ``snapshot``, if there is one, has been written."""
@@ -53,7 +38,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """Where a shard of a run writes its part of checkpoints."""
+    """A shard's part of its run's checkpoints."""
 
     identity: ShardIdentity
     plan: Plan
@@ -67,7 +52,7 @@ class SnapshotFiles:
         report = self.report(order, snapshot.values.generation, snapshot.values.version)
         try:
             written = write_shard_file(
-                self._directory(order) / shard_file_name(shard, self.plan.shards),
+                self._inside(order.directory) / shard_file_name(shard, self.plan.shards),
                 self.plan,
                 shard,
                 ShardState(
@@ -95,6 +80,26 @@ class SnapshotFiles:
             )
         return report
 
+    def read(self, checkpoint: str) -> Restored:
+        """What the shard takes over from a checkpoint, named relative to the run directory; see
+        :func:`psrpc.checkpoint.load_state`.
+
+        Raises:
+            CheckpointError: its files are damaged, or hold other variables than the plan.
+        """
+        directory = self._inside(checkpoint)
+        state = load_state(directory, self.plan, self.identity.shard, self.storage)
+        try:
+            applied = AppliedSet.from_epochs(state.applied)
+        except InvalidArgument as error:
+            raise CheckpointError(f"{directory}: {error}") from None
+        return Restored(
+            values=state.values,
+            slots=Slots(state.elements, state.variables, state.scalars),
+            applied=applied,
+            version=state.version,
+        )
+
     def report(
         self, order: SnapshotOrder, generation: int, version: int
     ) -> pb.ReportSnapshotRequest:
@@ -107,13 +112,10 @@ class SnapshotFiles:
             version=version,
         )
 
-    def _directory(self, order: SnapshotOrder) -> Path:
-        directory = (self.run_dir / order.directory).resolve()
+    def _inside(self, name: str) -> Path:
+        directory = (self.run_dir / name).resolve()
         if not directory.is_relative_to(self.run_dir.resolve()):
-            raise CheckpointError(
-                f"snapshot {order.name} is ordered into {directory}; expected a place in"
-                f" {self.run_dir}"
-            )
+            raise CheckpointError(f"{directory} was named; expected a place in {self.run_dir}")
         return directory
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import grpc
 
 from psrpc.channel import bind, make_server
-from psrpc.errors import AlreadyExists, PsError, Unreachable
+from psrpc.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
@@ -34,8 +33,6 @@ class FakeCoordinator(CoordinatorServicer):
         (run_dir / "token").write_text(TOKEN)
         self.registration = pb.RegisterShardResponse(
             run_id="run-1",
-            generation=1,
-            policy=1,
             plan=plan.to_json(),
             optimizer=json.dumps(SGD).encode(),
             engine="numpy",
@@ -47,15 +44,21 @@ class FakeCoordinator(CoordinatorServicer):
             lease_s=10,
             wire_dtype="float32",
         )
+        self.begin = pb.Begin(generation=1, policy=1, fresh=True)
+        """Where a shard is told to begin that watches and stands at an older generation."""
         self.taken = False
         self.silent = False
+        self.answer = pb.HeartbeatShardResponse()
+        """To heartbeats."""
+        self.stale = ""
+        """Why to refuse shards as those of another time; empty if not."""
         self.address = ""
         self.registered: queue.Queue[pb.RegisterShardRequest] = queue.Queue()
         self.ready: queue.Queue[pb.ReportShardReadyRequest] = queue.Queue()
         self.snapshots: queue.Queue[pb.ReportSnapshotRequest] = queue.Queue()
         self.heartbeats: queue.Queue[pb.HeartbeatShardRequest] = queue.Queue()
         self.commands: queue.Queue[pb.WatchResponse | PsError | None] = queue.Queue()
-        self.watches = threading.Semaphore(0)
+        self.watches: queue.Queue[pb.WatchRequest] = queue.Queue()
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
         if self.taken:
@@ -73,7 +76,7 @@ class FakeCoordinator(CoordinatorServicer):
         if self.silent:
             raise Unreachable("as if nobody were there")
         self.heartbeats.put(request)
-        return pb.HeartbeatShardResponse()
+        return self.answer
 
     def ReportSnapshot(self, request: pb.ReportSnapshotRequest, context: Any) -> Any:  # noqa: N802
         self.snapshots.put(request)
@@ -81,9 +84,13 @@ class FakeCoordinator(CoordinatorServicer):
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[Any]:  # noqa: N802
         """None in the queue breaks the stream, and so does an error."""
-        self.watches.release()
+        self.watches.put(request)
+        if self.stale:
+            raise StaleGeneration(self.stale)
         # A stream whose shard has gone must not eat what is meant for the next one.
         context.add_callback(lambda: self.commands.put(None))
+        if request.generation < self.begin.generation:
+            yield pb.WatchResponse(begin=self.begin)
         while (command := self.commands.get()) is not None:
             if isinstance(command, PsError):
                 raise command

@@ -12,7 +12,7 @@ import pytest
 
 from pserver.client import Push, ShardClient
 from pserver.config import ServeConfig
-from pserver.coordination import Ending
+from pserver.ending import Ending
 from pserver.engine import ShardEngine
 from pserver.shard import serve
 from pserver.updates.numpy_engine import NumpyEngine
@@ -85,25 +85,23 @@ def test_a_failed_job_ends_the_shard_with_its_reason(coordinator: FakeCoordinato
 
 
 def test_a_broken_command_stream_is_opened_again(
-    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator,
 ) -> None:
-    monkeypatch.setattr("pserver.coordination.RETRY_S", 0.0)
     with shard(coordinator) as future:
-        assert coordinator.watches.acquire(timeout=WAIT_S)
+        coordinator.watches.get(timeout=WAIT_S)
         coordinator.commands.put(None)
-        assert coordinator.watches.acquire(timeout=WAIT_S)
+        coordinator.watches.get(timeout=WAIT_S)
         coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
         assert future.exception(WAIT_S) is None
 
 
 def test_a_stream_that_lagged_behind_is_opened_again(
-    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: FakeCoordinator,
 ) -> None:
-    monkeypatch.setattr("pserver.coordination.RETRY_S", 0.0)
     with shard(coordinator) as future:
-        assert coordinator.watches.acquire(timeout=WAIT_S)
+        coordinator.watches.get(timeout=WAIT_S)
         coordinator.commands.put(ResourceExhausted("shard 0 lags 64 commands behind"))
-        assert coordinator.watches.acquire(timeout=WAIT_S)
+        coordinator.watches.get(timeout=WAIT_S)
         coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
         assert future.exception(WAIT_S) is None
 
@@ -231,8 +229,7 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
     )  # fmt: skip
     commit(directory, tmp_path / "checkpoints" / "step-1", manifest)
 
-    coordinator.registration.restore = "checkpoints/step-1"
-    coordinator.registration.generation = 2
+    coordinator.begin = pb.Begin(generation=2, policy=1, restore="checkpoints/step-1")
     with shard(coordinator):
         registered = coordinator.registered.get(timeout=WAIT_S)
         ready = coordinator.ready.get(timeout=WAIT_S)
@@ -252,7 +249,10 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
             ]
 
 
-def test_a_taken_index_is_said(coordinator: FakeCoordinator) -> None:
+def test_a_taken_index_is_said(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.coordination.PLACE_S", 0.0)
     coordinator.taken = True
     with shard(coordinator) as future, pytest.raises(AlreadyExists, match="shard 0 is held"):
         future.result(WAIT_S)

@@ -1,0 +1,184 @@
+"""A shard's signs of life: what it is doing, and what the coordinator answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from coordinator.client import CoordinatorClient
+from pserver.ending import Ending
+from pserver.engine import ShardEngine
+from psrpc.errors import (
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    JobFailed,
+    PsError,
+    StaleGeneration,
+)
+from psrpc.logs import get_logger
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.waiting import Announcer
+
+log = get_logger()
+
+LEAVING_S = 0.2
+"""Between two heartbeats of a shard that waits for its state to be saved."""
+
+ROUND_ANNOUNCE_S = 10.0
+"""An open round is the ordinary state of a shard; it is worth a line less often."""
+
+
+class Heartbeats:
+    """One thread that sends them, from ``start`` to ``stop``. Everything else is thread-safe."""
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        shard: int,
+        incarnation: int,
+        connect_timeout_s: float,
+        ending: Ending,
+        unknown: Callable[[], object],
+    ) -> None:
+        """Args:
+        connect_timeout_s: how long to be without the coordinator.
+        unknown: called when the coordinator does not know this shard any more.
+        """
+        self._client = client
+        self._shard = shard
+        self._incarnation = incarnation
+        self._connect_timeout_s = connect_timeout_s
+        self._ending = ending
+        self._unknown = unknown
+        self.interval_s = 1.0
+        self.engine: ShardEngine | None = None
+        """The shard, once it is built."""
+        self.doing = "its update engine to be built"
+        """What the shard waits for, where its engine does not know."""
+        self.failure = ""
+        """Why the shard cannot go on, where its engine does not know."""
+        self._leaving = False
+        self._stopped = threading.Event()
+        self._due = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._lost = Announcer(_say)
+        self._awaiting_values = Announcer(_say)
+        self._awaiting_round = Announcer(_say, ROUND_ANNOUNCE_S)
+
+    def start(self) -> None:
+        """Sends the first one ``interval_s`` from now."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Sends no more."""
+        self._stopped.set()
+        self._due.set()
+
+    def join(self) -> None:
+        """Waits for the one that is under way; close the connection before."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def send_now(self) -> None:
+        """The coordinator waits for something that the next heartbeat says."""
+        self._due.set()
+
+    def leave(self) -> None:
+        """Asks for the state to be saved; the shard ends once it is, or if there is none."""
+        self._leaving = True
+        self._due.set()
+
+    def _run(self) -> None:
+        heard = time.monotonic()
+        version = -1
+        while True:
+            self._due.wait(LEAVING_S if self._leaving else self.interval_s)
+            self._due.clear()
+            if self._stopped.is_set():
+                return
+            request = self._heartbeat()
+            if self._leaving and not self._something_to_save():
+                self._ending.end()
+                return
+            now = time.monotonic()
+            self._announce_wait(request, request.version != version, now)
+            version = request.version
+            try:
+                answer = self._client.heartbeat_shard(request)
+            except (CoordinatorUnreachable, DeadlinePassed) as error:
+                if self._stopped.is_set():
+                    return
+                now = time.monotonic()
+                if now - heard > self._connect_timeout_s:
+                    self._ending.end(
+                        CoordinatorUnreachable(
+                            f"the coordinator at {self._client.address} has been silent for"
+                            f" {now - heard:.0f} s; the shard gives up"
+                        )
+                    )
+                    return
+                log.debug("heartbeat failed", reason=str(error))
+                self._lost.waiting(f"the coordinator at {self._client.address}", now)
+            except StaleGeneration as error:
+                self._ending.end(replaced(self._shard, error))
+                return
+            except PsError as error:
+                self._ending.end(error)
+                return
+            else:
+                heard = now
+                self._lost.over()
+                if answer.unknown:
+                    self._unknown()
+                elif answer.saved and request.leaving:
+                    self._ending.end()
+                    return
+            if request.failure:
+                self._ending.end(JobFailed(request.failure))
+                return
+
+    def _something_to_save(self) -> bool:
+        return self.engine is not None and self.engine.report().initialized
+
+    def _heartbeat(self) -> pb.HeartbeatShardRequest:
+        request = pb.HeartbeatShardRequest(
+            shard=self._shard,
+            incarnation=self._incarnation,
+            failure=self.failure,
+            waiting_for=self.doing,
+            leaving=self._leaving,
+        )
+        if self.engine is None:
+            return request
+        report = self.engine.report()
+        request.generation = report.generation
+        request.version = report.version
+        request.revoked = report.revoked
+        request.applied = report.counters.applied
+        request.already_applied = report.counters.already_applied
+        request.skipped = report.counters.skipped
+        request.refused = report.counters.refused
+        request.staleness_counts.extend(report.counters.staleness)
+        request.waiting_for = self.doing or report.waiting_for
+        request.failure = self.engine.failure or self.failure
+        return request
+
+    def _announce_wait(self, request: pb.HeartbeatShardRequest, moved: bool, now: float) -> None:
+        if moved or not request.waiting_for or self.engine is None:
+            self._awaiting_values.over()
+            self._awaiting_round.over()
+        elif self.engine.report().initialized:
+            self._awaiting_values.over()
+            self._awaiting_round.waiting(request.waiting_for, now)
+        else:
+            self._awaiting_values.waiting(request.waiting_for, now)
+
+
+def replaced(shard: int, error: PsError) -> StaleGeneration:
+    """Why a shard has to leave whose place is another's."""
+    return StaleGeneration(f"this process was replaced as shard {shard} and leaves: {error}")
+
+
+def _say(reason: str, waited_s: float) -> None:
+    log.info(f"waiting for {reason} ({waited_s:.0f} s)")
