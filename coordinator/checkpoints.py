@@ -2,59 +2,75 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from coordinator.description import JobDescription
+from coordinator.retention import Kept, superfluous
 from coordinator.run import Restored, Run
-from coordinator.saving import CHECKPOINTS, temporary_directory
+from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
-from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good
+from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good, verify
 from psrpc.errors import CheckpointError, InvalidJob
-from psrpc.shard_file import fsync_directory
+from psrpc.manifest import TEMPORARY, find_checkpoints, remove_checkpoint
+from psrpc.storage import DISK, Storage
+
+RESERVE_NBYTES = 64 << 10
+"""What a checkpoint leaves free: on a full disk decisions cannot be stored, and the job ends."""
+
+WRITTEN_UTC = "written_utc"
+"""Key of a manifest's details."""
 
 
 class Checkpoints:
-    """Makes the directories of one run's checkpoints and commits them."""
+    """Makes the directories of one run's checkpoints, commits them and removes old ones. All
+    methods block on the disk; they may be called on a thread, one at a time."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, storage: Storage = DISK) -> None:
         self._run = run
+        self._storage = storage
+        self._directory = run.run_dir / CHECKPOINTS
+        plan = run.plan
+        self._nbytes = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
+        """What a checkpoint takes, as far as one can tell."""
+        self._verified: set[str] = set()
+        self._damaged: set[str] = set()
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to, before the order goes out.
 
         Raises:
-            CheckpointError: the operating system refused.
+            CheckpointError: the operating system refused, or the disk is too full.
         """
         directory = self._run.run_dir / order.directory
         try:
-            if directory.exists():
-                shutil.rmtree(directory)  # left by a run that was killed
-            directory.mkdir(parents=True)
+            free = self._storage.free(self._run.run_dir)
+            if free < self._nbytes + RESERVE_NBYTES:
+                raise CheckpointError(
+                    f"no space for {directory}: {free} bytes are free; a checkpoint takes about "
+                    f"{self._nbytes} and leaves {RESERVE_NBYTES} to the ledger"
+                )
+            self._storage.make_directory(directory)
         except OSError as error:
             raise CheckpointError(f"cannot make {directory}: {error.strerror}") from error
 
-    def commit(self, taken: Taken) -> None:
-        """Writes the manifest and gives the directory its name. Blocks on the disk; may be
-        called on a thread.
+    def commit(self, taken: Taken, generation: int | None = None) -> None:
+        """Writes the manifest and gives the directory its name. ``generation`` is the one that the
+        order was given in; None means the run's.
 
         Raises:
             CheckpointError: it cannot be committed.
         """
         run, order, description = self._run, taken.order, self._run.description
-        final = run.run_dir / CHECKPOINTS / order.name
-        if final.exists():
-            # An earlier generation came as far and was not chosen when this one went on from an
-            # older checkpoint, so what is there is damaged.
-            shutil.rmtree(final)
         manifest = Manifest(
             run_id=run.run_id,
             name=order.name,
             global_step=order.global_step,
-            generation=run.generation,
+            generation=run.generation if generation is None else generation,
             policy=run.policy,
             mode=description.mode,
             replicas=description.replicas,
@@ -73,16 +89,66 @@ class Checkpoints:
                 "train_records": description.train_records,
                 "epochs": description.epochs,
                 "overrides": list(run.overrides),
+                WRITTEN_UTC: datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
-        commit(run.run_dir / order.directory, final, manifest)
-        # The first checkpoint made the directory of all of them.
-        fsync_directory(run.run_dir)
+        commit(run.run_dir / order.directory, self._directory / order.name, manifest, self._storage)
+        self._nbytes = sum(file.nbytes for file in taken.files)
 
     def discard(self, order: SnapshotOrder) -> None:
-        """Removes what shards wrote of a checkpoint that failed."""
+        """Removes what shards wrote of a checkpoint that failed, as far as it can be removed."""
         if order.directory:
-            shutil.rmtree(self._run.run_dir / order.directory, ignore_errors=True)
+            with suppress(OSError):
+                self._storage.remove(self._run.run_dir / order.directory)
+
+    def retain(
+        self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Removes checkpoints that the job does not want kept; returns warnings.
+
+        None is removed before the newest has been read back and found good.
+
+        Args:
+            scores: the results that ``keep_best`` compares, by generation and global step.
+            in_use: names of checkpoints that are still to be evaluated or restored.
+        """
+        description = self._run.description
+        try:
+            found = find_checkpoints(self._directory, self._storage).manifests
+        except CheckpointError as error:
+            return (str(error),)
+        present = [Kept(m.name, m.generation, m.global_step) for _, m in found]
+        if len(present) <= description.keep_checkpoints:
+            return ()
+        warnings = []
+        for directory, manifest in found:
+            if manifest.name in self._verified:
+                break
+            if manifest.name in self._damaged:
+                continue
+            try:
+                verify(directory, manifest, self._storage)
+            except CheckpointError as error:
+                self._damaged.add(manifest.name)
+                warnings.append(f"a checkpoint is damaged: {error}")
+            else:
+                self._verified.add(manifest.name)
+                break
+        else:
+            return (*warnings, "no checkpoint is good, and none is removed")
+        for name in superfluous(
+            present,
+            description.keep_checkpoints,
+            description.keep_best,
+            scores,
+            damaged=self._damaged,
+            in_use=in_use,
+        ):
+            try:
+                remove_checkpoint(self._directory / name, self._storage)
+            except CheckpointError as error:
+                warnings.append(str(error))
+        return tuple(warnings)
 
 
 @dataclass(frozen=True)
@@ -95,15 +161,25 @@ class Chosen:
     remarks: tuple[str, ...]
 
 
-def choose_checkpoint(run_dir: Path, description: JobDescription) -> Chosen:
+def choose_checkpoint(
+    run_dir: Path,
+    description: JobDescription,
+    run_id: str | None = None,
+    refused: Mapping[str, str] | None = None,
+    storage: Storage = DISK,
+) -> Chosen:
     """The newest good checkpoint of a run, which must fit the job.
+
+    Args:
+        run_id: the run that it has to be of; None takes any.
+        refused: names of those that are not to be used, and why.
 
     Raises:
         CheckpointError: there is none.
         InvalidJob: it is of a job that differs in what training depends on; names both values.
     """
     try:
-        choice = newest_good(run_dir / CHECKPOINTS)
+        choice = newest_good(run_dir / CHECKPOINTS, run_id, refused, storage)
     except CheckpointError as error:
         raise CheckpointError(
             f"cannot resume: {error}; start again with another --run-dir"
@@ -123,10 +199,12 @@ def choose_checkpoint(run_dir: Path, description: JobDescription) -> Chosen:
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks))
 
 
-def remove_unfinished(run_dir: Path) -> None:
-    """Removes what a run that was killed had begun to write."""
-    for directory in run_dir.glob(temporary_directory("*")):
-        shutil.rmtree(directory, ignore_errors=True)
+def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
+    """Removes what a coordinator that was killed had begun to write or to remove."""
+    for name in storage.directories(run_dir / CHECKPOINTS):
+        if name.startswith(TEMPORARY):
+            with suppress(OSError):
+                storage.remove(run_dir / CHECKPOINTS / name)
 
 
 def _check_fits(directory: Path, manifest: Manifest, description: JobDescription) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from coordinator.retention import Objective
 from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
 from psrpc.process import with_malloc_settings
@@ -53,6 +54,8 @@ class JobDescription:
     placement: Placement
     needs_single_shard: str | None
     checkpoint_every: int
+    keep_checkpoints: int
+    keep_best: Objective | None
     intra_op_threads: int
     wire_dtype: WireDtype
     total_updates: int
@@ -92,6 +95,8 @@ def parse_description(text: str) -> JobDescription:
         placement=read.choice("placement", get_args(Placement)),
         needs_single_shard=document.get("needs_single_shard"),
         checkpoint_every=read.whole("checkpoint_every", 1),
+        keep_checkpoints=read.whole("keep_checkpoints", 1),
+        keep_best=_objective(document.get("keep_best")),
         intra_op_threads=document.get("intra_op_threads") or 0,
         wire_dtype=read.choice("wire_dtype", get_args(WireDtype)),
         total_updates=read.whole("total_updates", 1),
@@ -132,6 +137,15 @@ class _Reader:
                 f"the job's description has {name} = {value!r}; expected {' or '.join(choices)}"
             )
         return value
+
+
+def _objective(document: Any) -> Objective | None:
+    if document is None:
+        return None
+    try:
+        return Objective(str(document["metric"]), bool(document["lower"]))
+    except (KeyError, TypeError):
+        raise InvalidJob(f"the job's description has keep_best = {document!r}") from None
 
 
 def _variable(document: dict[str, Any]) -> VariableSpec:

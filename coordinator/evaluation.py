@@ -52,6 +52,11 @@ class Evaluations:
         """Whether no evaluation is queued or running."""
         return not self._queue
 
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """The snapshots that are still to be evaluated."""
+        return tuple(evaluation.snapshot for evaluation in self._queue)
+
     def add(self, name: str, snapshot: str, global_step: int) -> None:
         """Queues the evaluation of a snapshot that has been ordered."""
         self._queue.append(_Evaluation(name, snapshot, global_step, self._ranges))

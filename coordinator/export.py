@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.run_directory import JOB
-from coordinator.saving import CHECKPOINTS, checkpoint_name
+from coordinator.saving import CHECKPOINTS
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidJob, PsError
+from psrpc.manifest import find_checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,12 +111,13 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
         remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
         return choice.directory, choice.manifest, remarks
     if step is not None:
-        found = {path.name: path for path in checkpoints.glob("step-*")}
-        name = checkpoint_name(step)
-        if name not in found:
-            there = ", ".join(sorted(found)) or "none"
-            raise CheckpointError(f"{checkpoints} has no {name}; it has {there}")
-        source = found[name]
+        found = find_checkpoints(checkpoints)
+        there = {path: manifest.global_step for path, manifest in found.manifests}
+        # Several generations may have come as far; the newest is the first.
+        source = next((path for path, its in there.items() if its == step), source)
+        if source not in there:
+            names = ", ".join(sorted(path.name for path in there)) or "none"
+            raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}; it has {names}")
     manifest = read_manifest(source)
     verify(source, manifest)
     return source, manifest, []

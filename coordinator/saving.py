@@ -1,5 +1,7 @@
 """When a snapshot is due: checkpoints every N steps, a frozen state per epoch to evaluate, the end.
 
+A job that keeps its best checkpoint writes the states that it evaluates as well.
+
 Pure: the engine's loop is the only caller.
 """
 
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from coordinator.evaluation import Evaluations
 from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
+from psrpc.manifest import TEMPORARY
 
 CHECKPOINTS = "checkpoints"
 """Below the run directory. Load-bearing."""
@@ -19,14 +22,23 @@ FINAL = "final"
 """Name of the last evaluation."""
 
 
-def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of a global step; names sort by step."""
-    return f"step-{step:08d}"
+MAX_WRITTEN = 2
+"""Checkpoints that are written at once at most; shards take no more."""
+
+
+def checkpoint_name(step: int, generation: int = 1) -> str:
+    """The name of the checkpoint of a global step. One of a later generation never has the name of
+    an earlier one's. Load-bearing."""
+    return f"step-{step:08d}{_suffix(generation)}"
+
+
+def _suffix(generation: int) -> str:
+    return f".g{generation}" if generation > 1 else ""
 
 
 def temporary_directory(name: str) -> str:
     """Where shards write a checkpoint before it is committed, relative to the run directory."""
-    return f"{CHECKPOINTS}/.tmp-{name}"
+    return f"{CHECKPOINTS}/{TEMPORARY}{name}"
 
 
 @dataclass(slots=True)
@@ -36,8 +48,9 @@ class _Due:
 
 
 class Saving:
-    """Orders snapshots one at a time. At most one checkpoint is being written, except that a
-    round's decision never waits: the final one of a sync job goes out beside it."""
+    """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
+    except that a round's decision never waits: the final one of a sync job, and an epoch's whose
+    state is evaluated, go out beside it."""
 
     def __init__(
         self,
@@ -48,22 +61,28 @@ class Saving:
         last_epoch: int,
         evaluates: bool,
         restored_step: int | None,
+        generation: int = 1,
+        writes_epochs: bool = False,
     ) -> None:
         """``every`` is in global steps. ``restored_step`` is the step of the checkpoint that the
-        job goes on from."""
+        job goes on from. With ``writes_epochs`` the states that are evaluated are checkpoints."""
         self._snapshots = snapshots
         self._evaluations = evaluations
         self._every = every
         self._last_epoch = last_epoch
         self._evaluates = evaluates
         self._restored_step = restored_step
+        self._generation = generation
+        self._writes_epochs = writes_epochs
+        self._written_step: int | None = None
+        """Of the checkpoint that was ordered last."""
         self._due = _Due()
         self._epochs: deque[int] = deque()
         self._first: str | None = None
         self._final: str | None = None
         self._done: set[str] = set()
         if restored_step is not None:
-            self._first = checkpoint_name(restored_step)
+            self._first = self._name(restored_step)
             self._done.add(self._first)
         self.warnings: list[str] = []
 
@@ -86,7 +105,7 @@ class Saving:
         """The step-0 checkpoint, once."""
         if self._first is not None:
             return None
-        self._first = checkpoint_name(0)
+        self._first = self._name(0)
         return self._order(self._first, 0, write=True, keep=False, by_decision=False)
 
     def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:
@@ -105,20 +124,23 @@ class Saving:
         if trained and self._final is None and (by_decision or not self._snapshots.writing):
             return self._order_final(step, by_decision)
         write = self._due.checkpoint and not trained and not self._snapshots.writing
-        keep = False
+        epoch, keep = None, False
         if self._epochs and not (trained and by_decision):
-            # One place is left free for the final state.
-            keep = self._snapshots.room > 1
+            write_epoch = write
+            if self._writes_epochs and not trained and step != self._written_step:
+                busy = self._snapshots.writing
+                if busy and not by_decision and len(self._epochs) == 1:
+                    return None  # async: a little later will do
+                write_epoch = busy < (MAX_WRITTEN if by_decision else 1)
             epoch = self._epochs.popleft()
-            if not keep:
-                self.warnings.append(
-                    f"epoch {epoch} is not evaluated: the evaluations of earlier epochs still run"
-                )
+            keep = self._keeps(epoch, write_epoch)
+            write = write or (keep and write_epoch)
         if not (write or keep):
             return None
-        name = checkpoint_name(step) if write else f"epoch-{epoch}"
+        name = self._name(step) if write else f"epoch-{epoch}{_suffix(self._generation)}"
         if write:
             self._due.checkpoint = False
+            self._written_step = step
         if keep:
             self._evaluations.add(f"epoch-{epoch}", name, step)
         return self._order(name, step, write, keep, by_decision)
@@ -137,9 +159,27 @@ class Saving:
         self.warnings.append(f"snapshot {order.name} failed: {failed.reason}{lost}")
         return None
 
+    def _keeps(self, epoch: int, written: bool) -> bool:
+        """Whether the shards have room to keep an epoch's state; notes what is lost."""
+        # One place is left free for the final state.
+        if self._snapshots.room <= 1:
+            self.warnings.append(
+                f"epoch {epoch} is not evaluated: the evaluations of earlier epochs still run"
+            )
+            return False
+        if self._writes_epochs and not written:
+            self.warnings.append(
+                f"epoch {epoch} is evaluated, but cannot be kept as the best one: earlier "
+                "checkpoints are still written"
+            )
+        return True
+
+    def _name(self, step: int) -> str:
+        return checkpoint_name(step, self._generation)
+
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
         saved = step == self._restored_step
-        self._final = FINAL if saved else checkpoint_name(step)
+        self._final = FINAL + _suffix(self._generation) if saved else self._name(step)
         if saved and not self._evaluates:
             self._done.add(self._final)
             return None

@@ -60,9 +60,9 @@ class Snapshots:
         self._writing: set[str] = set()
 
     @property
-    def writing(self) -> bool:
-        """Whether a checkpoint is being written, or written and not yet committed."""
-        return bool(self._writing)
+    def writing(self) -> int:
+        """How many checkpoints are being written, or written and not yet committed."""
+        return len(self._writing)
 
     @property
     def room(self) -> int:

@@ -4,13 +4,13 @@ Only a verified manifest counts. The order of writing is: shards' files in a tem
 each fsynced, and that directory; ``manifest.json`` with their sizes and SHA-256; rename to the
 final name; fsync of the parent. A checkpoint of any number of shards loads into any other.
 
-:mod:`psrpc.shard_file` has the form of a shard's file, :mod:`psrpc.manifest` the manifest's.
+:mod:`psrpc.shard_file` has the form of a shard's file, :mod:`psrpc.manifest` the manifest's;
+:mod:`psrpc.storage` is what both are written with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ from psrpc.manifest import (
 from psrpc.plan import ArenaPlan, Plan, aligned_empty
 from psrpc.shard_file import (
     NDArray,
-    ShardFile,
+    ShardHeader,
     ShardState,
     WrittenFile,
     shard_file_name,
     write_shard_file,
 )
+from psrpc.shard_reader import ShardReader, Tensor
+from psrpc.storage import DISK, Storage
 
 __all__ = [
     "Choice",
@@ -54,67 +56,48 @@ __all__ = [
 ]
 
 
-def load_state(directory: Path, plan: Plan, shard: int) -> ShardState:
+def load_state(directory: Path, plan: Plan, shard: int, storage: Storage = DISK) -> ShardState:
     """What ``shard`` of ``plan`` takes over from a checkpoint of any number of shards.
 
-    Arrays are aligned and the caller's own. With the checkpoint's own plan, version and
-    applied-set are those of the same shard. With another one a shard gets parts of several, which
-    in async mode may be some batches apart: it takes the highest version and the batches that all
-    of them have, so that what only some have is trained again rather than lost.
+    Arrays are aligned and the caller's own. With the checkpoint's own plan only the shard's own
+    file is read, and version and applied-set are those of the same shard. With another one a shard
+    gets parts of several, which in async mode may be some batches apart: it takes the highest
+    version and the batches that all of them have, so that what only some have is trained again
+    rather than lost.
 
     Raises:
         CheckpointError: the files are damaged, or hold other variables than the plan.
     """
-    manifest = read_manifest(directory)
-    verify(directory, manifest)
+    manifest = read_manifest(directory, storage)
     _compare_variables(directory, manifest.plan, plan)
-    values = {a.name: aligned_empty(a.shard_length(shard), a.dtype) for a in plan.arenas}
-    targets = _targets(plan, shard)
-    elements: dict[str, dict[str, NDArray]] = {}
-    variables: dict[str, dict[str, NDArray]] = {}
-    scalars: dict[str, NDArray] = {}
-    filled = 0
-    with _opened(directory, manifest) as files:
-        for file in files:
-            for name, entry in file.header.entries.items():
-                if entry["kind"] == "scalar":
-                    scalars.setdefault(entry["slot"], file.read(name))
-                    continue
-                target = targets.get(entry["variable"])
-                if target is None:
-                    continue
-                arena, start, stop, offset = target
-                if entry["kind"] == "whole":
-                    variables.setdefault(entry["slot"], {})[entry["variable"]] = file.read(name)
-                    continue
-                low, high = max(start, entry["start"]), min(stop, entry["stop"])
-                if low >= high:
-                    continue
-                if entry["kind"] == "variable":
-                    array = values[arena.name]
-                    filled += high - low
-                else:
-                    array = _slot_array(elements.setdefault(entry["slot"], {}), arena, shard)
-                array[offset + low - start : offset + high - start] = file.read(name)[
-                    low - entry["start"] : high - entry["start"]
-                ]
-        headers = [file.header for file in files]
-    expected = sum(array.size for array in values.values())
-    if filled != expected:
-        raise CheckpointError(f"{directory} holds {filled} of shard {shard}'s {expected} elements")
-    if manifest.plan.hash == plan.hash:
-        headers = [h for h in headers if h.shard == shard]
+    own = manifest.plan.hash == plan.hash
+    loading = _Loading(plan, shard)
+    headers = []
+    for file in manifest.files:
+        if own and file.shard != shard:
+            continue
+        with _opened(directory, manifest, file, storage) as reader:
+            for tensor in reader:
+                loading.take(reader, tensor)
+            headers.append(reader.header)
+    expected = sum(array.size for array in loading.values.values())
+    if loading.filled != expected:
+        raise CheckpointError(
+            f"{directory} holds {loading.filled} of shard {shard}'s {expected} elements"
+        )
     return ShardState(
-        values=values,
-        elements=elements,
-        variables=variables,
-        scalars=scalars,
+        values=loading.values,
+        elements=loading.elements,
+        variables=loading.variables,
+        scalars=loading.scalars,
         version=max(h.version for h in headers),
         applied=common_applied([h.applied for h in headers]),
     )
 
 
-def load_variables(directory: Path, prefer_slot: str | None = None) -> dict[str, NDArray]:
+def load_variables(
+    directory: Path, prefer_slot: str | None = None, storage: Storage = DISK
+) -> dict[str, NDArray]:
     """Every variable whole: name -> array in its shape.
 
     Args:
@@ -124,21 +107,22 @@ def load_variables(directory: Path, prefer_slot: str | None = None) -> dict[str,
     Raises:
         CheckpointError: the files are damaged.
     """
-    manifest = read_manifest(directory)
-    verify(directory, manifest)
+    manifest = read_manifest(directory, storage)
     specs = {v.name: v for v in manifest.plan.variables}
     arrays: dict[str, dict[str, NDArray]] = {"variable": {}, "slot": {}}
     filled = dict.fromkeys(specs, 0)
-    with _opened(directory, manifest) as files:
-        for file in files:
-            for name, entry in file.header.entries.items():
-                kind = entry["kind"]
+    for file in manifest.files:
+        with _opened(directory, manifest, file, storage) as reader:
+            for tensor in reader:
+                entry, kind = tensor.entry, tensor.entry["kind"]
                 if kind not in arrays or (kind == "slot" and entry["slot"] != prefer_slot):
                     continue
+                if entry["variable"] not in specs:
+                    raise CheckpointError(f"{reader.path} has no variable {entry['variable']!r}")
                 spec = specs[entry["variable"]]
                 whole = arrays[kind].setdefault(spec.name, np.zeros(spec.size, spec.dtype))
-                whole[entry["start"] : entry["stop"]] = file.read(name)
-                filled[spec.name] += entry["stop"] - entry["start"] if kind == "variable" else 0
+                reader.fill(tensor, whole[entry["start"] : entry["stop"]])
+                filled[spec.name] += tensor.size if kind == "variable" else 0
     for name, count in filled.items():
         if count != specs[name].size:
             raise CheckpointError(
@@ -170,26 +154,79 @@ def common_applied(
     return tuple(found)
 
 
-@contextmanager
-def _opened(directory: Path, manifest: Manifest) -> Iterator[list[ShardFile]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(ShardFile(directory / f.name)) for f in manifest.files]
+class _Loading:
+    """One shard's state while it is put together."""
+
+    def __init__(self, plan: Plan, shard: int) -> None:
+        self._shard = shard
+        self._places = {
+            piece.variable.name: (arena, piece)
+            for arena in plan.arenas
+            for piece in plan.shard_slices(arena, shard)
+        }
+        self.values = {a.name: aligned_empty(a.shard_length(shard), a.dtype) for a in plan.arenas}
+        self.elements: dict[str, dict[str, NDArray]] = {}
+        self.variables: dict[str, dict[str, NDArray]] = {}
+        self.scalars: dict[str, NDArray] = {}
+        self.filled = 0
+        """Elements of ``values`` that have been read."""
+
+    def take(self, reader: ShardReader, tensor: Tensor) -> None:
+        """Reads what the shard has use for of ``tensor``. Raises CheckpointError."""
+        entry = tensor.entry
+        if entry["kind"] == "scalar":
+            self.scalars.setdefault(entry["slot"], reader.read(tensor))
+            return
+        if entry["variable"] not in self._places:
+            return
+        arena, piece = self._places[entry["variable"]]
+        if entry["kind"] == "whole":
+            slot = self.variables.setdefault(entry["slot"], {})
+            slot[entry["variable"]] = reader.read(tensor)
+            return
+        low, high = max(piece.start, entry["start"]), min(piece.stop, entry["stop"])
+        if low >= high:
+            return
+        if entry["kind"] == "variable":
+            array = self.values[arena.name]
+            self.filled += high - low
+        else:
+            array = self._slot(entry["slot"], arena)
+        at = piece.offset - piece.start
+        reader.fill(tensor, array[at + low : at + high], low - entry["start"])
+
+    def _slot(self, name: str, arena: ArenaPlan) -> NDArray:
+        slot = self.elements.setdefault(name, {})
+        if arena.name not in slot:
+            slot[arena.name] = aligned_empty(arena.shard_length(self._shard), arena.dtype)
+            slot[arena.name].fill(0)
+        return slot[arena.name]
 
 
-def _targets(plan: Plan, shard: int) -> dict[str, tuple[ArenaPlan, int, int, int]]:
-    """Variable name -> arena, first and last element on ``shard``, and where that lies in it."""
-    return {
-        piece.variable.name: (arena, piece.start, piece.stop, piece.offset)
-        for arena in plan.arenas
-        for piece in plan.shard_slices(arena, shard)
-    }
+def _opened(
+    directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage
+) -> ShardReader:
+    """A file of the checkpoint, which says itself that it is the one that the manifest means."""
+    reader = ShardReader(directory / file.name, file.nbytes, file.sha256, storage)
+    try:
+        _check_header(reader.path, reader.header, manifest, file)
+    except CheckpointError:
+        reader.close()
+        raise
+    return reader
 
 
-def _slot_array(slot: dict[str, NDArray], arena: ArenaPlan, shard: int) -> NDArray:
-    if arena.name not in slot:
-        slot[arena.name] = aligned_empty(arena.shard_length(shard), arena.dtype)
-        slot[arena.name].fill(0)
-    return slot[arena.name]
+def _check_header(path: Path, header: ShardHeader, manifest: Manifest, file: ManifestFile) -> None:
+    for name, found, expected in (
+        ("shard", header.shard, file.shard),
+        ("version", header.version, file.version),
+        ("plan_hash", header.plan_hash, manifest.plan.hash.hex()),
+        ("run_id", header.run_id, manifest.run_id),
+        ("generation", header.generation, manifest.generation),
+        ("global_step", header.global_step, manifest.global_step),
+    ):
+        if found != expected:
+            raise CheckpointError(f"{path} is of {name} {found!r}; its manifest says {expected!r}")
 
 
 def _compare_variables(directory: Path, mine: Plan, wanted: Plan) -> None:

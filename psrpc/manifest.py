@@ -1,10 +1,13 @@
-"""The manifest of a checkpoint: what makes a directory count, and which of them is used."""
+"""The manifest of a checkpoint: what makes a directory count, and which of them is used.
+
+``manifest.json`` ends with the SHA-256 of what stands before it, so that a changed byte anywhere
+in a checkpoint is found: in a shard's file by the manifest, in the manifest by itself.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,10 +15,18 @@ from typing import Any
 
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.plan import Plan
-from psrpc.shard_file import fsync_directory
+from psrpc.storage import DISK, Storage
 
-FORMAT = 1
+FORMAT = 2
+"""Of the manifest. Format 1 had no checksum, and is refused."""
+
 MANIFEST = "manifest.json"
+
+TEMPORARY = ".tmp-"
+"""What the names of directories begin with that are not checkpoints: not yet, or no more."""
+
+_SEAL = b',\n "sha256": "'
+"""What stands between what is sealed and its digest."""
 
 
 @dataclass(frozen=True)
@@ -56,46 +67,82 @@ class Manifest:
         document = {k: v for k, v in vars(self).items() if k not in ("plan", "files")}
         document["plan"] = json.loads(self.plan.to_json())
         document["files"] = [asdict(f) for f in self.files]
-        return json.dumps({"format": FORMAT, **document}, indent=1, default=dict).encode()
+        text = json.dumps({"format": FORMAT, **document}, indent=1, default=dict)
+        return _sealed(text.removesuffix("\n}").encode())
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
         """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
+        head, _, _ = data.rpartition(_SEAL)
+        if _sealed(head) != data:
+            raise ValueError(_why_unsealed(data))
         document = json.loads(data)
         if document.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
+        del document["sha256"]
         document["plan"] = Plan.from_json(json.dumps(document["plan"]).encode())
         document["files"] = tuple(ManifestFile(**f) for f in document["files"])
         return Manifest(**document)
 
 
-def commit(temporary: Path, final: Path, manifest: Manifest) -> None:
-    """Makes the shards' files in ``temporary`` a checkpoint named ``final``; both are siblings of
-    one directory or of one file system.
+def _sealed(head: bytes) -> bytes:
+    return head + _SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+
+
+def _why_unsealed(data: bytes) -> str:
+    try:
+        written = json.loads(data)["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        written = FORMAT
+    if written != FORMAT:
+        return f"its format is {written!r}; this version reads {FORMAT}"
+    return "its SHA-256 is not that of its text: it is torn, or was changed"
+
+
+def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = DISK) -> None:
+    """Makes the shards' files in ``temporary`` a checkpoint named ``final``, its sibling.
 
     Raises:
-        CheckpointError: a file is not as the manifest says, or the operating system refused.
-            Nothing is at ``final`` then.
+        CheckpointError: a file is not as the manifest says, something is at ``final`` already, or
+            the operating system refused. What is at ``final`` then is as it was, unless the last
+            step failed: the checkpoint is there, and may be gone after a power failure.
     """
-    for file in manifest.files:
-        path = temporary / file.name
-        if not path.is_file() or path.stat().st_size != file.nbytes:
-            raise CheckpointError(f"{path} is missing or has not its {file.nbytes} bytes")
     try:
-        with (temporary / MANIFEST).open("wb") as out:
-            out.write(manifest.to_json())
-            out.flush()
-            os.fsync(out.fileno())
-        fsync_directory(temporary)
-        temporary.rename(final)
-        fsync_directory(final.parent)
+        for file in manifest.files:
+            with storage.open(temporary / file.name) as opened:
+                nbytes = opened.seek(0, 2)
+            if nbytes != file.nbytes:
+                raise CheckpointError(
+                    f"{temporary / file.name} has {nbytes} bytes; expected {file.nbytes}"
+                )
+        storage.write(temporary / MANIFEST, [manifest.to_json()])
+        storage.sync(temporary)
+        storage.rename(temporary, final)
+        storage.sync(final.parent)
     except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
         raise CheckpointError(
-            f"checkpoint {final} cannot be committed: {error.strerror}"
+            f"checkpoint {final} cannot be committed: {error.strerror}{where}"
         ) from error
 
 
-def read_manifest(directory: Path) -> Manifest:
+def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:
+    """Removes a committed checkpoint. It loses its name first, so that what a crash leaves of it
+    is never taken for one that is damaged.
+
+    Raises:
+        CheckpointError: the operating system refused.
+    """
+    removed = directory.with_name(f"{TEMPORARY}{directory.name}.removed")
+    try:
+        storage.rename(directory, removed)
+        storage.sync(directory.parent)
+        storage.remove(removed)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be removed: {error.strerror}") from error
+
+
+def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
     """The manifest of a checkpoint; its files are not looked at.
 
     Raises:
@@ -103,40 +150,52 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        return Manifest.from_json(path.read_bytes())
+        with storage.open(path) as opened:
+            manifest = Manifest.from_json(opened.read())
     except FileNotFoundError:
         raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a checkpoint") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError, InvalidJob) as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
-
-
-def verify(directory: Path, manifest: Manifest) -> None:
-    """Reads every file through and compares it with the manifest.
-
-    Raises:
-        CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
-    """
     shards = sorted(f.shard for f in manifest.files)
     if shards != list(range(manifest.plan.shards)):
         raise CheckpointError(
             f"{directory} has files of shards {shards}; expected all of {manifest.plan.shards}"
         )
     for file in manifest.files:
-        path = directory / file.name
-        if path.parent != directory:
+        if (directory / file.name).parent != directory:
             raise CheckpointError(f"{directory} names a file elsewhere: {file.name!r}")
-        try:
-            nbytes = path.stat().st_size
+    return manifest
+
+
+def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
+    """Reads every file through and compares it with the manifest.
+
+    Raises:
+        CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
+    """
+    for file in manifest.files:
+        verify_file(directory, file, storage)
+
+
+def verify_file(directory: Path, file: ManifestFile, storage: Storage = DISK) -> None:
+    """Reads one file through and compares it with the manifest. Raises CheckpointError."""
+    path = directory / file.name
+    digest = hashlib.sha256()
+    buffer = bytearray(1 << 20)
+    try:
+        with storage.open(path) as opened:
+            nbytes = opened.seek(0, 2)
             if nbytes != file.nbytes:
                 raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
-            with path.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        if digest != file.sha256:
-            raise CheckpointError(f"{path} has SHA-256 {digest}; expected {file.sha256}")
+            opened.seek(0)
+            while count := opened.readinto(buffer):
+                digest.update(memoryview(buffer)[:count])
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if digest.hexdigest() != file.sha256:
+        raise CheckpointError(f"{path} has SHA-256 {digest.hexdigest()}; expected {file.sha256}")
 
 
 @dataclass(frozen=True)
@@ -148,31 +207,73 @@ class Choice:
     refused: tuple[tuple[Path, str], ...]
 
 
-def newest_good(checkpoints: Path) -> Choice:
-    """The newest verified checkpoint in a run's ``checkpoints`` directory.
+@dataclass(frozen=True)
+class Found:
+    """Whatever is in a ``checkpoints`` directory and calls itself a checkpoint: newest first the
+    manifests that can be read, and those that cannot, with the reason."""
+
+    manifests: tuple[tuple[Path, Manifest], ...]
+    refused: tuple[tuple[Path, str], ...]
+
+
+def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
+    """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
 
     Newest is the highest generation, and in it the highest global step.
 
     Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    try:
+        names = storage.directories(checkpoints)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints} cannot be read: {error.strerror}") from error
+    found: list[tuple[Path, Manifest]] = []
+    refused: list[tuple[Path, str]] = []
+    for name in names:
+        if name.startswith("."):
+            continue
+        directory = checkpoints / name
+        try:
+            manifest = read_manifest(directory, storage)
+        except CheckpointError as error:
+            refused.append((directory, str(error)))
+            continue
+        if manifest.name != name:
+            refused.append((directory, f"the manifest of {directory} is of {manifest.name}"))
+            continue
+        found.append((directory, manifest))
+    found.sort(key=lambda item: (item[1].generation, item[1].global_step), reverse=True)
+    return Found(tuple(found), tuple(refused))
+
+
+def newest_good(
+    checkpoints: Path,
+    run_id: str | None = None,
+    refused: Mapping[str, str] | None = None,
+    storage: Storage = DISK,
+) -> Choice:
+    """The newest verified checkpoint in a run's ``checkpoints`` directory.
+
+    Args:
+        run_id: the run that it has to be of; None takes any.
+        refused: names of those that are not to be used, and why.
+
+    Raises:
         CheckpointError: there is none; says what is wrong with each that is there.
     """
-    refused: list[tuple[Path, str]] = []
-    found: list[tuple[int, int, Path, Manifest]] = []
-    for directory in sorted(checkpoints.iterdir()) if checkpoints.is_dir() else ():
-        if directory.name.startswith(".") or not directory.is_dir():
-            continue
+    found = find_checkpoints(checkpoints, storage)
+    passed_over = list(found.refused)
+    for directory, manifest in found.manifests:
         try:
-            manifest = read_manifest(directory)
+            if directory.name in (refused or {}):
+                raise CheckpointError((refused or {})[directory.name])
+            if run_id is not None and manifest.run_id != run_id:
+                raise CheckpointError(f"{directory} is of run {manifest.run_id}; expected {run_id}")
+            verify(directory, manifest, storage)
         except CheckpointError as error:
-            refused.append((directory, str(error)))
+            passed_over.append((directory, str(error)))
         else:
-            found.append((manifest.generation, manifest.global_step, directory, manifest))
-    for _, _, directory, manifest in sorted(found, key=lambda f: f[:2], reverse=True):
-        try:
-            verify(directory, manifest)
-        except CheckpointError as error:
-            refused.append((directory, str(error)))
-        else:
-            return Choice(directory, manifest, tuple(refused))
-    reasons = "".join(f"; {reason}" for _, reason in refused)
+            return Choice(directory, manifest, tuple(passed_over))
+    reasons = "".join(f"; {reason}" for _, reason in passed_over)
     raise CheckpointError(f"no good checkpoint in {checkpoints}{reasons}")

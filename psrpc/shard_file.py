@@ -4,14 +4,13 @@ Tensor names are ``variable/NAME`` (the shard's slice of a variable, flat), ``sl
 same elements of an optimizer slot), ``whole/SLOT/NAME`` (a slot of another shape than its
 variable) and ``scalar/NAME``. Where a slice lies in its variable stands in the metadata, under the
 key ``psrpc``, as JSON; names are labels and never parsed. All of it is load-bearing.
+:mod:`psrpc.shard_reader` reads them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +18,17 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from psrpc.errors import CheckpointError
 from psrpc.plan import Plan
+from psrpc.storage import DISK, Storage
 
 NDArray = npt.NDArray[Any]
 
 FORMAT = 1
 METADATA_KEY = "psrpc"
 
-_DTYPES = {
+DTYPES = {
     "float32": "F32",
     "float64": "F64",
     "int64": "I64",
@@ -112,11 +111,13 @@ def write_shard_file(
     run_id: str,
     generation: int,
     global_step: int,
+    storage: Storage = DISK,
 ) -> WrittenFile:
     """Writes and fsyncs the file and then its directory; arrays are not copied.
 
     Raises:
-        CheckpointError: the operating system refused; the file may be there in part.
+        CheckpointError: the operating system refused; the file may be there in part. It is not
+            written again: the next checkpoint has files of its own.
     """
     tensors: list[tuple[str, Entry, NDArray]] = list(_tensors(plan, shard, state))
     header = {
@@ -135,70 +136,20 @@ def write_shard_file(
     at = 0
     for name, _, array in tensors:
         document[name] = {
-            "dtype": _DTYPES[array.dtype.name],
+            "dtype": DTYPES[array.dtype.name],
             "shape": list(array.shape),
             "data_offsets": [at, at + array.nbytes],
         }
         at += array.nbytes
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
+    head: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
     try:
-        with path.open("wb", buffering=0) as file:
-            nbytes = 0
-            head: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
-            for piece in itertools.chain(head, (_bytes(a) for *_, a in tensors)):
-                digest.update(piece)
-                nbytes += _write_all(file.fileno(), piece)
-            os.fsync(file.fileno())
-        fsync_directory(path.parent)
+        written = storage.write(path, itertools.chain(head, (_bytes(a) for *_, a in tensors)))
+        storage.sync(path.parent)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
-    return WrittenFile(path.name, nbytes, digest.hexdigest())
-
-
-def fsync_directory(path: Path) -> None:
-    """Makes the names in a directory last. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-class ShardFile:
-    """An open file, to be read tensor by tensor; a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises CheckpointError when it is not a file of this format."""
-        self.path = path
-        try:
-            opener: Any = safe_open  # it has no types
-            self._file = opener(str(path), framework="np")
-            document = json.loads((self._file.metadata() or {})[METADATA_KEY])
-            if document["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{path} has format {document['format']}; this version reads {FORMAT}"
-                )
-            del document["format"]
-            self.header = ShardHeader(**document)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a shard's file: {error}") from error
-
-    def __enter__(self) -> ShardFile:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.__exit__(None, None, None)
-
-    def read(self, name: str) -> NDArray:
-        """A tensor, as a new array."""
-        try:
-            array: NDArray = self._file.get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{self.path} lacks tensor {name!r}: {error}") from error
-        return array
+    return WrittenFile(path.name, written.nbytes, written.sha256)
 
 
 def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, Entry, NDArray]]:
@@ -261,11 +212,3 @@ def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, E
 def _bytes(array: NDArray) -> memoryview:
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).data if flat.size else memoryview(b"")
-
-
-def _write_all(handle: int, data: bytes | memoryview) -> int:
-    view = memoryview(data)
-    written = 0
-    while written < len(view):
-        written += os.write(handle, view[written:])
-    return written

@@ -8,12 +8,13 @@ fsync failures?", USENIX ATC 2020).
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Storage(Protocol):
     def remove(self, directory: Path) -> None:
         """Removes a directory with all that it holds."""
 
-    def open(self, path: Path) -> BinaryIO:
+    def open(self, path: Path) -> io.BufferedIOBase:
         """Opens a file to be read."""
 
     def directories(self, path: Path) -> list[str]:
@@ -93,7 +94,7 @@ class Disk:
         """See :class:`Storage`."""
         shutil.rmtree(directory)
 
-    def open(self, path: Path) -> BinaryIO:
+    def open(self, path: Path) -> io.BufferedIOBase:
         """See :class:`Storage`."""
         return path.open("rb")
 

@@ -20,6 +20,7 @@ from psrpc.errors import InvalidJob
 from psrpc.plan import Plan, VariableSpec, make_plan
 from worker.data import Batch, check_count, map_arrays
 from worker.job import Job
+from worker.keep_best import parse_keep_best
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
@@ -96,6 +97,8 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "placement": placement_for(optimizer, variables),
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,
+        "keep_checkpoints": job.keep_checkpoints,
+        "keep_best": _describe_keep_best(job, metrics),
         "intra_op_threads": job.intra_op_threads,
         "wire_dtype": job.wire_dtype,
         "compression": job.compression,
@@ -103,6 +106,19 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "total_updates": job.total_updates(),
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
     }
+
+
+def _describe_keep_best(job: Job, metrics: Sequence[str]) -> dict[str, Any] | None:
+    if job.keep_best is None:
+        return None
+    name, direction = parse_keep_best(job.keep_best)
+    known = ["loss", *metrics]
+    if name not in known:
+        raise InvalidJob(
+            f"keep_best is {job.keep_best!r}, but evaluations have no {name!r}; they have "
+            f"{', '.join(known)}"
+        )
+    return {"metric": name, "lower": direction == "min"}
 
 
 def _check_replicas(job: Job) -> None:

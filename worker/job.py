@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from psrpc.batch import batches_per_epoch
 from psrpc.errors import InvalidJob
 from worker.data import DataSource
+from worker.keep_best import parse_keep_best
 
 if TYPE_CHECKING:
     import keras
@@ -59,6 +60,11 @@ class Job:
         engine: who updates the parameters: ``keras`` runs any built-in Keras optimizer,
             ``numpy`` SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the shards.
         checkpoint_every: global steps from one checkpoint to the next.
+        keep_checkpoints: how many of the newest checkpoints stay; older ones are removed.
+        keep_best: keep the checkpoint that an evaluation found best as well: ``"max:accuracy"``,
+            ``"min:loss"``, or the bare name of a result that has accuracy, auc, precision or recall
+            in it (more is better), or loss, error or crossentropy (less is). With it the state
+            that each epoch is evaluated on is written as a checkpoint.
         intra_op_threads: threads of one TensorFlow operation in a worker. Gradients are the same
             bits only where this is pinned; None leaves it to TensorFlow.
         wire_dtype: what float32 parameters and their gradients are rounded to on their way between
@@ -92,13 +98,15 @@ class Job:
     init_from: str | Path | None = None
     engine: Engine = "keras"
     checkpoint_every: int = 1000
+    keep_checkpoints: int = 5
+    keep_best: str | None = None
     intra_op_threads: int | None = None
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
     topk: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "checkpoint_every"):
+        for name in ("batch_size", "epochs", "checkpoint_every", "keep_checkpoints"):
             _check_integer(name, getattr(self, name), 1)
         _check_integer("seed", self.seed, 0)
         for name in ("replicas", "intra_op_threads"):
@@ -135,6 +143,12 @@ class Job:
                 raise InvalidJob(
                     f"metrics contains {_show(metric)}; expected names of Keras metrics, metrics "
                     "or functions that make one"
+                )
+        if self.keep_best is not None:
+            parse_keep_best(self.keep_best)
+            if self.eval is None:
+                raise InvalidJob(
+                    f"keep_best is {self.keep_best!r}, but eval is None; nothing is evaluated"
                 )
         _check_source("train", self.train)
         if self.eval is not None:

@@ -51,6 +51,8 @@ def description_json(**changes: Any) -> dict[str, Any]:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 1000,
+        "keep_checkpoints": 5,
+        "keep_best": None,
         "intra_op_threads": None,
         "wire_dtype": "float32",
         "total_updates": 6,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 
 from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
 from coordinator.description import JobDescription
+from coordinator.saving import checkpoint_name, temporary_directory
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.storage import Disk
 from tests.coordinator.parts import describe, make_run
 
 
@@ -22,13 +25,17 @@ def job(**changes: Any) -> JobDescription:
 
 def write(run_dir: Path, step: int, generation: int = 1, **changes: Any) -> Path:
     """Commits a checkpoint whose one file holds three bytes."""
-    checkpoints = Checkpoints(make_run(run_dir, generation=generation, **changes))
-    name = f"step-{step:08d}"
-    order = SnapshotOrder(name, step, True, False, f"checkpoints/.tmp-{name}")
+    return commit(Checkpoints(make_run(run_dir, **changes)), run_dir, step, generation)
+
+
+def commit(checkpoints: Checkpoints, run_dir: Path, step: int, generation: int = 1) -> Path:
+    """Orders, writes and commits one."""
+    name = checkpoint_name(step, generation)
+    order = SnapshotOrder(name, step, True, False, temporary_directory(name))
     checkpoints.prepare(order)
     (run_dir / order.directory / "a").write_bytes(b"abc")
     file = ShardFile(0, step, "a", 3, hashlib.sha256(b"abc").hexdigest())
-    checkpoints.commit(Taken(order, (file,)))
+    checkpoints.commit(Taken(order, (file,)), generation)
     return run_dir / "checkpoints" / name
 
 
@@ -43,11 +50,26 @@ def test_the_newest_good_one_is_chosen_and_the_damaged_one_named(tmp_path: Path)
     assert "step-00000200" in chosen.remarks[0]
 
 
-def test_a_damaged_checkpoint_of_the_same_name_is_replaced(tmp_path: Path) -> None:
+def test_a_later_generation_is_newer_and_writes_over_nothing(tmp_path: Path) -> None:
     write(tmp_path, 100)
-    (write(tmp_path, 200) / "a").write_bytes(b"ab")
+    damaged = write(tmp_path, 200)
+    (damaged / "a").write_bytes(b"ab")
     write(tmp_path, 200, generation=2)
-    assert choose_checkpoint(tmp_path, job()).restored.global_step == 200
+    chosen = choose_checkpoint(tmp_path, job())
+    assert (chosen.restored.name, chosen.generation) == ("step-00000200.g2", 2)
+    assert damaged.is_dir()
+    write(tmp_path, 150, generation=3)
+    assert choose_checkpoint(tmp_path, job()).restored.name == "step-00000150.g3"
+
+
+def test_one_that_a_shard_could_not_load_is_not_chosen_again(tmp_path: Path) -> None:
+    write(tmp_path, 100)
+    newest = write(tmp_path, 200)
+    chosen = choose_checkpoint(tmp_path, job(), "r1", {newest.name: "shard 1 cannot read it"})
+    assert chosen.restored.global_step == 100
+    assert chosen.remarks == ("passed over step-00000200: shard 1 cannot read it",)
+    with pytest.raises(CheckpointError, match="step-00000200 is of run r1; expected r2"):
+        choose_checkpoint(tmp_path, job(), "r2")
 
 
 @pytest.mark.parametrize(
@@ -91,3 +113,79 @@ def test_only_what_was_never_finished_is_removed(tmp_path: Path) -> None:
 def test_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot resume: no good checkpoint"):
         choose_checkpoint(tmp_path, job())
+
+
+def names(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+class Space(Disk):
+    """A disk that says itself how much is free, and may refuse to remove anything."""
+
+    def __init__(self, free: int = 1 << 30, stuck: bool = False) -> None:
+        self._free = free
+        self._stuck = stuck
+
+    def free(self, path: Path) -> int:
+        return self._free
+
+    def remove(self, directory: Path) -> None:
+        if self._stuck:
+            raise OSError(errno.EIO, "Input/output error")
+        super().remove(directory)
+
+
+def test_a_checkpoint_that_would_fill_the_disk_is_not_begun(tmp_path: Path) -> None:
+    # 72 float32 parameters.
+    for free, fits in ((64 * 1024 + 288, True), (64 * 1024 + 287, False)):
+        checkpoints = Checkpoints(make_run(tmp_path), Space(free))
+        order = SnapshotOrder(f"s{free}", 1, True, False, f"checkpoints/.tmp-s{free}")
+        if fits:
+            checkpoints.prepare(order)
+        else:
+            with pytest.raises(CheckpointError, match=r"65823 bytes are free; .*takes about 288"):
+                checkpoints.prepare(order)
+        assert (tmp_path / order.directory).exists() == fits
+
+
+def test_the_newest_stay_and_the_best_of_those_that_were_evaluated(tmp_path: Path) -> None:
+    run = make_run(tmp_path, keep_checkpoints=2, keep_best={"metric": "loss", "lower": True})
+    checkpoints = Checkpoints(run)
+    scores = {(1, 10): 0.5, (1, 20): 0.25, (1, 30): 0.75}
+    for step in (10, 20, 30, 40, 50, 60):
+        commit(checkpoints, tmp_path, step)
+        assert checkpoints.retain(scores, in_use=["step-00000030"]) == ()
+    assert names(tmp_path) == [f"step-{step:08d}" for step in (20, 30, 50, 60)]
+    assert checkpoints.retain({(1, 50): 0.125}) == ()
+    assert names(tmp_path) == ["step-00000050", "step-00000060"]
+
+
+def test_nothing_is_removed_before_the_newest_has_been_read_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(make_run(tmp_path, keep_checkpoints=1))
+    old = commit(checkpoints, tmp_path, 10)
+    damaged = commit(checkpoints, tmp_path, 20)
+    (damaged / "a").write_bytes(b"abd")
+    warnings = checkpoints.retain({})
+    assert len(warnings) == 1
+    assert "a checkpoint is damaged" in warnings[0]
+    assert old.is_dir()
+    assert checkpoints.retain({}) == ()
+    (old / "a").write_bytes(b"abd")
+    assert checkpoints.retain({}) == ()  # it was good when it was read
+    assert Checkpoints(make_run(tmp_path, keep_checkpoints=1)).retain({})[-1] == (
+        "no checkpoint is good, and none is removed"
+    )
+    commit(checkpoints, tmp_path, 30)
+    assert checkpoints.retain({}) == ()
+    assert names(tmp_path) == ["step-00000030"]
+
+
+def test_what_cannot_be_removed_is_a_warning_and_gone_at_the_next_start(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(make_run(tmp_path, keep_checkpoints=1), Space(stuck=True))
+    for step in (10, 20):
+        commit(checkpoints, tmp_path, step)
+    (warning,) = checkpoints.retain({})
+    assert "step-00000010 cannot be removed: Input/output error" in warning
+    assert choose_checkpoint(tmp_path, job()).remarks == ()
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["step-00000020"]

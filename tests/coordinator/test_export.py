@@ -11,6 +11,7 @@ import pytest
 
 from coordinator import export
 from coordinator.export import find_source
+from coordinator.saving import checkpoint_name
 from psrpc.checkpoint import Manifest, ManifestFile, commit
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.plan import VariableSpec, make_plan
@@ -35,16 +36,16 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
-def add_checkpoint(run_dir: Path, step: int, job_sha256: str) -> None:
+def add_checkpoint(run_dir: Path, step: int, job_sha256: str, generation: int = 1) -> None:
     temporary = run_dir / "checkpoints" / f".tmp-{step}"
     temporary.mkdir()
     content = str(step).encode()
     (temporary / "shard-0").write_bytes(content)
     manifest = Manifest(
         run_id="r",
-        name=f"step-{step:08d}",
+        name=checkpoint_name(step, generation),
         global_step=step,
-        generation=1,
+        generation=generation,
         policy=1,
         mode="async",
         replicas=0,
@@ -83,9 +84,11 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(run_dir: Path) -> None:
 
 def test_one_step_of_a_run(run_dir: Path) -> None:
     assert find_source(run_dir, step=0, job=None).global_step == 0
+    add_checkpoint(run_dir, 500, "00", generation=2)
+    assert find_source(run_dir, step=500, job=None).checkpoint.name == "step-00000500.g2"
     with pytest.raises(
         CheckpointError,
-        match=r"has no step-00000007; it has step-00000000, step-00000500, step-00001000$",
+        match=r"has no checkpoint of step 7; it has step-00000000, .*00500, .*00500\.g2, .*01000$",
     ):
         find_source(run_dir, step=7, job=None)
 

@@ -15,7 +15,14 @@ from psrpc.errors import InvalidArgument
 class Parts:
     """A Saving with what it works on."""
 
-    def __init__(self, shards: int = 1, evaluates: bool = True, restored: int | None = None):
+    def __init__(
+        self,
+        shards: int = 1,
+        evaluates: bool = True,
+        restored: int | None = None,
+        generation: int = 1,
+        writes_epochs: bool = False,
+    ):
         self.snapshots = Snapshots(shards)
         self.evaluations = Evaluations(10 if evaluates else 0, 10)
         self.saving = Saving(
@@ -25,6 +32,8 @@ class Parts:
             last_epoch=4,
             evaluates=evaluates,
             restored_step=restored,
+            generation=generation,
+            writes_epochs=writes_epochs,
         )
 
     def finish(self, order: SnapshotOrder | None) -> None:
@@ -122,6 +131,63 @@ def test_a_job_resumed_at_its_end_writes_nothing_twice(evaluates: bool) -> None:
     else:
         assert final is None
     assert saving.final_saved
+
+
+def test_names_of_a_later_generation_are_its_own() -> None:
+    saving = (parts := Parts(restored=20, generation=3)).saving
+    saving.stepped(20, 27, [1])
+    epoch = saving.next_order(27, False)
+    assert epoch == order("epoch-1.g3", 27, False, True)
+    saving.stepped(27, 30, [])
+    written = saving.next_order(30, False)
+    assert written == order("step-00000030.g3", 30, True, False)
+    parts.finish(written)
+    assert Parts(restored=20, generation=3).saving.next_order(20, True) == order(
+        "final.g3", 20, False, True
+    )
+
+
+@pytest.mark.parametrize("by_decision", [False, True])
+def test_the_best_can_be_kept_only_if_every_evaluated_state_is_written(by_decision: bool) -> None:
+    saving = (parts := Parts(writes_epochs=True)).saving
+    saving.stepped(0, 7, [0])
+    first = saving.next_order(7, False, by_decision)
+    assert first == order("step-00000007", 7, True, True)
+    assert parts.evaluations.snapshots == ("step-00000007",)
+    assert saving.next_order(7, False, by_decision) is None
+    saving.stepped(7, 9, [1])
+    second = saving.next_order(9, False, by_decision)
+    # A decision does not wait, and it has the state of the very round.
+    assert second == (order("step-00000009", 9, True, True) if by_decision else None)
+    parts.finish(first)
+    if not by_decision:
+        second = saving.next_order(11, False)
+        assert second == order("step-00000011", 11, True, True)
+    parts.finish(second)
+    assert saving.warnings == []
+
+
+def test_an_epoch_that_cannot_be_written_is_evaluated_all_the_same() -> None:
+    saving = Parts(writes_epochs=True).saving
+    saving.stepped(0, 10, [])
+    assert saving.next_order(10, False, True) == order("step-00000010", 10, True, False)
+    saving.stepped(10, 17, [0])
+    assert saving.next_order(17, False, True) == order("step-00000017", 17, True, True)
+    saving.stepped(17, 18, [1])
+    assert saving.next_order(18, False, True) == order("epoch-1", 18, False, True)
+    assert saving.warnings == [
+        "epoch 1 is evaluated, but cannot be kept as the best one: earlier checkpoints are still "
+        "written"
+    ]
+
+
+def test_no_checkpoint_is_written_twice_at_one_step() -> None:
+    saving = (parts := Parts(writes_epochs=True)).saving
+    saving.stepped(0, 10, [0, 1])
+    both = saving.next_order(10, False)
+    assert both == order("step-00000010", 10, True, True)
+    parts.finish(both)
+    assert saving.next_order(10, False) == order("epoch-1", 10, False, True)
 
 
 def test_a_failure_is_a_warning_unless_it_is_of_the_first_or_final_state() -> None:

@@ -83,6 +83,8 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 9,
+        "keep_checkpoints": 5,
+        "keep_best": None,
         "intra_op_threads": None,
         "wire_dtype": "float32",
         "compression": None,
@@ -91,6 +93,14 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "metrics": ["loss", "accuracy"],
     }
     assert optimizer["class_name"] == "SGD"
+
+
+def test_what_is_kept_is_told() -> None:
+    document = described(keep_checkpoints=2, keep_best="accuracy", eval=classes(20))
+    assert document["keep_checkpoints"] == 2
+    assert document["keep_best"] == {"metric": "accuracy", "lower": False}
+    with pytest.raises(InvalidJob, match=r"evaluations have no 'auc'; they have loss, accuracy$"):
+        described(keep_best="auc", eval=classes(20))
 
 
 def test_how_tensors_travel_is_told() -> None:

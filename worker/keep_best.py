@@ -1,0 +1,37 @@
+"""What ``Job.keep_best`` means: a result of evaluations, and which way of it is better."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from psrpc.errors import InvalidJob
+
+Direction = Literal["min", "max"]
+
+_LESS = ("loss", "error", "crossentropy")
+_MORE = ("accuracy", "auc", "precision", "recall")
+"""Parts of the names of Keras metrics that say which way is better."""
+
+
+def parse_keep_best(text: object) -> tuple[str, Direction]:
+    """The name of the result and the direction in which it gets better.
+
+    Raises:
+        InvalidJob: no name, or one of which the direction is not known.
+    """
+    if not isinstance(text, str):
+        raise InvalidJob(
+            f"keep_best is {text!r} ({type(text).__name__}); expected a name like 'min:loss'"
+        )
+    direction, colon, name = text.partition(":")
+    if colon and direction in ("min", "max") and name:
+        return name, "min" if direction == "min" else "max"
+    less = any(part in text for part in _LESS)
+    more = any(part in text for part in _MORE)
+    if colon or not text or less == more:
+        plain = text.rpartition(":")[2] or "accuracy"
+        raise InvalidJob(
+            f"keep_best is {text!r}; say in which direction it gets better: "
+            f"'max:{plain}' or 'min:{plain}'"
+        )
+    return text, "min" if less else "max"
