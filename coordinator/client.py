@@ -12,10 +12,19 @@ import grpc
 from google.protobuf.message import Message
 
 from psrpc.channel import open_channel
-from psrpc.errors import CoordinatorUnreachable, DeadlinePassed, PsError, Unreachable
+from psrpc.errors import (
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    NotReady,
+    OutcomeUnknown,
+    PsError,
+    Unreachable,
+)
+from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.status import error_from_rpc
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from psrpc.waiting import Announcer
 
 CALL_S = 10.0
 """Deadline of a call that the coordinator answers at once."""
@@ -27,7 +36,10 @@ WATCH_S = 600.0
 """A command stream ends by itself after this time; its owner opens the next one."""
 
 RETRY_S = 1.0
-"""Pause between two tries to reach the coordinator."""
+"""Longest pause between two tries to reach the coordinator."""
+
+FIRST_RETRY_S = 0.05
+"""The first such pause."""
 
 ANNOUNCE_S = 3.0
 """Pause between two words on what is awaited."""
@@ -85,8 +97,6 @@ class CoordinatorClient:
         self._channel = open_channel(address)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._closed = False
-        self._lock = threading.Lock()
-        self._received = 0  # guarded by _lock
 
     def __enter__(self) -> CoordinatorClient:
         return self
@@ -134,33 +144,26 @@ class CoordinatorClient:
         """Raises JobMismatch, which names both hashes or both versions."""
         return self._call(self._stub.RegisterWorker, request, pb.RegisterWorkerResponse, CALL_S)
 
-    def heartbeat_worker(self, request: pb.HeartbeatWorkerRequest) -> pb.HeartbeatWorkerResponse:
+    def heartbeat_worker(
+        self, request: pb.HeartbeatWorkerRequest, deadline_s: float = CALL_S
+    ) -> pb.HeartbeatWorkerResponse:
         """A sign of life; never refused, see its response."""
-        return self._call(self._stub.HeartbeatWorker, request, pb.HeartbeatWorkerResponse, CALL_S)
+        return self._call(
+            self._stub.HeartbeatWorker, request, pb.HeartbeatWorkerResponse, deadline_s
+        )
 
     def get_cluster(self, request: pb.GetClusterRequest) -> pb.GetClusterResponse:
         """Raises NotReady (names the missing shards) after a few seconds: ask again."""
         return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, POLL_S)
 
     def lease_work(self, request: pb.LeaseWorkRequest) -> pb.LeaseWorkResponse:
-        """Asks for work. ``request.received`` is filled in unless it is set, so a worker may ask
-        for its next task while it runs the present one, and gets again what was lost on the way.
+        """Asks for work. With ``request.received`` a worker may ask for its next task while it runs
+        the present one, and gets again what was lost on the way.
 
         Raises:
             StaleGeneration: get the cluster again, pull, and ask again.
         """
-        if not request.HasField("received"):
-            with self._lock:
-                received = self._received
-            # The caller keeps its message as it made it.
-            filled = pb.LeaseWorkRequest(received=received)
-            filled.MergeFrom(request)
-            request = filled
-        response = self._call(self._stub.LeaseWork, request, pb.LeaseWorkResponse, POLL_S)
-        newest = max((a.attempt for a in response.lease.train.batches), default=0)
-        with self._lock:
-            self._received = max(self._received, newest)
-        return response
+        return self._call(self._stub.LeaseWork, request, pb.LeaseWorkResponse, POLL_S)
 
     def commit_batch(self, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
         """Commits an attempt of the open round and brings the next lease."""
@@ -170,9 +173,11 @@ class CoordinatorClient:
         """Raises InvalidArgument (a result that does not fit what was leased)."""
         return self._call(self._stub.ReportWork, request, pb.ReportWorkResponse, CALL_S)
 
-    def leave_worker(self, request: pb.LeaveWorkerRequest) -> pb.LeaveWorkerResponse:
+    def leave_worker(
+        self, request: pb.LeaveWorkerRequest, deadline_s: float = CALL_S
+    ) -> pb.LeaveWorkerResponse:
         """Gives the worker's leases back."""
-        return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, CALL_S)
+        return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, deadline_s)
 
     def get_job_status(self) -> pb.GetJobStatusResponse:
         """Everything a person wants to know."""
@@ -186,6 +191,7 @@ class CoordinatorClient:
         connect_timeout_s: float,
         announce: Callable[[str], object],
         stopped: threading.Event | None = None,
+        effect: str = "",
     ) -> Result:
         """Repeats ``call`` while the coordinator cannot be reached.
 
@@ -194,31 +200,41 @@ class CoordinatorClient:
             connect_timeout_s: how long to try.
             announce: gets a line every 3 s that says what is awaited.
             stopped: set it from elsewhere to give up at once.
+            effect: what an answer that never came leaves open, where that matters to the caller.
 
         Raises:
+            OutcomeUnknown: it did not answer in time, and ``effect`` may have happened.
             CoordinatorUnreachable: it did not answer in time; names the address and the fix.
             PsError: whatever else ``call`` raises.
         """
-        stopped = stopped or threading.Event()
-        began = time.monotonic()
-        said = began
-        while True:
-            try:
-                return call()
-            except (CoordinatorUnreachable, DeadlinePassed):
-                now = time.monotonic()
-            if now - began >= connect_timeout_s or stopped.is_set():
-                raise CoordinatorUnreachable(
-                    f"no coordinator answers at {self.address} (tried for {now - began:.0f} s); "
-                    "start `coordinator serve` there, or say --coordinator HOST:PORT"
+
+        def say(_reason: str, waited_s: float) -> None:
+            announce(
+                f"waiting for the coordinator at {self.address} "
+                f"({waited_s:.0f} of {connect_timeout_s:.0f} s)"
+            )
+
+        def give_up(tries: GaveUp) -> PsError:
+            if effect and tries.sent:
+                return OutcomeUnknown(
+                    f"the coordinator at {self.address} has not answered {effect}, so whether that "
+                    f"counts is not known; doing it again is safe ({tries})"
                 )
-            if now - said >= ANNOUNCE_S:
-                announce(
-                    f"waiting for the coordinator at {self.address} "
-                    f"({now - began:.0f} of {connect_timeout_s:.0f} s)"
-                )
-                said = now
-            stopped.wait(min(RETRY_S, max(0.0, connect_timeout_s - (now - began))))
+            return CoordinatorUnreachable(
+                f"no coordinator answers at {self.address} (tried for {tries.spent_s:.0f} s); "
+                "start `coordinator serve` there, or say --coordinator HOST:PORT"
+            )
+
+        announcer = Announcer(say, ANNOUNCE_S)
+        return persist(
+            call,
+            RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
+            give_up,
+            stop=stopped or threading.Event(),
+            announce=lambda reason: announcer.waiting(reason, time.monotonic()),
+            # One that answers is there; what it waits for is the caller's to know.
+            again=lambda error: error.retryable and not isinstance(error, NotReady),
+        )
 
     def _call(
         self, method: Any, request: Message, expected: type[Response], timeout_s: float
@@ -241,4 +257,8 @@ class CoordinatorClient:
 def _typed(error: grpc.RpcError, address: str) -> PsError:
     """The error of a call, a broken connection being the coordinator's."""
     typed = error_from_rpc(error, f"coordinator at {address}")
-    return CoordinatorUnreachable(str(typed)) if isinstance(typed, Unreachable) else typed
+    if not isinstance(typed, Unreachable):
+        return typed
+    unreachable = CoordinatorUnreachable(str(typed))
+    unreachable.sent = typed.sent
+    return unreachable

@@ -15,14 +15,14 @@ from pserver import wire
 from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
 from pserver.exchanger import Exchanger, Target
 from pserver.requests import PushResult
-from pserver.retry import RetryPolicy, persist
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.channel import open_channel
 from psrpc.codec import encode_stream
 from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.errors import InvalidArgument
+from psrpc.errors import InvalidArgument, NotReady, OutcomeUnknown, PsError, ShardUnreachable
 from psrpc.plan import Plan
+from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -78,8 +78,9 @@ class ShardClient:
     all shards work side by side on the same arrays. Every call has a deadline, is safe to repeat
     and is repeated, within the budget of ``retry``, while the shard does not answer or waits for
     something. Errors are the classes that the shard raised; when the budget is used up,
-    ``ShardUnreachable`` or, if the shard answered that it waits, ``NotReady``. After an error the
-    shard's part of ``into`` may hold anything.
+    ``OutcomeUnknown`` of a push that may have arrived, otherwise ``NotReady`` if the shard answered
+    that it waits, or ``ShardUnreachable``. After an error the shard's part of ``into`` may hold
+    anything.
 
     With a ``workspace`` that is shared memory, and a shard that can attach it, tensors stay there.
     An exchange that is not answered then raises ``SegmentLost``: the shard may still be at it. So
@@ -147,6 +148,10 @@ class ShardClient:
         """Whether the tensors of the last exchange could stay in shared memory."""
         return self._exchanger.attached
 
+    def cancel(self) -> None:
+        """Ends the exchange that is under way, if there is one, as if its connection had broken."""
+        self._exchanger.cancel()
+
     def close(self) -> None:
         """Closes the connection; calls in flight fail."""
         self._exchanger.close()
@@ -203,7 +208,7 @@ class ShardClient:
             request.round = source
         else:
             request.snapshot = source
-        answer = self._exchange(pb.ExchangeHeader(pull=request), None, into)
+        answer = self._exchange(pb.ExchangeHeader(pull=request), into)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
     def push(self, fence: types.Fence, push: Push) -> PushResult:
@@ -212,10 +217,11 @@ class ShardClient:
         Raises:
             RoundPassed: the round it was computed for has been decided.
             StaleGeneration: get the cluster again.
+            OutcomeUnknown: the shard did not answer.
             ResourceExhausted: two attempts of the micro-batch are staged already.
         """
         header = pb.ExchangeHeader(push=self._push_header(fence, push))
-        return wire.from_push_result(self._exchange(header, push.gradients, None).push)
+        return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
         self, fence: types.Fence, push: Push, into: Arrays
@@ -224,7 +230,7 @@ class ShardClient:
         header = pb.ExchangeHeader(
             push=self._push_header(fence, push), pull=pb.PullRequest(newest=True)
         )
-        answer = self._exchange(header, push.gradients, into)
+        answer = self._exchange(header, into, push)
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
 
@@ -236,8 +242,20 @@ class ShardClient:
         except grpc.RpcError as error:
             raise error_from_rpc(error, self.peer) from None
 
-    def _persist(self, call: Callable[[], Result]) -> Result:
-        return persist(call, self.peer, self._retry, stop=self._stop, announce=self.announce)
+    def _persist(self, call: Callable[[], Result], batch: BatchId | None = None) -> Result:
+        """``call`` with its repetitions; ``batch`` is what it pushes."""
+
+        def give_up(tries: GaveUp) -> PsError:
+            if batch is not None and tries.sent:
+                return OutcomeUnknown(
+                    f"{self.peer} has not answered the push of {batch}, so whether it has the batch"
+                    f" is not known; pushing it again is safe ({tries})"
+                )
+            if isinstance(tries.last, NotReady):
+                return tries.last
+            return ShardUnreachable(f"{self.peer} did not answer {tries}")
+
+        return persist(call, self._retry, give_up, stop=self._stop, announce=self.announce)
 
     def _push_header(self, fence: types.Fence, push: Push) -> pb.PushHeader:
         return pb.PushHeader(
@@ -260,14 +278,15 @@ class ShardClient:
         return self._extent_messages
 
     def _exchange(
-        self, header: pb.ExchangeHeader, gradient: Gradient | None, into: Arrays | None
+        self, header: pb.ExchangeHeader, into: Arrays | None, push: Push | None = None
     ) -> pb.ExchangeAnswer:
         header.patience_ms = self._patience_ms
         target = None
         if into is not None:
             target = self._target(into)
             header.pull.encoding = wire.to_encoding(target.encoding)
-        return self._persist(lambda: self._exchanger.carry_out(header, gradient, target))
+        gradient, batch = (push.gradients, push.batch) if push is not None else (None, None)
+        return self._persist(lambda: self._exchanger.carry_out(header, gradient, target), batch)
 
     def _target(self, into: Arrays) -> Target:
         """The shard's part of ``into``; worked out once, since a worker has two such mappings."""

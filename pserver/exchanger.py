@@ -89,6 +89,10 @@ class Exchanger:
         """Ends the session; an exchange that is under way fails, and so does every later one."""
         self._closed = True
         # Read after that: whoever opens a session looks at the flag afterwards.
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the session; an exchange that is under way fails, the next one opens another."""
         session = self._session
         if session is not None:
             session.close()
@@ -190,7 +194,7 @@ class Exchanger:
 
     def _standing(self) -> Session:
         session = self._session
-        if session is not None and not session.aged:
+        if session is not None and session.usable:
             return session
         self._end_session()
         try:

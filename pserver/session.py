@@ -20,8 +20,8 @@ PATH = f"/{wire.SERVICE}/Exchange"
 class Session:
     """A standing call. One thread uses it at a time, one exchange after another.
 
-    The call's own deadline is ``2 * deadline_s``. Whoever begins no exchange once the session has
-    :attr:`aged` gives every exchange at least ``deadline_s``, without a clock of its own.
+    The call's own deadline is ``2 * deadline_s``. Whoever begins an exchange only while the session
+    is :attr:`usable` gives every exchange at least ``deadline_s``, without a clock of its own.
     """
 
     def __init__(self, channel: grpc.Channel, peer: str, deadline_s: float) -> None:
@@ -35,9 +35,10 @@ class Session:
         """Whether the shard has attached this worker's segment."""
 
     @property
-    def aged(self) -> bool:
-        """Whether the call is too old to begin an exchange."""
-        return time.monotonic() >= self._aged_at
+    def usable(self) -> bool:
+        """Whether an exchange may begin: the call is not too old for it, nor known to have ended
+        (the connection broke, the shard has left) while nothing was under way."""
+        return self._call.is_active() and time.monotonic() < self._aged_at
 
     def exchange(
         self, header: pb.ExchangeHeader, parts: Sequence[tuple[int, memoryview]]

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 
 class PsError(Exception):
-    """Root of all errors that a user may see. ``retryable`` says whether trying again may help."""
+    """Root of all errors that a user may see.
+
+    ``retryable`` says whether trying again may help; ``sent`` is False when the request has surely
+    changed nothing at the peer.
+    """
 
     retryable = False
+    sent = True
 
 
 class InvalidJob(PsError):
@@ -46,6 +51,7 @@ class NotReady(PsError):
     """Something has to happen first; the message says what is awaited."""
 
     retryable = True
+    sent = False
 
 
 class ShardUnreachable(PsError):
@@ -60,8 +66,19 @@ class CoordinatorUnreachable(PsError):
     retryable = True
 
 
+class OutcomeUnknown(PsError):
+    """A push or a commit was sent and not answered within the time that was allowed: whether it
+    took effect is not known. Doing it again is safe, since the peer knows what it has."""
+
+    retryable = True
+
+
+class AccessDenied(PsError):
+    """The peer does not accept who this process says that it is, or that it may do this."""
+
+
 class ResourceExhausted(PsError):
-    """A bound was reached: staged attempts, snapshots, waiting calls."""
+    """A bound was reached: staged attempts, snapshots, waiting calls, the size of a message."""
 
 
 class CheckpointError(PsError):
@@ -80,6 +97,12 @@ class Unreachable(PsError):
     """The connection failed: nothing listens, it was refused, or it broke."""
 
     retryable = True
+
+
+class NotConnected(Unreachable):
+    """No connection could be made, so the request was not sent."""
+
+    sent = False
 
 
 class DeadlinePassed(PsError):

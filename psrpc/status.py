@@ -28,11 +28,14 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.CoordinatorUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
+    errors.AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CheckpointError: grpc.StatusCode.DATA_LOSS,
     errors.JobFailed: grpc.StatusCode.ABORTED,
     errors.PortInUse: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.NotConnected: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlinePassed: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.RemoteFailure: grpc.StatusCode.INTERNAL,
 }
@@ -45,8 +48,13 @@ _WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlinePassed,
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.ResourceExhausted,
+    grpc.StatusCode.UNAUTHENTICATED: errors.AccessDenied,
+    grpc.StatusCode.PERMISSION_DENIED: errors.AccessDenied,
 }
 """Statuses that gRPC itself makes, where no server of ours had a say."""
+
+_NOT_CONNECTED = "failed to connect"
+"""How gRPC begins to say that a call was never sent, in UNAVAILABLE; otherwise it may have been."""
 
 
 def details(error: PsError) -> str:
@@ -76,4 +84,6 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
         if key == METADATA_KEY and isinstance(value, str) and value in _BY_NAME:
             return _BY_NAME[value](details)
     cls = _WITHOUT_NAME.get(code, errors.RemoteFailure)
+    if cls is errors.Unreachable and details.startswith(_NOT_CONNECTED):
+        cls = errors.NotConnected
     return cls(f"{peer}: {code.name} {details}".rstrip())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
@@ -140,8 +139,3 @@ class Compute:
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise
-
-
-def batch_id(message: Any) -> BatchId:
-    """A ``psrpc.v1.BatchId`` as a value."""
-    return BatchId(message.epoch, message.first, message.count)

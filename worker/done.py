@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,29 +33,26 @@ class DoneBatch:
 
 
 class DoneBatches:
-    """Holds each report until a call that carried it has succeeded. Thread-safe."""
+    """Holds each report until a call that carried it has succeeded. Pure; not thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._waiting: dict[int, DoneBatch] = {}
 
     def add(self, done: DoneBatch) -> None:
         """``done`` goes with the next call to the coordinator."""
-        with self._lock:
-            self._waiting[done.attempt] = done
+        self._waiting[done.attempt] = done
 
-    def pending(self) -> list[DoneBatch]:
+    def pending(self) -> tuple[DoneBatch, ...]:
         """What has not been acknowledged yet, oldest first; it stays until it is."""
-        with self._lock:
-            return list(self._waiting.values())
+        return tuple(self._waiting.values())
 
     def acknowledge(self, sent: Iterable[DoneBatch]) -> None:
-        """The coordinator has these."""
-        with self._lock:
-            for done in sent:
-                self._waiting.pop(done.attempt, None)
+        """The coordinator has these, as :meth:`pending` gave them."""
+        for done in sent:
+            # Another generation counts attempts anew; its reports are others.
+            if self._waiting.get(done.attempt) is done:
+                del self._waiting[done.attempt]
 
     def clear(self) -> None:
         """Forgets all: they belong to an older generation."""
-        with self._lock:
-            self._waiting.clear()
+        self._waiting.clear()

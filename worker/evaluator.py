@@ -17,11 +17,11 @@ from worker.build import build_metrics
 from worker.data import Batch, check_count
 from worker.devices import Device
 from worker.flat import split_arenas
+from worker.gradient_source import Pull
 from worker.keras_step import KerasStep
 from worker.loader import user_code
 from worker.module_step import ModuleStep
 from worker.replica import Replica
-from worker.router import Router
 
 LARGER = 4
 """Evaluation batches are so many times the training batches: there are no gradients to keep."""
@@ -45,17 +45,17 @@ class Evaluator:
         # The metrics' variables are read by the function, so it is traced after they were made.
         self._function = tf.function(self._run)
 
-    def evaluate(self, task: pb.EvaluateTask, router: Router) -> pb.EvaluateDone:
-        """Evaluates the records of ``task`` on its snapshot.
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        """Evaluates the records of ``task`` on its snapshot, as it is in ``generation``.
 
         Raises:
             InvalidJob: the data source or the model failed.
         """
         # Another generation may take a snapshot of the same name.
-        wanted = (router.generation, task.snapshot)
+        wanted = (generation, task.snapshot)
         if self._held != wanted:
             self._held = None
-            router.pull(task.snapshot, self._parameters.arrays)
+            pull(task.snapshot, self._parameters.arrays)
             self._held = wanted
         states = self.states(self._parameters, task.start, task.stop)
         return pb.EvaluateDone(

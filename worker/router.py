@@ -25,8 +25,9 @@ class Router:
     """The shards of one generation, as one worker sees them. One thread uses it.
 
     Every method calls all shards side by side and returns when all have answered. A call that
-    fails is repeated on the shard that failed, for as long as the worker waits for a peer; when a
-    shard says what no repetition can mend, the calls to the others are given up as well.
+    fails is repeated on the shard that failed, for as long as the worker waits for a peer, with
+    faster heartbeats meanwhile; when a shard says what no repetition can mend, the calls to the
+    others are given up as well. What the standing says while a call is under way ends it, too.
     Parameters are the worker's whole arenas by name, ``[length]``; a gradient is one part for each
     shard. They stay in the worker's shared segment where a shard can attach it.
 
@@ -34,6 +35,7 @@ class Router:
         StaleGeneration: join the cluster anew, with another workspace.
         RoundPassed: lease again.
         ShardUnreachable, NotReady: a shard was awaited in vain; the message names it.
+        OutcomeUnknown: so was the answer to a push; the message names shard and batch.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Router:
         self._pool = ThreadPoolExecutor(max(1, len(self._clients) - 1), "shard")
 
     def __enter__(self) -> Router:
-        self._standing.interrupt_with(self._abort)
+        self._standing.interrupt_with(self._interrupt)
         return self
 
     def __exit__(
@@ -80,7 +82,7 @@ class Router:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._standing.interrupt_with_no_longer(self._abort)
+        self._standing.interrupt_with_no_longer(self._interrupt)
         self._abort.set()
         for client in self._clients:
             client.close()
@@ -148,16 +150,10 @@ class Router:
         self._versions = [info.version for _, info in answers]
         return [result for result, _ in answers]
 
-    def unused(self, pushed: Sequence[PushResult]) -> list[int]:
-        """The shards that had the batch already when the last push, ``pushed``, came to them.
-
-        A shard that had to be asked again may have it from an earlier try, and is not among them.
-        """
-        return [
-            shard
-            for shard, result in enumerate(pushed)
-            if result.outcome == "already_applied" and shard not in self._why
-        ]
+    @property
+    def asked_again(self) -> frozenset[int]:
+        """The shards whose last call had to be repeated: an earlier try may have had its effect."""
+        return frozenset(self._why)
 
     def awaited(self) -> str:
         """The shards that have not answered, and what is known of why."""
@@ -174,8 +170,16 @@ class Router:
     def _announcer(self, shard: int) -> Callable[[str], None]:
         def announce(reason: str) -> None:
             self._why[shard] = reason
+            self._standing.hurry(True)
 
         return announce
+
+    def _interrupt(self, at_once: bool) -> None:
+        self._abort.set()
+        if at_once:
+            # A shard that stands still would hold its exchange for a minute.
+            for client in self._clients:
+                client.cancel()
 
     def _all(self, call: Callable[[int], Result]) -> list[Result]:
         """``call`` for each shard; none is under way any more on return."""
@@ -192,7 +196,10 @@ class Router:
                 first.set_result(self._one(call, 0))
             except PsError as error:
                 first.set_exception(error)
-            return _results([first, *futures], self._standing)
+            try:
+                return _results([first, *futures], self._standing)
+            finally:
+                self._standing.hurry(False)
 
     def _one(self, call: Callable[[int], Result], shard: int) -> Result:
         try:

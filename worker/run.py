@@ -14,15 +14,17 @@ from psrpc.logs import get_logger
 from psrpc.process import incarnation, on_stop_signals
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
+from worker.ending import Stopped
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
 from worker.quiet import import_tensorflow
-from worker.standing import Standing, Stopped
+from worker.standing import Standing
 from worker.step_times import StepTimes
 
 log = get_logger()
 
-LEAVE_S = 8.0
-"""A step that takes longer than this after a stop signal is not waited for."""
+LEAVE_S = 6.0
+"""A step that takes longer than this after a stop signal is not waited for. With the farewell, a
+worker has left within 10 s of the signal."""
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -60,18 +62,17 @@ def run_worker(options: WorkerOptions) -> int:
         _write(times, options)
     except OSError as error:
         return _end(f"error: --step-times: {error}", BAD_INPUT)
-    # As early as possible: it takes seconds, in which the coordinator may come up as well.
-    import_tensorflow()
     with (
         CoordinatorClient(options.coordinator) as client,
         Standing(client, incarnation(), options.connect_timeout_s) as standing,
     ):
         on_stop_signals(lambda: _stop(options, standing, times))
+        # As early as possible: it takes seconds, in which the coordinator may come up as well.
+        import_tensorflow()
         try:
             _train(options, standing, times)
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))
-            standing.leave(str(stopped))
             return OK
         except JobFailed as error:
             return _end(f"error: job failed: {error}", FAILED)

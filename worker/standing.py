@@ -1,4 +1,4 @@
-"""A worker's standing with the coordinator: who it is, what it reports, when it has to stop."""
+"""A worker's standing with the coordinator: calls, heartbeats, and what has to interrupt it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from coordinator.client import CoordinatorClient
-from psrpc.errors import JobFailed, NotReady, PsError, StaleGeneration
+from coordinator.client import CALL_S, CoordinatorClient
+from psrpc.errors import NotReady, PsError
 from psrpc.logs import get_logger, set_role
 from psrpc.v1 import coordinator_pb2 as pb
-from psrpc.version import SOFTWARE
-from worker.done import DoneBatch, DoneBatches
+from worker.actions import WorkDone
+from worker.done import DoneBatch
+from worker.membership import Membership
 from worker.waits import Waits
 
 log = get_logger()
@@ -28,18 +29,23 @@ TICK_S = 0.5
 PAUSE_S = 0.2
 """Least time between two tries of a call that the other side answered at once without news."""
 
+HURRY_S = 0.2
+"""Between two heartbeats while a shard does not answer: their answers tell of its replacement."""
 
-class Stopped(Exception):
-    """This worker was told to leave (a signal, or the job has ended), which its text says; not an
-    error."""
+FAREWELL_S = 1.5
+"""Deadline of each call that a worker makes when it leaves."""
+
+Interrupt = Callable[[bool], None]
+"""Called from any thread when :meth:`Standing.check` begins to raise; with True if nothing that is
+under way can matter any more, with False if the step may still be finished."""
 
 
 class Standing:
-    """One worker and its coordinator.
+    """One worker and its coordinator. Thread-safe.
 
     The trainer's thread makes the calls, one more may ask for the next lease ahead of time, and
-    two threads of this class send heartbeats and announce waits. What two threads touch is
-    guarded by ``DoneBatches``, or is a single assignment.
+    two threads of this class send heartbeats and announce waits. One lock guards the membership,
+    and that ``_interrupted`` is set exactly while :meth:`check` raises; no call is made under it.
     """
 
     def __init__(
@@ -50,19 +56,12 @@ class Standing:
     ) -> None:
         self.waits = Waits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
         self.connect_timeout_s = connect_timeout_s
-        self.worker = ""
-        self.generation = 0
-        self.policy = 0
+        self.membership = Membership(incarnation)
         self._client = client
-        self._incarnation = incarnation
-        self._stopping = False
+        self._lock = threading.Lock()
         self._interrupted = threading.Event()
-        self._interrupts: set[threading.Event] = {self._interrupted}
-        self._done = DoneBatches()
-        self._dropped = False
-        self._unknown = False
-        self._shutdown: pb.Shutdown | None = None
-        self._heartbeat_s = 1.0
+        self._interrupts: set[Interrupt] = set()
+        self._hurried = False
         self._wake = threading.Event()
         self._closing = threading.Event()
         # Two threads: a heartbeat that hangs must not silence the announcements.
@@ -87,18 +86,26 @@ class Standing:
         for thread in self._threads:
             thread.join()
 
+    @property
+    def worker(self) -> str:
+        """This worker's name; empty before it has registered."""
+        return self.membership.worker
+
+    # -- interrupts ---------------------------------------------------------------------------
+
     def stop(self) -> None:
-        """Asks the trainer to leave after its present step; a signal handler may call it."""
-        self._stopping = True
-        self._interrupt()
+        """Asks the trainer to leave after its present step."""
+        self._tell(self.membership.stop)
 
-    def interrupt_with(self, event: threading.Event) -> None:
-        """``event`` is set, too, whenever :meth:`check` begins to raise."""
-        self._interrupts.add(event)
+    def interrupt_with(self, interrupt: Interrupt) -> None:
+        """``interrupt`` is called, too, whenever :meth:`check` begins to raise."""
+        with self._lock:
+            self._interrupts.add(interrupt)
 
-    def interrupt_with_no_longer(self, event: threading.Event) -> None:
-        """Undoes :meth:`interrupt_with`."""
-        self._interrupts.discard(event)
+    def interrupt_with_no_longer(self, interrupt: Interrupt) -> None:
+        """Undoes :meth:`interrupt_with`; a call may still be under way."""
+        with self._lock:
+            self._interrupts.discard(interrupt)
 
     def check(self) -> None:
         """Raises what ends the present work; cheap, for every step and every turn of a wait.
@@ -106,57 +113,58 @@ class Standing:
         Raises:
             Stopped: a signal said so, or the job is over.
             JobFailed: the job has failed.
-            StaleGeneration: the coordinator took this worker for gone; it has to join again.
+            StaleGeneration: the worker has to join anew.
         """
-        if self._stopping:
-            raise Stopped("told to stop")
-        if self._shutdown is not None:
-            raise_shutdown(self._shutdown)
-        if self._unknown:
-            raise StaleGeneration("the coordinator has taken this worker for gone")
+        # The flag is never down while there is a reason to raise.
+        if self._interrupted.is_set():
+            with self._lock:
+                self.membership.check()
 
     def pause(self, seconds: float = PAUSE_S) -> None:
         """Sleeps, but not through a signal; raises as :meth:`check` does."""
         self._interrupted.wait(seconds)
         self.check()
 
+    def hurry(self, hurried: bool) -> None:
+        """Whether a shard that does not answer is awaited: whether heartbeats go faster."""
+        if hurried != self._hurried:
+            self._hurried = hurried
+            if hurried:
+                self._wake.set()
+
+    # -- joining ------------------------------------------------------------------------------
+
     def get_job(self) -> pb.GetJobResponse:
         """What to load. Waits for the coordinator."""
         return self.persist(self._client.get_job)
 
     def register(self, job_sha256: str, device: str) -> None:
-        """Becomes a worker of the job, or becomes one again.
+        """Becomes a worker of the job, or becomes one again, maybe under another name.
 
         Raises:
             JobMismatch: another job file or another version of this software.
         """
-        request = pb.RegisterWorkerRequest(
-            incarnation=self._incarnation,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            job_sha256=job_sha256,
-            software=SOFTWARE,
-            device=device,
-        )
+        request = self.membership.register(socket.gethostname(), os.getpid(), job_sha256, device)
         response = self.persist(lambda: self._client.register_worker(request))
-        self._heartbeat_s = response.heartbeat_s or self._heartbeat_s
+        known_as = self.worker
+        with self._lock:
+            self.membership.registered(response)
         self.flush()
-        if response.worker != self.worker:
-            self.worker = response.worker
+        if self.worker != known_as:
             set_role(self.worker)
             log.info("joined the job", device=device)
 
     def begin_again(self) -> None:
         """What this worker held is lost; :meth:`register` comes next."""
-        self._unknown = False
-        self._interrupted.clear()
-        # After the clearing, so that a stop that comes in between is seen.
-        self.check()
+        with self._lock:
+            self.membership.rejoins()
+            if not self.membership.interrupted:
+                self._interrupted.clear()
         self.pause()
 
     def get_cluster(self) -> pb.GetClusterResponse:
         """Where the shards are; waits until all are ready. What was held before is dropped."""
-        request = pb.GetClusterRequest(worker=self.worker, incarnation=self._incarnation)
+        request = self.membership.get_cluster()
         with self.waits.on("the shards"):
             while True:
                 try:
@@ -165,15 +173,15 @@ class Standing:
                 except NotReady as error:
                     self.waits.on(str(error))
                     self.pause()
-        if (cluster.generation, cluster.policy) != (self.generation, self.policy):
-            self._done.clear()
-        self.generation, self.policy = cluster.generation, cluster.policy
-        self._dropped = True
+        self._tell(lambda: self.membership.joined(cluster))
         return cluster
+
+    # -- work ---------------------------------------------------------------------------------
 
     def done(self, batch: DoneBatch) -> None:
         """Reports a batch with the next heartbeat or lease."""
-        self._done.add(batch)
+        with self._lock:
+            self.membership.done(batch)
 
     def flush(self) -> None:
         """Sends what is to be reported now rather than with the next heartbeat; does not wait."""
@@ -181,129 +189,88 @@ class Standing:
 
     def lease(self) -> pb.Lease:
         """Asks for work; the answer may be to wait."""
-        sent = self._done.pending()
-        request = pb.LeaseWorkRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
-            generation=self.generation,
-            policy=self.policy,
-            done=[done.message() for done in sent],
-            # After leases were dropped the coordinator has to give them again.
-            received=0 if self._dropped else None,
-        )
-        lease = self.persist(lambda: self._client.lease_work(request)).lease
-        # An evaluation comes before what is given again, so that is still to be asked for.
-        self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
-        self._done.acknowledge(sent)
+        with self._lock:
+            asked = self.membership.lease()
+        lease = self.persist(lambda: self._client.lease_work(asked.request)).lease
+        with self._lock:
+            self.membership.leased(asked, lease)
         return lease
 
     def commit(self, round_number: int, done: DoneBatch) -> pb.Lease:
-        """Sync: all shards hold this attempt. Brings the next lease; the answer may be to wait."""
-        request = pb.CommitBatchRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
-            generation=self.generation,
-            policy=self.policy,
-            round=round_number,
-            report=done.message(),
-        )
-        return self.persist(lambda: self._client.commit_batch(request)).lease
+        """Sync: all shards hold this attempt. Brings the next lease; the answer may be to wait.
 
-    def report(
-        self,
-        *,
-        initialized: pb.InitializeDone | None = None,
-        evaluated: pb.EvaluateDone | None = None,
-        merged: pb.MergeDone | None = None,
-    ) -> None:
-        """Reports work other than batches; exactly one argument is given."""
-        request = pb.ReportWorkRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
-            generation=self.generation,
-            initialized=initialized,
-            evaluated=evaluated,
-            merged=merged,
-        )
+        Raises:
+            OutcomeUnknown: the coordinator did not answer; whether the attempt counts is not known.
+        """
+        request = self.membership.commit(round_number, done)
+        what = f"the commit of {done.batch} in round {round_number}"
+        return self.persist(lambda: self._client.commit_batch(request), what).lease
+
+    def report(self, done: WorkDone) -> None:
+        """Reports work other than batches."""
+        request = self.membership.report(done)
         self.persist(lambda: self._client.report_work(request))
 
     def leave(self, reason: str, *, fatal: bool = False) -> None:
-        """Gives all leases back, best effort: a coordinator that is gone needs no farewell."""
+        """Gives all leases back, best effort, within ``2 * FAREWELL_S``: a coordinator that is gone
+        needs no farewell."""
         if not self.worker:
             return
         try:
-            self._heartbeat()
-            self._client.leave_worker(
-                pb.LeaveWorkerRequest(
-                    worker=self.worker, incarnation=self._incarnation, reason=reason, fatal=fatal
-                )
-            )
+            self._heartbeat(FAREWELL_S)
+            self._client.leave_worker(self.membership.leave(reason, fatal), FAREWELL_S)
         except PsError as error:
             log.info("could not say goodbye to the coordinator", reason=str(error))
 
-    def persist(self, call: Callable[[], Response]) -> Response:
-        """``call``, repeated while the coordinator cannot be reached."""
+    def persist(self, call: Callable[[], Response], effect: str = "") -> Response:
+        """``call``, repeated while the coordinator cannot be reached; see
+        :meth:`CoordinatorClient.persist`."""
         self.check()
         try:
             return self._client.persist(
-                call, self.connect_timeout_s, lambda line: log.info(line), self._interrupted
+                call, self.connect_timeout_s, log.info, self._interrupted, effect
             )
         except PsError:
             # A wait that a signal cut short ends as that, whatever the call made of it.
             self.check()
             raise
 
+    # -- the threads --------------------------------------------------------------------------
+
     def _beat(self) -> None:
         while not self._closing.is_set():
             self._wake.clear()
-            if self.worker:
-                try:
-                    self._heartbeat()
-                except PsError as error:
-                    # The trainer's own calls decide when a missing coordinator is the end.
-                    log.debug("heartbeat failed", reason=str(error))
-            self._wake.wait(self._heartbeat_s)
+            try:
+                self._heartbeat(CALL_S)
+            except PsError as error:
+                # The trainer's own calls decide when a missing coordinator is the end.
+                log.debug("heartbeat failed", reason=str(error))
+            every_s = self.membership.heartbeat_s
+            self._wake.wait(min(every_s, HURRY_S) if self._hurried else every_s)
 
     def _announce(self) -> None:
         while not self._closing.wait(TICK_S):
             self.waits.tick(time.monotonic())
 
-    def _heartbeat(self) -> None:
-        sent = self._done.pending()
-        request = pb.HeartbeatWorkerRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
-            generation=self.generation,
-            policy=self.policy,
-            done=[done.message() for done in sent],
-            waiting_for=self.waits.reason(),
-        )
-        response = self._client.heartbeat_worker(request)
-        if not response.unknown:
-            # Otherwise nothing was recorded; the reports go with the first lease after joining.
-            self._done.acknowledge(sent)
-        if response.HasField("shutdown"):
-            self._shutdown = response.shutdown
-        elif response.unknown:
-            self._unknown = True
-        if self._shutdown is not None or self._unknown:
-            self._interrupt()
+    def _heartbeat(self, deadline_s: float) -> None:
+        with self._lock:
+            beat = self.membership.beat(self.waits.reason())
+        if beat is None:
+            return
+        response = self._client.heartbeat_worker(beat.request, deadline_s)
+        self._tell(lambda: self.membership.heard(beat, response))
 
-    def _interrupt(self) -> None:
-        for event in tuple(self._interrupts):
-            event.set()
-
-
-def raise_shutdown(shutdown: pb.Shutdown) -> None:
-    """Ends this worker as the job has ended.
-
-    Raises:
-        JobFailed: with the job's reason.
-        Stopped: the job is done.
-    """
-    if shutdown.failed:
-        raise JobFailed(shutdown.reason)
-    raise Stopped("the job is done")
+    def _tell(self, change: Callable[[], None]) -> None:
+        """Changes the membership, and interrupts the trainer's thread if it has to stop now."""
+        with self._lock:
+            change()
+            if not self.membership.interrupted:
+                return
+            self._interrupted.set()
+            at_once = self.membership.outdated
+            interrupts = tuple(self._interrupts)
+        for interrupt in interrupts:
+            interrupt(at_once)
 
 
 def _waiting_line(reason: str, waited_s: float) -> str:

@@ -11,8 +11,15 @@ import grpc
 import pytest
 
 from psrpc import errors
-from psrpc.channel import bind, make_aio_server, make_server, open_channel, parse_address
-from psrpc.errors import InvalidArgument, PortInUse, PsError, StaleGeneration, Unreachable
+from psrpc.channel import (
+    MAX_MESSAGE_BYTES,
+    bind,
+    make_aio_server,
+    make_server,
+    open_channel,
+    parse_address,
+)
+from psrpc.errors import InvalidArgument, NotConnected, PortInUse, PsError, StaleGeneration
 from psrpc.interceptor import AioErrorInterceptor, ErrorInterceptor
 from psrpc.status import CODES, LONGEST_DETAILS, error_from_rpc
 
@@ -128,8 +135,16 @@ def test_nobody_there_is_unreachable() -> None:
     with open_channel(f"127.0.0.1:{port}") as opened, pytest.raises(grpc.RpcError) as caught:
         opened.unary_unary("/t/One", None, None)(b"", timeout=5)
     error = error_from_rpc(caught.value, "shard 1 at host:5001")
-    assert type(error) is Unreachable
+    assert type(error) is NotConnected
     assert str(error).startswith("shard 1 at host:5001: UNAVAILABLE")
+
+
+def test_too_large_a_message_is_no_matter_of_trying_again(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/t/One", None, None)(bytes(MAX_MESSAGE_BYTES + 1), timeout=30)
+    error = error_from_rpc(caught.value, "the server")
+    assert type(error) is errors.ResourceExhausted
+    assert not error.retryable
 
 
 def test_a_port_in_use_is_named(capfd: pytest.CaptureFixture[str]) -> None:

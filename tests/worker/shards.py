@@ -72,7 +72,9 @@ def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[Standing]:
     """A worker that has registered with a coordinator it never calls."""
     with CoordinatorClient("127.0.0.1:1") as client:
         standing = Standing(client, incarnation=1, connect_timeout_s=connect_timeout_s)
-        standing.worker, standing.generation, standing.policy = "worker-1", 1, 1
+        membership = standing.membership
+        membership.registered(pb.RegisterWorkerResponse(worker="worker-1"))
+        membership.joined(pb.GetClusterResponse(generation=1, policy=1))
         yield standing
 
 

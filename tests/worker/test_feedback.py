@@ -18,7 +18,7 @@ from tests.worker.shards import Shards, pull_values
 from tests.worker.test_flat import Bench, dense_model, make_job
 from tests.worker.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task
 from worker.compression import Compressor
-from worker.standing import Stopped
+from worker.ending import Stopped
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,8 @@ from psrpc.errors import CoordinatorUnreachable, InvalidArgument, JobFailed, Sta
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from worker.done import DoneBatch
-from worker.standing import Standing, Stopped
+from worker.ending import Stopped
+from worker.standing import Standing
 
 
 @contextmanager

@@ -32,10 +32,11 @@ from tests.worker.test_flat import (
 )
 from worker import Arrays, Job
 from worker.data import Batch
+from worker.ending import Stopped
 from worker.evaluator import Evaluator
 from worker.loader import LoadedJob, UserCodeFailed
 from worker.replica import Replica
-from worker.standing import Standing, Stopped
+from worker.standing import Standing
 from worker.trainer import Trainer
 from worker.variables import model_variables
 
@@ -181,7 +182,7 @@ def test_the_memory_of_the_last_workspace_is_given_back_before_there_is_another(
                 memory = memory.base
             made.append(weakref.ref(memory))
 
-    monkeypatch.setattr("worker.trainer.Workspace", Watched)
+    monkeypatch.setattr("worker.performer.Workspace", Watched)
     with cluster(make_job(dense_model)) as (coordinator, shards, trainer, _):
 
         def take_for_gone() -> pb.Lease:

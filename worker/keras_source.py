@@ -1,0 +1,113 @@
+"""Gradients of a job's model, Keras or ``tf.Module``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+
+from pserver.workspace import Workspace
+from psrpc.batch import BatchId
+from psrpc.encoding import Encoding, wire_encoding
+from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.compute import BatchReader, Compute
+from worker.data import Array
+from worker.devices import Device
+from worker.evaluator import Evaluator
+from worker.flat import StepInput, StepResult
+from worker.gradient_source import Pull
+from worker.initializer import initial_values
+from worker.job import Job
+from worker.replica import Replica
+from worker.waits import Waits
+
+
+class KerasSource:
+    """A :class:`worker.gradient_source.GradientSource`. What depends on the plan is made once."""
+
+    def __init__(self, job: Job, device: Device, waits: Waits) -> None:
+        self.wire: Encoding = wire_encoding(job.wire_dtype)
+        self._job = job
+        self._device = device
+        self._waits = waits
+        self._opened = ExitStack()
+        self._plan: Plan | None = None
+        self._evaluator: Evaluator | None = None
+        self._replica: Replica
+        self._compute: Compute | None = None
+
+    def __enter__(self) -> KerasSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._opened.__exit__(kind, error, traceback)
+
+    @property
+    def spare(self) -> Mapping[str, Array]:
+        """See GradientSource, as for all methods here."""
+        return self._made.spare.arrays
+
+    def build(self) -> None:
+        self._replica = Replica(self._job)
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        if self._plan != plan:
+            read = BatchReader(self._job, self._device, self._replica.num_seeds())
+            compute = Compute(self._replica, plan, self._device, read, self._waits)
+            self._compute = self._opened.enter_context(compute)
+            self._evaluator = None
+            self._plan = plan
+        self._made.renew(workspace)
+
+    def leave(self) -> None:
+        if self._compute is not None:
+            self._compute.leave()
+
+    def initial_values(self) -> Mapping[str, Array]:
+        assert self._plan is not None  # prepare has set it
+        return initial_values(self._replica, self._plan)
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        self._made.expect(batches)
+
+    def forget(self) -> None:
+        self._made.forget()
+
+    def read(self, batch: BatchId) -> StepInput:
+        return self._made.read(batch)
+
+    def gradient(self, batch: BatchId, given: StepInput) -> StepResult:
+        return self._made.gradient(batch, given)
+
+    def swap(self) -> None:
+        self._made.swap()
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        self._made.settle(unused)
+
+    def take_back(self) -> None:
+        self._made.take_back()
+
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        return self._evaluates.evaluate(task, generation, pull)
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        return self._evaluates.merge(merge)
+
+    @property
+    def _made(self) -> Compute:
+        assert self._compute is not None  # prepare has made it
+        return self._compute
+
+    @property
+    def _evaluates(self) -> Evaluator:
+        if self._evaluator is None:
+            assert self._plan is not None  # prepare has set it
+            self._evaluator = Evaluator(self._replica, self._plan, self._device)
+        return self._evaluator

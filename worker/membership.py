@@ -1,0 +1,230 @@
+"""A worker as its coordinator knows it: who it is, where it stands, what it has to report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psrpc.errors import StaleGeneration
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.version import SOFTWARE
+from worker.actions import WorkDone
+from worker.done import DoneBatch, DoneBatches
+from worker.ending import Stopped, raise_shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat under way, and what it takes to judge its answer."""
+
+    request: pb.HeartbeatWorkerRequest
+    sent: tuple[DoneBatch, ...]
+    registration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request for work under way."""
+
+    request: pb.LeaseWorkRequest
+    sent: tuple[DoneBatch, ...]
+
+
+class Membership:
+    """Makes every request of a worker to its coordinator and takes the answers in, whatever order
+    they come in. Pure; not thread-safe.
+
+    A worker *registers* and *joins* a generation; when it has to do so anew it :meth:`rejoins`,
+    and answers to what it asked before change nothing any more.
+    """
+
+    def __init__(self, incarnation: int) -> None:
+        self.worker = ""
+        """The name that the coordinator has given; empty before the first registration."""
+        self.generation = 0
+        self.policy = 0
+        self.heartbeat_s = 1.0
+        self._incarnation = incarnation
+        # Counts registrations; answers to what was asked in an earlier one do not matter.
+        self._registration = 0
+        self._registered = False
+        self._joined = False
+        # The registration that the coordinator knows nothing of.
+        self._unknown = 0
+        # The newest generation that this registration has heard of.
+        self._present = 0
+        self._stopping = False
+        self._shutdown: pb.Shutdown | None = None
+        self._done = DoneBatches()
+        self._received = 0
+        self._dropped = False
+
+    # -- what ends the present work -----------------------------------------------------------
+
+    def stop(self) -> None:
+        """The worker is to leave after its present step."""
+        self._stopping = True
+
+    @property
+    def stale(self) -> str:
+        """Why this worker has to join anew; empty while it need not."""
+        if self._registered and self._unknown == self._registration:
+            return "the coordinator was restarted, or has taken this worker for gone"
+        if self._joined and self._present > self.generation:
+            return f"generation {self._present} has begun; this worker is in {self.generation}"
+        return ""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether :meth:`check` raises."""
+        return self._stopping or self._shutdown is not None or bool(self.stale)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether nothing that is under way can matter any more."""
+        return self._shutdown is not None or bool(self.stale)
+
+    def check(self) -> None:
+        """Raises what ends the present work.
+
+        Raises:
+            Stopped: a signal said so, or the job is over.
+            JobFailed: the job has failed.
+            StaleGeneration: the worker has to join anew.
+        """
+        if self._stopping:
+            raise Stopped("told to stop")
+        if self._shutdown is not None:
+            raise_shutdown(self._shutdown)
+        stale = self.stale
+        if stale:
+            raise StaleGeneration(stale)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def register(
+        self, host: str, pid: int, job_sha256: str, device: str
+    ) -> pb.RegisterWorkerRequest:
+        """The first word, and the first after :meth:`rejoins`."""
+        return pb.RegisterWorkerRequest(
+            incarnation=self._incarnation,
+            host=host,
+            pid=pid,
+            job_sha256=job_sha256,
+            software=SOFTWARE,
+            device=device,
+        )
+
+    def registered(self, response: pb.RegisterWorkerResponse) -> None:
+        """The coordinator knows this worker from now on, by the name that it says."""
+        self._registration += 1
+        self._registered = True
+        self._present = 0
+        self.worker = response.worker
+        self.heartbeat_s = response.heartbeat_s or self.heartbeat_s
+
+    def get_cluster(self) -> pb.GetClusterRequest:
+        """Asks where the shards are."""
+        return pb.GetClusterRequest(worker=self.worker, incarnation=self._incarnation)
+
+    def joined(self, cluster: pb.GetClusterResponse) -> None:
+        """The worker stands at the cluster's generation, with empty hands. What it has to report
+        of another one counts no more."""
+        if (cluster.generation, cluster.policy) != (self.generation, self.policy):
+            self._done.clear()
+            self._received = 0
+        self.generation, self.policy = cluster.generation, cluster.policy
+        self._joined = self._dropped = True
+
+    def rejoins(self) -> None:
+        """What this worker held is lost; it registers next."""
+        self._registered = self._joined = False
+
+    # -- work ---------------------------------------------------------------------------------
+
+    def done(self, batch: DoneBatch) -> None:
+        """To be reported with the next heartbeat or lease."""
+        self._done.add(batch)
+
+    def lease(self) -> Asked:
+        """Asks for work, and reports."""
+        sent = self._done.pending()
+        request = pb.LeaseWorkRequest(
+            worker=self.worker,
+            incarnation=self._incarnation,
+            generation=self.generation,
+            policy=self.policy,
+            done=[done.message() for done in sent],
+            # After leases were dropped the coordinator has to give them again.
+            received=0 if self._dropped else self._received,
+        )
+        return Asked(request, sent)
+
+    def leased(self, asked: Asked, lease: pb.Lease) -> None:
+        """The answer to ``asked``."""
+        self._done.acknowledge(asked.sent)
+        if asked.request.generation != self.generation:
+            return
+        # An evaluation comes before what is given again, so that is still to be asked for.
+        self._dropped = self._dropped and lease.WhichOneof("work") in ("evaluate", "merge")
+        newest = max((attempt.attempt for attempt in lease.train.batches), default=0)
+        self._received = max(self._received, newest)
+
+    def commit(self, round_number: int, done: DoneBatch) -> pb.CommitBatchRequest:
+        """Sync: all shards hold this attempt."""
+        return pb.CommitBatchRequest(
+            worker=self.worker,
+            incarnation=self._incarnation,
+            generation=self.generation,
+            policy=self.policy,
+            round=round_number,
+            report=done.message(),
+        )
+
+    def report(self, done: WorkDone) -> pb.ReportWorkRequest:
+        """Work other than batches is done."""
+        request = pb.ReportWorkRequest(
+            worker=self.worker, incarnation=self._incarnation, generation=self.generation
+        )
+        if isinstance(done, pb.InitializeDone):
+            request.initialized.CopyFrom(done)
+        elif isinstance(done, pb.EvaluateDone):
+            request.evaluated.CopyFrom(done)
+        else:
+            request.merged.CopyFrom(done)
+        return request
+
+    def leave(self, reason: str, fatal: bool = False) -> pb.LeaveWorkerRequest:
+        """The last word."""
+        return pb.LeaveWorkerRequest(
+            worker=self.worker, incarnation=self._incarnation, reason=reason, fatal=fatal
+        )
+
+    # -- heartbeats ---------------------------------------------------------------------------
+
+    def beat(self, waiting_for: str) -> Beat | None:
+        """The next heartbeat; None while the worker is not registered."""
+        if not self._registered:
+            return None
+        sent = self._done.pending()
+        request = pb.HeartbeatWorkerRequest(
+            worker=self.worker,
+            incarnation=self._incarnation,
+            generation=self.generation,
+            policy=self.policy,
+            done=[done.message() for done in sent],
+            waiting_for=waiting_for,
+        )
+        return Beat(request, sent, self._registration)
+
+    def heard(self, beat: Beat, response: pb.HeartbeatWorkerResponse) -> None:
+        """The answer to ``beat``; it may come late."""
+        if response.HasField("shutdown"):
+            self._shutdown = response.shutdown
+        if not response.unknown:
+            # Otherwise nothing was recorded; the reports go with the first lease after joining.
+            self._done.acknowledge(beat.sent)
+        if beat.registration != self._registration:
+            return
+        if response.unknown:
+            self._unknown = beat.registration
+        self._present = max(self._present, response.generation)
