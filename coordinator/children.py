@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,6 +15,8 @@ from types import TracebackType
 
 POLL_S = 0.02
 OUTPUT_BYTES = 64 << 10
+
+_LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Exited:
         with self.log.open("rb") as log:
             log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - OUTPUT_BYTES))
             return log.read().decode(errors="replace").splitlines()
+
+    def words(self) -> list[str]:
+        """Those of its last lines that are no structured log: error lines and tracebacks."""
+        return [line for line in self.output() if not _LOG_LINE.match(line)]
 
 
 @dataclass(frozen=True)
@@ -125,6 +132,16 @@ class Children:
         if name in self._alive:
             self._alive[name].process.terminate()
 
+    def stopped(self) -> list[str]:
+        """The children that somebody has stopped (SIGSTOP) and nobody has made go on."""
+        return [child.name for child in self._alive.values() if _is_stopped(child)]
+
+    def kill_one(self, name: str) -> Exited:
+        """Kills a child that is alive, and all that it has started, and waits for its end."""
+        child = self._alive[name]
+        _kill_group(child)
+        return self._reap(child)
+
     def kill(self) -> list[Exited]:
         """Kills all that are left, and all that they have started, and waits for their end."""
         for child in self._alive.values():
@@ -143,6 +160,15 @@ class Children:
 def _has_ended(child: _Child) -> bool:
     options = os.WEXITED | os.WNOWAIT | os.WNOHANG
     return os.waitid(os.P_PID, child.process.pid, options) is not None
+
+
+def _is_stopped(child: _Child) -> bool:
+    options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+    try:
+        return os.waitid(os.P_PID, child.process.pid, options) is not None
+    except ChildProcessError:
+        # It has ended; its end is still to be reported.
+        return False
 
 
 def _kill_group(child: _Child) -> None:

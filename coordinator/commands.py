@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import string
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.restarts import MAX_RESTARTS
 from psrpc.process import PARENT_PID, with_malloc_settings
 
 
@@ -24,6 +26,7 @@ class UpOptions:
         connect_timeout_s: how long shards and workers look for the coordinator.
         shm: workers share memory with the shards.
         step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
+        max_restarts: of processes that die or hang, all together; 0 is never.
     """
 
     job: str
@@ -41,6 +44,7 @@ class UpOptions:
     gpu_memory_fraction: float | None = None
     shm: bool = True
     step_times: bool = False
+    max_restarts: int = MAX_RESTARTS
 
 
 @dataclass(frozen=True)
@@ -56,40 +60,48 @@ class Cluster:
     """The processes of one job, by name.
 
     Attributes:
-        coordinator: serves, and writes its address to ``RUN_DIR/address``.
-        members: given that address, the others: ``shard-0``, …, ``worker-a``, ``worker-b``, …
-            A worker gets its number from the coordinator when it registers, in whatever order
-            that happens; a letter is not taken for one.
+        address: HOST:PORT of the coordinator, however often it is started again.
+        coordinator: serves there, and from then on ``RUN_DIR/address`` says so.
+        members: the others: ``shard-0``, …, ``worker-a``, ``worker-b``, … A worker gets its number
+            from the coordinator when it registers, in whatever order that happens; a letter is
+            not taken for one.
     """
 
+    address: str
     coordinator: Command
-    members: Callable[[str], dict[str, Command]]
+    members: Mapping[str, Command]
 
 
-def cluster(options: UpOptions, environment: Mapping[str, str], cores: int) -> Cluster:
+def cluster(
+    options: UpOptions, environment: Mapping[str, str], cores: int, address: str
+) -> Cluster:
     """The processes that ``coordinator up`` starts.
 
     Args:
         environment: of this process; the children's are made from it.
         cores: of this machine, for the workers to share.
+        address: HOST:PORT, for the coordinator.
     """
     common = _child_environment(environment)
     # TensorFlow gives every operation as many threads as there are cores; with several workers
     # that is too many. It reads this only where neither the job nor an option says a number.
     threads = str(max(1, cores // options.workers))
     shared = {"TF_NUM_INTRAOP_THREADS": threads, **common}
+    members = {
+        f"shard-{shard}": Command(_shard(options, address, shard), common)
+        for shard in range(options.shards)
+    }
+    for worker in range(options.workers):
+        name = f"worker-{letters(worker)}"
+        members[name] = Command(_worker(options, address, name), shared)
+    return Cluster(address, Command(_coordinator(options, address), common), members)
 
-    def members(address: str) -> dict[str, Command]:
-        found = {
-            f"shard-{shard}": Command(_shard(options, address, shard), common)
-            for shard in range(options.shards)
-        }
-        for worker in range(options.workers):
-            name = f"worker-{letters(worker)}"
-            found[name] = Command(_worker(options, address, name), shared)
-        return found
 
-    return Cluster(Command(_coordinator(options), common), members)
+def resume_command(options: UpOptions) -> str:
+    """What to type to go on with a run that was stopped."""
+    command = ["coordinator", "up", options.job, "--resume", "--run-dir", str(options.run_dir)]
+    command += ["--shards", str(options.shards), "--workers", str(options.workers)]
+    return shlex.join(command + _of_the_job(options))
 
 
 def letters(number: int) -> str:
@@ -101,19 +113,13 @@ def letters(number: int) -> str:
     return text
 
 
-def _coordinator(options: UpOptions) -> list[str]:
+def _coordinator(options: UpOptions, address: str) -> list[str]:
     command = _module("coordinator.cli", "serve", "--job", options.job)
     command += ["--shards", str(options.shards), "--run-dir", str(options.run_dir)]
-    command += ["--bind", "127.0.0.1:0"]
-    if options.mode is not None:
-        command += ["--mode", options.mode]
-    if options.replicas is not None:
-        command += ["--replicas", str(options.replicas)]
+    command += ["--bind", address]
     if options.resume:
         command.append("--resume")
-    for override in options.overrides:
-        command += ["--set", override]
-    return command + _of_every_child(options)
+    return command + _of_the_job(options) + _of_every_child(options)
 
 
 def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
@@ -146,6 +152,17 @@ def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _module(name: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", name, *arguments]
+
+
+def _of_the_job(options: UpOptions) -> list[str]:
+    command = []
+    if options.mode is not None:
+        command += ["--mode", options.mode]
+    if options.replicas is not None:
+        command += ["--replicas", str(options.replicas)]
+    for override in options.overrides:
+        command += ["--set", override]
+    return command
 
 
 def _of_every_member(options: UpOptions, address: str) -> list[str]:

@@ -31,6 +31,12 @@ def write_failure(run_dir: Path, job: str, reason: str, known: Mapping[str, Any]
     write_summary(run_dir, {"job": job, **known, "phase": "failed", "reason": reason})
 
 
+def write_restarts(run_dir: Path, restarts: Mapping[str, int], known: Mapping[str, Any]) -> None:
+    """Adds to a summary how often each process was started again, which its coordinator could not
+    know; processes that never were are left out."""
+    write_summary(run_dir, {**known, "restarts": dict(sorted(restarts.items()))})
+
+
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     """The figures of a finished run, two columns; what the summary lacks is left out."""
     table = Table("", "", title=f"{summary.get('job', run_dir.name)}: {summary.get('phase', '?')}")
@@ -80,6 +86,8 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
             for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
         ),
         ("refused, skipped, failed", _counts(summary)),
+        ("generations", count("generation")),
+        ("restarts", _restarts(summary)),
         ("checkpoint", summary.get("checkpoint") or None),
         ("run directory", str(run_dir)),
     ]
@@ -88,3 +96,11 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
 def _counts(summary: Mapping[str, Any]) -> str | None:
     values = [summary.get(key) for key in ("refused", "skipped", "failed")]
     return None if None in values else ", ".join(map(str, values))
+
+
+def _restarts(summary: Mapping[str, Any]) -> str | None:
+    restarts = summary.get("restarts")
+    if not restarts:
+        return None if restarts is None else "0"
+    names = ", ".join(f"{name} {times}" for name, times in restarts.items())
+    return f"{sum(restarts.values())} ({names})"

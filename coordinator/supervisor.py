@@ -1,36 +1,33 @@
-"""Runs one job as child processes: starts them in order, watches them, and stops them all."""
+"""Runs one job as child processes: starts them in order, starts those again that die or hang, and
+stops them all."""
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from coordinator.children import Children, Exited
-from coordinator.client import CoordinatorClient
-from coordinator.commands import Cluster, Command
+from coordinator.commands import Cluster
+from coordinator.lookout import Look, Lookout
+from coordinator.outcome import BAD_INPUT, FAILED, INTERRUPTED, Outcome
+from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
+from coordinator.result import read_summary
 from coordinator.run_directory import ADDRESS
 from coordinator.screen import Screen
-from psrpc.errors import PsError
+from coordinator.summary import NAME
+from coordinator.vitals import COORDINATOR, Vitals, registrations
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+from psrpc.waiting import Announcer
 
-TICK_S = 0.1
+TICK_S = 0.05
 """How soon an end of a child or a Ctrl-C is seen."""
-
-STATUS_S = 0.5
-"""Pause between two looks at the job's status."""
-
-ANNOUNCE_S = 3.0
-"""Pause between two words on what is awaited, before there is a status."""
-
-TOLD_S = 1.0
-"""How soon a coordinator that still serves leaves after it has told a shard or worker to leave."""
 
 LEAVE_S = 30.0
 """How long the processes of a job that has ended may take to leave."""
+
+DRAIN_S = 120.0
+"""How long the coordinator may take to end a job that is stopped: it writes a checkpoint."""
 
 STOP_S = 15.0
 """How long all may take to leave before they are killed; asked once more after half of it."""
@@ -39,78 +36,64 @@ LOG_LINES = 15
 """Lines of a dead process's log that are shown."""
 
 _ENDED = ("done", "failed")
-_LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
+"""Phases in which nothing is needed any more."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
+@dataclass(frozen=True, slots=True)
+class _Death:
+    """A child that has ended, ``at`` monotonic seconds."""
 
-    Attributes:
-        exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
-        reason: one line; empty when the job is done.
-        details: what else to show of a failure: the user's traceback, the last lines of a log.
-        own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise
-            the coordinator's own word, in its summary, comes before ``reason``.
-    """
+    exited: Exited
+    how: str
+    lived_s: float
+    at: float
 
-    exit_status: int
-    reason: str = ""
-    details: list[str] = field(default_factory=list)
-    own: bool = False
+    @property
+    def name(self) -> str:
+        return self.exited.name
 
+    @property
+    def is_workers(self) -> bool:
+        return self.name.startswith("worker")
 
-@dataclass(frozen=True)
-class Verdict:
-    """What the end of a shard or worker means for the job, and a line that says so."""
-
-    kind: Literal["expected", "warn", "fail"]
-    line: str = ""
-
-
-def judge(exited: Exited, status: GetJobStatusResponse, workers_left: int) -> Verdict:
-    """Whether a job goes on after a shard or worker has ended.
-
-    Args:
-        status: of the job, after that.
-        workers_left: processes that still run.
-    """
-    if status.phase in _ENDED:
-        return Verdict("expected")
-    known_as = "".join(f", {w.worker} of the job" for w in status.workers if w.pid == exited.pid)
-    who = f"{exited.name} (pid {exited.pid}{known_as})"
-    what = f"{who} ended with {exited.how()}, see {exited.log}"
-    if not exited.name.startswith("worker"):
-        return Verdict("fail", f"{what}; a job cannot go on without all its shards")
-    if not workers_left:
-        return Verdict("fail", f"no worker is left: {what}")
-    if exited.status == 0:
-        return Verdict("expected")
-    return Verdict("warn", f"{what}; {workers_left} left, the job goes on")
-
-
-def plain_output(lines: list[str]) -> list[str]:
-    """What a process said that is no structured log: error lines and tracebacks."""
-    return [line for line in lines if not _LOG_LINE.match(line)]
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.exited.pid}) {self.how}, see {self.exited.log}"
 
 
 class Supervisor:
     """Runs one job; use it once, from one thread.
 
-    Children are started in the order coordinator, then all shards and workers as soon as the
-    coordinator's address is known. A child that ends is not started again.
+    Children are started in the order coordinator, then all shards and workers as soon as it
+    serves. One that dies or hangs before the job has ended is killed with all that it started, and
+    started again, as often as :class:`Restarts` allows; the others keep running meanwhile.
     """
 
-    def __init__(self, cluster: Cluster, run_dir: Path, screen: Screen) -> None:
+    def __init__(
+        self, cluster: Cluster, run_dir: Path, screen: Screen, max_restarts: int = MAX_RESTARTS
+    ) -> None:
         self._cluster = cluster
         self._run_dir = run_dir
         self._screen = screen
         self._children = Children()
+        self._vitals = Vitals()
+        self._restarts = Restarts(max_restarts)
+        self._due: dict[str, float] = {}
+        self._deaths: list[_Death] = []
+        self._dead_workers: dict[int, str] = {}
+        self._lookout: Lookout | None = None
+        self._look: Look | None = None
         self._status = GetJobStatusResponse()
+        self._served = False
+        self._ended_at: float | None = None
         self._stop_requests = 0
+        self._address: tuple[int, int] | None = None
+        self._summary = _stamp(run_dir / NAME)
+        self._awaiting = Announcer(
+            lambda what, waited_s: screen.note(f"waiting for {what} ({waited_s:.0f} s)")
+        )
 
     def stop(self) -> None:
-        """Ends the job; a second call kills. For signal handlers."""
+        """Ends the job with a checkpoint; a second call kills. For signal handlers."""
         self._stop_requests += 1
 
     def run(self) -> Outcome:
@@ -121,129 +104,200 @@ class Supervisor:
         """
         try:
             with self._children:
-                found = self._start_coordinator()
-                outcome = found if isinstance(found, Outcome) else self._run_members(found)
+                outcome = self._supervise()
                 self._wind_down(outcome)
         finally:
+            self._close_lookout()
             self._screen.close()
-        return outcome
+        return replace(outcome, restarts=self._restarts.made)
 
-    def _start(self, name: str, command: Command) -> None:
-        log = self._run_dir / "logs" / f"{name}.log"
-        self._children.start(name, command.arguments, log, command.environment)
-
-    def _start_coordinator(self) -> str | Outcome:
-        """Starts the coordinator and waits for its address. Before it serves it describes the
-        job, which takes as long as the user's code takes."""
-        file = self._run_dir / ADDRESS
-        earlier = _stamp(file)
-        self._start("coordinator", self._cluster.coordinator)
-        began = said = time.monotonic()
+    def _supervise(self) -> Outcome:
+        self._start(COORDINATOR)
         while not self._stop_requests:
-            for exited in self._children.wait(TICK_S):
-                return self._coordinator_ended(exited)
-            if _stamp(file) not in (None, earlier):
-                # It is gone again when the coordinator ended just now; the next turn will tell.
-                with contextlib.suppress(FileNotFoundError):
-                    return file.read_text().strip()
-            now = time.monotonic()
-            if now - said >= ANNOUNCE_S:
-                said = now
-                self._screen.note(
-                    f"waiting for the coordinator to read the job ({now - began:.0f} s)"
-                )
-        return _interrupted()
+            outcome = self._turn()
+            if outcome is not None:
+                return outcome
+        return self._drain()
 
-    def _run_members(self, address: str) -> Outcome:
-        for name, command in self._cluster.members(address).items():
-            self._start(name, command)
-        with CoordinatorClient(address) as client:
-            return self._watch(client)
-
-    def _watch(self, client: CoordinatorClient) -> Outcome:
-        looked_at = 0.0
-        served = True
-        ended_at: float | None = None
-        while not self._stop_requests:
-            exits = self._children.wait(TICK_S)
-            for exited in exits:
-                if exited.name == "coordinator":
-                    return self._coordinator_ended(exited)
-            now = time.monotonic()
-            if exits or now - looked_at >= STATUS_S:
-                served = self._look(client)
-                looked_at = now
-            for exited in exits:
-                failed = self._member_ended(exited, served)
-                if failed is not None:
-                    return failed
-            if self._status.phase in _ENDED:
-                ended_at = ended_at or now
-                if now - ended_at > LEAVE_S:
-                    reason = f"the coordinator did not leave within {LEAVE_S:.0f} s of the end"
-                    return Outcome(1, self._status.reason or reason)
-        return _interrupted()
-
-    def _look(self, client: CoordinatorClient) -> bool:
-        """Reads the job's status; False when the coordinator does not serve."""
-        try:
-            self._status = client.get_job_status()
-        except PsError:
-            # If it is gone its exit status will tell, and if it hangs, its shards and workers
-            # will not wait for ever and tell by their own.
-            return False
-        self._screen.show(self._status)
-        return True
-
-    def _member_ended(self, exited: Exited, served: bool) -> Outcome | None:
-        workers_left = sum(name.startswith("worker") for name in self._children.alive())
-        verdict = judge(exited, self._status, workers_left)
-        if verdict.kind == "warn":
-            self._screen.note(f"warning: {verdict.line}")
-        if verdict.kind != "fail":
+    def _turn(self) -> Outcome | None:
+        for exited in self._children.wait(TICK_S):
+            outcome = self._ended(exited, f"ended with {exited.how()}")
+            if outcome is not None:
+                return outcome
+        now = time.monotonic()
+        self._expect_coordinator(now)
+        self._read_look()
+        if self._status.phase in _ENDED:
+            return self._overdue(now)
+        self._ended_at = None
+        if self._status.phase == "stopping":
             return None
-        # The coordinator may have ended the job, and told this process to leave, after the last
-        # look at its status; then its reason is the better one. One that serves no more is on
-        # its way out, which takes as long as its last files take.
-        if not served:
-            self._screen.note("waiting for the coordinator to end")
-        deadline = time.monotonic() + (TOLD_S if served else LEAVE_S)
-        while time.monotonic() < deadline:
-            for ended in self._children.wait(deadline - time.monotonic()):
-                if ended.name == "coordinator":
-                    return self._coordinator_ended(ended)
-        self._screen.note(f"{verdict.line}; stopping")
-        output = plain_output(exited.output()) or exited.output()
-        status = 2 if exited.status == 2 else 1
-        return Outcome(status, verdict.line, output[-LOG_LINES:], own=True)
+        for name, why in self._vitals.hung(self._children.stopped(), now).items():
+            outcome = self._ended(self._children.kill_one(name), f"{why} and was killed")
+            if outcome is not None:
+                return outcome
+        for name in [name for name, at in self._due.items() if at <= now]:
+            del self._due[name]
+            self._start(name)
+        return self._judge_deaths()
 
-    def _coordinator_ended(self, exited: Exited) -> Outcome:
+    # -- starting ----------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        if name == COORDINATOR:
+            command = self._cluster.coordinator
+            self._address = _stamp(self._run_dir / ADDRESS)
+        else:
+            command = self._cluster.members[name]
+        log = self._run_dir / "logs" / f"{name}.log"
+        pid = self._children.start(name, command.arguments, log, command.environment)
+        self._dead_workers.pop(pid, None)
+        self._vitals.started(name, pid, time.monotonic())
+
+    def _expect_coordinator(self, now: float) -> None:
+        """Before it serves it describes the job, which takes as long as the user's code takes."""
+        if self._lookout is not None or COORDINATOR not in self._children.alive():
+            return
+        if _stamp(self._run_dir / ADDRESS) in (None, self._address):
+            self._awaiting.waiting("the coordinator to read the job", now)
+            return
+        self._awaiting.over()
+        self._vitals.serves(now)
+        # A new connection: the old one would wait before it tries the address again.
+        self._lookout = Lookout(self._cluster.address)
+        self._lookout.start()
+        if not self._served:
+            self._served = True
+            for name in self._cluster.members:
+                self._start(name)
+
+    def _read_look(self) -> None:
+        look = self._lookout.newest if self._lookout is not None else None
+        if look is None or look is self._look or self._lookout is None:
+            return
+        self._look, self._status = look, look.status
+        self._screen.show(look.status)
+        self._vitals.answered(look.status, look.began)
+        for pid, how in self._dead_workers.items():
+            for worker in registrations(look.status, pid):
+                if worker.state != "left":
+                    self._lookout.worker_is_gone(worker, how)
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _ended(self, exited: Exited, how: str) -> Outcome | None:
+        now = time.monotonic()
+        death = _Death(exited, how, self._vitals.ended(exited.name, now), now)
+        if death.name == COORDINATOR:
+            self._close_lookout()
+            return self._coordinator_ended(death)
+        if death.is_workers:
+            self._dead_workers[exited.pid] = how
+        self._deaths.append(death)
+        if self._lookout is not None:
+            self._lookout.look()
+        return None
+
+    def _coordinator_ended(self, death: _Death) -> Outcome | None:
+        exited = death.exited
         if exited.status == 0:
             return Outcome(0)
-        if exited.status == 2:
-            return Outcome(2, details=plain_output(exited.output()))
-        reason = f"the coordinator (pid {exited.pid}) ended with {exited.how()}, see {exited.log}"
-        return Outcome(max(exited.status, 1), reason, exited.output()[-LOG_LINES:])
+        if exited.status == BAD_INPUT and not (self._served or self._restarts.made):
+            return Outcome(BAD_INPUT, details=exited.words())
+        if _stamp(self._run_dir / NAME) != self._summary:
+            # It wrote what the job came to, and ended it.
+            done = read_summary(self._run_dir).get("phase") == "done"
+            status = INTERRUPTED if exited.status == INTERRUPTED else FAILED
+            return Outcome(0) if done else Outcome(status, str(death), _last_words(exited))
+        if self._status.phase == "stopping":
+            return Outcome(FAILED, str(death), _last_words(exited))
+        # The next one will say how the job stands.
+        self._status = GetJobStatusResponse()
+        return self._again(death, "a job cannot go on without its coordinator")
+
+    def _judge_deaths(self) -> Outcome | None:
+        deaths, self._deaths = self._deaths, []
+        for death in deaths:
+            asked_since = self._look is not None and self._look.began > death.at
+            if death.exited.status >= 0 and not asked_since:
+                # It may have left because the job has ended; somebody who was killed did not.
+                self._deaths.append(death)
+                continue
+            outcome = self._member_ended(death)
+            if outcome is not None:
+                return outcome
+        return None
+
+    def _member_ended(self, death: _Death) -> Outcome | None:
+        if not death.is_workers:
+            return self._again(death, "a job cannot go on without all its shards")
+        workers = sum(name.startswith("worker") for name in (*self._children.alive(), *self._due))
+        if death.exited.status == 0:
+            # It has left by itself.
+            return None if workers else self._fail(death, f"no worker is left: {death}")
+        return self._again(death, "" if workers else "no worker is left", f"{workers} left")
+
+    def _again(self, death: _Death, fatal: str, left: str = "") -> Outcome | None:
+        """Starts it again, if it may be; otherwise the job fails, if that is ``fatal``."""
+        exited = death.exited
+        words = exited.words()
+        decision = self._restarts.ended(
+            Life(death.name, exited.status, death.how, death.lived_s, words[-1] if words else "")
+        )
+        if isinstance(decision, Restart):
+            self._due[death.name] = death.at + decision.after_s
+            when = f" in {decision.after_s:.1f} s" if decision.after_s else ""
+            self._screen.note(f"warning: {death}; it is started again{when}, {decision.reason}")
+            return None
+        line = f"{death}; it is not started again: {decision.reason}"
+        if not fatal:
+            self._screen.note(f"warning: {line}; {left}, the job goes on")
+            return None
+        return self._fail(death, f"{line}; {fatal}")
+
+    def _fail(self, death: _Death, reason: str) -> Outcome:
+        status = BAD_INPUT if death.exited.status == BAD_INPUT else FAILED
+        return Outcome(status, reason, _last_words(death.exited), own=True)
+
+    def _overdue(self, now: float) -> Outcome | None:
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if now - self._ended_at <= LEAVE_S:
+            return None
+        reason = f"the coordinator did not leave within {LEAVE_S:.0f} s of the end"
+        return Outcome(FAILED, self._status.reason or reason)
+
+    # -- stopping ----------------------------------------------------------------------------
+
+    def _drain(self) -> Outcome:
+        """Lets the coordinator end the job, which tells all others."""
+        self._screen.note("stopping: a checkpoint is written (Ctrl-C again to stop at once)")
+        self._children.terminate(COORDINATOR)
+        deadline = time.monotonic() + DRAIN_S
+        interrupted = Outcome(INTERRUPTED, "stopped by a signal", own=True)
+        while COORDINATOR in self._children.alive() and self._stop_requests < 2:
+            for exited in self._children.wait(TICK_S):
+                if exited.name == COORDINATOR and exited.status == 0:
+                    return Outcome(0)
+            now = time.monotonic()
+            self._read_look()
+            self._awaiting.waiting("the coordinator to write a checkpoint and to end", now)
+            if now >= deadline:
+                break
+        return interrupted
 
     def _wind_down(self, outcome: Outcome) -> None:
         """Lets the others leave by themselves, asks those that do not, then kills."""
-        if outcome.exit_status == 0 and self._status.phase:
-            # Its last steps were made after the last look.
-            self._status.phase = "done"
-            self._status.global_step = self._status.total_steps
-            self._status.waiting_for = ""
-            self._screen.show(self._status)
-        if outcome.own or outcome.exit_status == 130:
-            self._children.terminate("coordinator")
-        began = said = time.monotonic()
-        asked = False
+        self._screen_shows_the_end(outcome)
+        if outcome.own:
+            self._children.terminate(COORDINATOR)
+        began = time.monotonic()
+        awaiting, asked = Announcer(lambda what, _: self._screen.note(f"waiting for {what}")), False
         while self._children.alive() and self._stop_requests < 2:
             self._children.wait(TICK_S)
             now = time.monotonic()
-            if now - said >= ANNOUNCE_S:
-                said = now
-                self._screen.note(f"waiting for {', '.join(self._children.alive())} to end")
-            if now - began >= STOP_S / 2 and not asked:
+            awaiting.waiting(f"{', '.join(self._children.alive())} to end", now)
+            untold = outcome.own and COORDINATOR not in self._children.alive()
+            if not asked and (untold or now - began >= STOP_S / 2):
                 asked = True
                 for name in self._children.alive():
                     self._children.terminate(name)
@@ -251,13 +305,26 @@ class Supervisor:
                 break
         self._children.kill()
 
+    def _screen_shows_the_end(self, outcome: Outcome) -> None:
+        if outcome.exit_status == 0 and self._status.phase:
+            # Its last steps were made after the last look.
+            self._status.phase = "done"
+            self._status.global_step = self._status.total_steps
+            self._status.waiting_for = ""
+            self._screen.show(self._status)
 
-def _interrupted() -> Outcome:
-    return Outcome(130, "stopped by a signal", own=True)
+    def _close_lookout(self) -> None:
+        if self._lookout is not None:
+            self._lookout.stop()
+            self._lookout = None
+
+
+def _last_words(exited: Exited) -> list[str]:
+    return (exited.words() or exited.output())[-LOG_LINES:]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Tells a file from the one that an earlier run left at the same place."""
+    """Tells a file from the one that was there before at the same place."""
     try:
         stat = path.stat()
     except FileNotFoundError:

@@ -6,18 +6,24 @@ import argparse
 import itertools
 import os
 import shutil
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from coordinator.commands import UpOptions, cluster
-from coordinator.result import read_summary, result_table, write_failure
+from coordinator.commands import UpOptions, cluster, resume_command
+from coordinator.outcome import INTERRUPTED, Outcome
+from coordinator.restarts import MAX_RESTARTS
+from coordinator.result import read_summary, result_table, write_failure, write_restarts
 from coordinator.run_directory import new_run_directory, newest_run_directory
+from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.summary import NAME
-from coordinator.supervisor import Outcome, Supervisor
+from coordinator.supervisor import Supervisor
 from psrpc.errors import InvalidArgument, PsError
 from psrpc.process import on_stop_signals
 
@@ -76,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "steps waited for data, computed, and exchanged with the shards",
     )
     parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=MAX_RESTARTS,
+        metavar="N",
+        help="start processes that die or hang again, N times in all; 0: never; "
+        "default: %(default)s",
+    )
+    parser.add_argument(
         "--log-format",
         choices=("console", "json"),
         default="console",
@@ -94,12 +108,13 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args, run_dir)
     earlier = read_summary(run_dir)
     screen = open_screen(Console())
-    processes = cluster(options, os.environ, os.cpu_count() or 1)
-    supervisor = Supervisor(processes, run_dir, screen)
-    on_stop_signals(supervisor.stop)
-    screen.note(f"run directory {run_dir}")
     try:
-        outcome = supervisor.run()
+        with reserved_address() as address:
+            processes = cluster(options, os.environ, os.cpu_count() or 1, address)
+            supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
+            on_stop_signals(supervisor.stop)
+            screen.note(f"run directory {run_dir}")
+            outcome = supervisor.run()
     except OSError as error:
         _say(f"error: cannot start the processes of the job: {error}")
         return 2
@@ -113,6 +128,10 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             flag = name.replace("_", "-")
             raise InvalidArgument(f"--{flag} is {value}; expected a whole number of at least 1")
+    if args.max_restarts < 0:
+        raise InvalidArgument(
+            f"--max-restarts is {args.max_restarts}; expected a whole number of at least 0"
+        )
     if not args.connect_timeout > 0:
         raise InvalidArgument(
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
@@ -136,7 +155,22 @@ def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
         gpu_memory_fraction=args.gpu_memory_fraction,
         shm=args.shm,
         step_times=args.step_times,
+        max_restarts=args.max_restarts,
     )
+
+
+@contextmanager
+def reserved_address() -> Iterator[str]:
+    """An address of this host that the coordinator can have each time it is started.
+
+    The kernel gives the port of a bound socket to nobody who asks for any port, be it to listen or
+    to connect from. A server that allows addresses to be used again, as gRPC's do, can bind to it
+    nevertheless while the socket does not listen.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
@@ -184,14 +218,19 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
         status, reason = 1, f"the coordinator left no {NAME} in {run_dir}"
     elif status and summary.get("reason") and not outcome.own:
         reason, details = f"job failed: {summary['reason']}", []
-    elif status:
+    elif status and not (status == INTERRUPTED and summary):
         write_failure(run_dir, Path(options.job).stem, reason, summary)
+        summary = read_summary(run_dir)
+    if summary:
+        write_restarts(run_dir, outcome.restarts, summary)
         summary = read_summary(run_dir)
     if summary.get("global_step"):
         Console().print(result_table(summary, run_dir))
     if status:
         _say("\n".join(details))
         _say(f"error: {reason}")
+    if status == INTERRUPTED and any((run_dir / CHECKPOINTS).glob("step-*")):
+        _say(f"go on with: {resume_command(options)}")
     return status
 
 

@@ -116,6 +116,52 @@ def test_what_a_child_started_ends_with_it(shells: Shells) -> None:
         assert end.read() == ""
 
 
+def test_one_is_killed_with_what_it_started(shells: Shells) -> None:
+    held, never = shells.fifo("held"), shells.fifo("never")
+    shells.start("shard-0", f"exec 9> {held}; (read line < {never}) & read line < {never}")
+    pid = shells.start("shard-1", f"read line < {never}")
+    with held.open() as end:
+        exited = shells.children.kill_one("shard-0")
+        assert (exited.name, exited.how()) == ("shard-0", "signal SIGKILL")
+        assert end.read() == ""
+    assert shells.children.alive() == ["shard-1"]
+    assert is_running(pid)
+
+
+def test_who_is_stopped_is_seen_until_it_goes_on_or_ends(shells: Shells) -> None:
+    never = shells.fifo("never")
+    pid = shells.start("shard-0", f"read line < {never}")
+    for _ in range(2):
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        assert [shells.children.stopped() for _ in range(2)] == 2 * [["shard-0"]]
+        assert shells.children.poll() == []
+        os.kill(pid, signal.SIGCONT)
+        os.waitid(os.P_PID, pid, os.WCONTINUED | os.WNOWAIT)
+        assert shells.children.stopped() == []
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert shells.children.stopped() == []
+    assert [exited.name for exited in shells.children.poll()] == ["shard-0"]
+
+
+def test_words_are_told_from_structured_logs(shells: Shells) -> None:
+    lines = [
+        "2026-11-20T19:00:00.000001Z [info     ] serving",
+        "2026-11-20 19:00:00 [info     ] serving",
+        "\x1b[2m2026-11-20T19:00:00\x1b[0m [info] serving",
+        '{"event": "serving"}',
+        "2026 was a good year",
+        "{x}",
+        "error: y",
+    ]
+    (shells.folder / "said").write_text("\n".join(lines))
+    shells.start("shard-0", f"cat {shells.folder}/said")
+    (exited,) = shells.children.wait(LONG_S)
+    assert exited.output() == lines
+    assert exited.words() == lines[4:]
+
+
 def test_leaving_the_block_kills_all(tmp_path: Path) -> None:
     with Children() as children:
         shells = Shells(children, tmp_path)

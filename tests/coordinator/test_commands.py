@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from coordinator.commands import UpOptions, cluster, letters
+from coordinator.commands import UpOptions, cluster, letters, resume_command
 from psrpc.process import PARENT_PID
 
 ALL = UpOptions(
@@ -33,13 +34,14 @@ def line(arguments: object) -> str:
 
 
 def test_every_option_reaches_its_process() -> None:
-    processes = cluster(ALL, {}, cores=8)
+    processes = cluster(ALL, {}, cores=8, address="127.0.0.1:9")
+    assert processes.address == "127.0.0.1:9"
     assert line(processes.coordinator.arguments) == (
-        "coordinator.cli serve --job job.py --shards 2 --run-dir runs/x --bind 127.0.0.1:0 "
-        "--mode sync --replicas 4 --resume --set epochs=3 --set optimizer.learning_rate=0.1 "
+        "coordinator.cli serve --job job.py --shards 2 --run-dir runs/x --bind 127.0.0.1:9 "
+        "--resume --mode sync --replicas 4 --set epochs=3 --set optimizer.learning_rate=0.1 "
         "--log-format json --die-with-parent"
     )
-    members = processes.members("127.0.0.1:9")
+    members = processes.members
     assert list(members) == ["shard-0", "shard-1", "worker-a", "worker-b", "worker-c"]
     every = "--coordinator 127.0.0.1:9 --connect-timeout 7.5 --log-format json --die-with-parent"
     assert line(members["shard-1"].arguments) == (
@@ -53,12 +55,12 @@ def test_every_option_reaches_its_process() -> None:
 
 def test_what_was_not_said_is_left_to_the_job() -> None:
     options = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
-    processes = cluster(options, {}, cores=1)
+    processes = cluster(options, {}, cores=1, address="a:1")
     assert line(processes.coordinator.arguments) == (
-        "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind 127.0.0.1:0 "
+        "coordinator.cli serve --job job.py --shards 1 --run-dir r --bind a:1 "
         "--log-format console --die-with-parent"
     )
-    assert line(processes.members("a:1")["worker-a"].arguments) == (
+    assert line(processes.members["worker-a"].arguments) == (
         "worker.cli run --job job.py --gpu auto --coordinator a:1 --connect-timeout 120 "
         "--log-format console --die-with-parent"
     )
@@ -66,16 +68,28 @@ def test_what_was_not_said_is_left_to_the_job() -> None:
 
 def test_workers_share_the_cores() -> None:
     for cores, share in ((8, "2"), (2, "1")):
-        members = cluster(ALL, {}, cores).members("a:1")
+        members = cluster(ALL, {}, cores, "a:1").members
         assert members["worker-a"].environment["TF_NUM_INTRAOP_THREADS"] == share
         assert "TF_NUM_INTRAOP_THREADS" not in members["shard-0"].environment
 
 
 def test_the_environment_is_passed_on() -> None:
-    member = cluster(ALL, {"HOME": "/h", "MALLOC_TOP_PAD_": "1"}, 8).members("a:1")["shard-0"]
+    environment = {"HOME": "/h", "MALLOC_TOP_PAD_": "1"}
+    member = cluster(ALL, environment, 8, "a:1").members["shard-0"]
     assert member.environment["HOME"] == "/h"
     assert member.environment["MALLOC_TOP_PAD_"] == "1"
     assert member.environment[PARENT_PID] == str(os.getpid())
+
+
+def test_what_to_type_to_go_on() -> None:
+    assert resume_command(replace(ALL, job="my job.py", overrides=())) == (
+        "coordinator up 'my job.py' --resume --run-dir runs/x --shards 2 --workers 3 "
+        "--mode sync --replicas 4"
+    )
+    plain = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
+    assert resume_command(plain) == (
+        "coordinator up job.py --resume --run-dir r --shards 1 --workers 1"
+    )
 
 
 def test_letters_do_not_run_out() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.children import Exited
+from coordinator import vitals
 from coordinator.commands import Cluster, Command
-from coordinator.supervisor import Outcome, Supervisor, Verdict, judge, plain_output
+from coordinator.outcome import Outcome
+from coordinator.supervisor import Supervisor
 from psrpc.channel import bind, make_server
-from psrpc.v1.coordinator_pb2 import GetJobStatusRequest, GetJobStatusResponse, WorkerStatus
+from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
@@ -22,15 +25,34 @@ from psrpc.v1.coordinator_pb2_grpc import (
 
 
 class Status(CoordinatorServicer):
-    """Answers GetJobStatus with whatever ``now`` is."""
+    """Answers GetJobStatus with whatever ``now`` is, while ``answers`` is set."""
 
     def __init__(self) -> None:
-        self.now = GetJobStatusResponse(job="job", phase="training")
+        self.now = pb.GetJobStatusResponse(job="job", phase="training")
+        self.answers = threading.Event()
+        self.answers.set()
+        self.left: list[pb.LeaveWorkerRequest] = []
+        self.somebody_left = threading.Event()
 
     def GetJobStatus(  # noqa: N802
-        self, request: GetJobStatusRequest, context: Any
-    ) -> GetJobStatusResponse:
+        self, request: pb.GetJobStatusRequest, context: Any
+    ) -> pb.GetJobStatusResponse:
+        assert self.answers.wait(60)
         return self.now
+
+    def LeaveWorker(  # noqa: N802
+        self, request: pb.LeaveWorkerRequest, context: Any
+    ) -> pb.LeaveWorkerResponse:
+        # A message is never changed while it may be on its way out.
+        now = pb.GetJobStatusResponse()
+        now.CopyFrom(self.now)
+        for worker in now.workers:
+            if worker.worker == request.worker:
+                worker.state = "left"
+        self.now = now
+        self.left.append(request)
+        self.somebody_left.set()
+        return pb.LeaveWorkerResponse()
 
 
 class Notes:
@@ -40,10 +62,16 @@ class Notes:
         self.notes: list[str] = []
         self.shown: list[str] = []
         self.closed = False
+        self.when_shown: Callable[[], None] | None = None
         self._changed = threading.Condition()
 
-    def show(self, status: GetJobStatusResponse) -> None:
-        self.shown.append(status.phase)
+    def show(self, status: pb.GetJobStatusResponse) -> None:
+        with self._changed:
+            self.shown.append(status.phase)
+            self._changed.notify_all()
+        if self.when_shown is not None:
+            self.when_shown()
+            self.when_shown = None
 
     def note(self, line: str) -> None:
         with self._changed:
@@ -54,9 +82,10 @@ class Notes:
         self.closed = True
 
     def wait_for(self, word: str) -> None:
+        """Until a note has that word, or a status that phase was shown."""
         with self._changed:
             assert self._changed.wait_for(
-                lambda: any(word in line for line in self.notes), timeout=60
+                lambda: word in self.shown or any(word in line for line in self.notes), timeout=60
             )
 
 
@@ -70,25 +99,52 @@ class House:
         self.screen = Notes()
         self.members: dict[str, str] = {}
         self.coordinator = self.serving("read line < never; exit 0")
-        os.mkfifo(folder / "never")
+        for name in ("never", "gate", "end"):
+            self.fifo(name)
 
     def serving(self, script: str) -> str:
         return f"echo {self.address} > address.tmp; mv address.tmp address; {script}"
 
-    def supervisor(self) -> Supervisor:
+    def supervisor(self, max_restarts: int = 10) -> Supervisor:
         def command(script: str) -> Command:
             return Command(["/bin/sh", "-c", f"cd {self.folder}; {script}"], os.environ)
 
-        def members(address: str) -> dict[str, Command]:
-            assert address == self.address
-            return {name: command(script) for name, script in self.members.items()}
+        members = {name: command(script) for name, script in self.members.items()}
+        cluster = Cluster(self.address, command(self.coordinator), members)
+        return Supervisor(cluster, self.folder, self.screen, max_restarts)
 
-        return Supervisor(Cluster(command(self.coordinator), members), self.folder, self.screen)
-
-    def run(self) -> Outcome:
-        outcome = self.supervisor().run()
+    def run(self, max_restarts: int = 10) -> Outcome:
+        outcome = self.supervisor(max_restarts).run()
         assert self.screen.closed
         return outcome
+
+    @contextmanager
+    def running(self, max_restarts: int = 10) -> Iterator[list[Outcome]]:
+        """Runs it meanwhile; the outcome is in the list in the end."""
+        supervisor = self.supervisor(max_restarts)
+        outcomes: list[Outcome] = []
+        thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
+        thread.start()
+        try:
+            yield outcomes
+        except BaseException:
+            supervisor.stop()
+            supervisor.stop()
+            raise
+        finally:
+            thread.join()
+
+    def fifo(self, name: str) -> Path:
+        os.mkfifo(self.folder / name)
+        return self.folder / name
+
+    def write_summary(self, **values: object) -> str:
+        """A script that does."""
+        return f"echo '{json.dumps(values)}' > new.json; mv new.json summary.json"
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
 
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
@@ -105,8 +161,18 @@ def house(tmp_path: Path) -> Iterator[House]:
     server.stop(grace=None).wait()
 
 
+WAITS = "read line < never"
+
+STAYS = "read x < end"
+"""To the end of the job, which the coordinator tells it."""
+
+ENDS = "read x < gate; echo x > end; exit 0"
+
+TWICE = "if test -e been; then {second}; else touch been; {first}; fi"
+"""What a process does the first time, and what from then on."""
+
+
 def test_a_job_that_is_done(house: House) -> None:
-    os.mkfifo(house.folder / "gate")
     house.coordinator = house.serving("read line < gate; exit 0")
     house.members = {"shard-0": "exit 0", "worker-a": "echo done > gate"}
     assert house.run() == Outcome(0)
@@ -131,182 +197,258 @@ def test_bad_input_is_shown_as_the_coordinator_said_it(house: House) -> None:
 
 
 def test_a_failed_job_leaves_the_reason_to_the_summary(house: House) -> None:
-    house.coordinator = house.serving("exit 1")
-    house.members = {"worker-a": "read line < never"}
+    (house.folder / "summary.json").write_text("{}")
+    house.coordinator = house.serving(f"{house.write_summary(phase='failed')}; exit 1")
+    house.members = {"worker-a": WAITS}
     outcome = house.run()
-    assert (outcome.exit_status, outcome.own) == (1, False)
+    assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, False, {})
 
 
-def test_a_coordinator_that_dies_is_named_with_the_end_of_its_log(house: House) -> None:
-    house.coordinator = house.serving("echo last words; kill -9 $$")
-    house.members = {"shard-0": "read line < never"}
+def test_a_summary_counts_whatever_became_of_its_writer(house: House) -> None:
+    house.coordinator = house.serving(f"{house.write_summary(phase='done')}; kill -9 $$")
+    house.members = {"shard-0": "exit 0"}
+    assert house.run() == Outcome(0)
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "exit 3"])
+def test_a_shard_that_dies_is_started_again(house: House, end: str) -> None:
+    house.coordinator = house.serving(ENDS)
+    house.members = {
+        "shard-0": TWICE.format(first=f"echo first; {end}", second="echo second; echo x > gate"),
+        "shard-1": f"echo only; {STAYS}",
+    }
     outcome = house.run()
-    assert (outcome.exit_status, outcome.own) == (1, False)
-    assert outcome.reason.startswith("the coordinator (pid ")
-    assert outcome.reason.endswith(f"ended with signal SIGKILL, see {house.log('coordinator')}")
-    assert outcome.details == ["last words"]
+    assert outcome == Outcome(0, restarts={"shard-0": 1})
+    (warning,) = [note for note in house.screen.notes if note.startswith("warning")]
+    how = "signal SIGKILL" if "kill" in end else "exit status 3"
+    assert warning.startswith("warning: shard-0 (pid ")
+    assert warning.endswith(
+        f") ended with {how}, see {house.log('shard-0')}; it is started again, "
+        "restart 1 of at most 10"
+    )
+    assert house.log("shard-0").read_text() == "first\nsecond\n"
+    assert house.log("shard-1").read_text() == "only\n", "the others keep running"
+
+
+def test_a_coordinator_that_dies_is_started_again(house: House) -> None:
+    house.coordinator = TWICE.format(
+        first=house.serving("echo first; kill -9 $$"),
+        second=house.serving("echo second; read x < gate; exit 0"),
+    )
+    house.members = {"worker-a": "echo once; echo x > gate"}
+    outcome = house.run()
+    assert outcome == Outcome(0, restarts={"coordinator": 1})
+    assert house.log("coordinator").read_text() == "first\nsecond\n"
+    assert house.log("worker-a").read_text() == "once\n"
+
+
+def test_a_coordinator_that_dies_before_it_serves_is_started_again(house: House) -> None:
+    again = house.serving("read line < gate; exit 0")
+    house.coordinator = TWICE.format(first="kill -9 $$", second=again)
+    house.members = {"worker-a": "echo done > gate"}
+    assert house.run() == Outcome(0, restarts={"coordinator": 1})
+
+
+def test_a_coordinator_that_cannot_go_on_is_bad_input_and_leaves_the_run(house: House) -> None:
+    house.coordinator = TWICE.format(
+        first=house.serving("kill -9 $$"), second="echo 'error: the job has changed'; exit 2"
+    )
+    house.members = {"worker-a": WAITS}
+    outcome = house.run()
+    assert (outcome.exit_status, outcome.own) == (2, True)
+    assert outcome.reason.endswith("a job cannot go on without its coordinator")
+    assert outcome.details == ["error: the job has changed"]
 
 
 @pytest.mark.slow
-def test_a_shard_that_dies_ends_the_job(house: House) -> None:
-    house.coordinator = house.serving("exec 3<>never; trap 'echo told; exit 130' TERM; read x <&3")
-    house.members = {
-        "shard-0": "echo 'MemoryError: 3 GB'; exit 9",
-        "worker-a": "read line < never",
-    }
+def test_a_crash_loop_ends_the_job_with_its_last_words(house: House) -> None:
+    house.members = {"shard-0": "echo 'MemoryError: 3 GB'; exit 9", "worker-a": WAITS}
     outcome = house.run()
     assert (outcome.exit_status, outcome.own) == (1, True)
     assert outcome.reason.startswith("shard-0 (pid ")
-    assert f"ended with exit status 9, see {house.log('shard-0')}" in outcome.reason
+    assert outcome.reason.endswith(
+        f"ended with exit status 9, see {house.log('shard-0')}; it is not started again: a crash "
+        "loop, it ended 3 times in a row within 10 s of coming up; a job cannot go on without all "
+        "its shards"
+    )
     assert outcome.details == ["MemoryError: 3 GB"]
+    assert outcome.restarts == {"shard-0": 2}
+
+
+def test_a_shard_that_dies_for_good_stops_the_coordinator(house: House) -> None:
+    house.coordinator = house.serving("exec 3<>never; trap 'echo told; exit 130' TERM; read x <&3")
+    house.members = {"shard-0": "exit 1"}
+    outcome = house.run(max_restarts=0)
+    assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, True, {})
     assert house.log("coordinator").read_text() == "told\n"
 
 
-@pytest.mark.slow
-def test_the_coordinators_end_comes_before_a_shards(house: House) -> None:
-    os.mkfifo(house.folder / "gate")
-    house.coordinator = house.serving("read x < gate; echo why; exit 1")
+def test_bad_input_of_a_shard_is_not_tried_again(house: House) -> None:
+    house.members = {"shard-0": "echo 'error: no such host'; exit 2"}
+    outcome = house.run()
+    assert (outcome.exit_status, outcome.details) == (2, ["error: no such host"])
+    assert house.log("shard-0").read_text() == "error: no such host\n"
+
+
+def test_the_jobs_end_explains_that_of_a_shard(house: House) -> None:
+    house.status.now.phase = "failed"
+    end = house.write_summary(phase="failed", reason="why")
+    house.coordinator = house.serving(f"read x < gate; {end}; exit 1")
     house.members = {"shard-0": "echo x > gate; exit 1"}
     outcome = house.run()
-    assert (outcome.own, outcome.details) == (False, ["why"])
+    assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, False, {})
 
 
-def test_a_coordinator_that_serves_no_more_may_take_its_time(house: House) -> None:
-    os.mkfifo(house.folder / "gate")
-    house.address = "127.0.0.1:1"  # Nobody listens there.
+def test_an_end_is_not_judged_before_the_coordinator_has_answered(house: House) -> None:
+    """It may know that the job is over."""
     house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"shard-0": "exit 0"}
-    supervisor = house.supervisor()
-    outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
-    thread.start()
-    house.screen.wait_for("waiting for the coordinator to end")
-    (house.folder / "gate").write_text("done\n")
-    thread.join()
+    house.members = {"shard-0": "echo x > ended; exit 0"}
+    ended = house.fifo("ended")
+    house.status.answers.clear()
+    with house.running() as outcomes:
+        ended.read_text()
+        house.gate.write_text("done\n")
+        house.status.answers.set()
     assert outcomes == [Outcome(0)]
 
 
-def test_a_worker_that_dies_is_a_warning_while_others_are_left(house: House) -> None:
-    os.mkfifo(house.folder / "gate")
-    house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"worker-a": "kill -9 $$", "worker-b": "read line < never"}
-    supervisor = house.supervisor()
-    outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(supervisor.run()))
-    thread.start()
-    house.screen.wait_for("warning: worker-a (pid ")
-    assert "1 left, the job goes on" in house.screen.notes[-1]
-    (house.folder / "gate").write_text("done\n")
-    # The other worker never leaves by itself: a second request kills it.
-    supervisor.stop()
-    supervisor.stop()
-    thread.join()
-    assert outcomes[0].exit_status in {0, 130}
+@pytest.mark.slow
+def test_a_job_that_is_over_goes_on_if_its_coordinator_dies_before_it_is_recorded(
+    house: House,
+) -> None:
+    """All have left by then, and all are needed again."""
+    house.status.now = pb.GetJobStatusResponse(phase="done")
+    house.coordinator = TWICE.format(
+        first=house.serving("read x < door; kill -9 $$"),
+        second=f"echo x > again; {house.serving('read x < gate; exit 0')}",
+    )
+    house.members = {"shard-0": "if test -e left; then echo x > gate; fi; touch left"}
+    door, again = house.fifo("door"), house.fifo("again")
+    with house.running() as outcomes:
+        house.screen.wait_for("done")
+        door.write_text("x\n")
+        again.read_text()
+        house.status.now = pb.GetJobStatusResponse(phase="training")
+    assert outcomes == [Outcome(0, restarts={"coordinator": 1, "shard-0": 1})]
+
+
+def test_a_worker_that_dies_is_started_again_and_its_work_given_back(house: House) -> None:
+    house.coordinator = house.serving(ENDS)
+    house.members = {
+        "worker-a": TWICE.format(first="echo $$ > pid; read x < hold; kill -9 $$", second=STAYS)
+    }
+    pid, hold = house.fifo("pid"), house.fifo("hold")
+    with house.running() as outcomes:
+        workers = [
+            pb.WorkerStatus(worker="worker-2", incarnation=6, pid=1, state="active"),
+            pb.WorkerStatus(
+                worker="worker-3", incarnation=77, pid=int(pid.read_text()), state="active"
+            ),
+        ]
+        house.status.now = pb.GetJobStatusResponse(phase="training", workers=workers)
+        hold.write_text("go\n")
+        assert house.status.somebody_left.wait(60)
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0, restarts={"worker-a": 1})]
+    assert house.status.left[0] == pb.LeaveWorkerRequest(
+        worker="worker-3", incarnation=77, reason="ended with signal SIGKILL"
+    )
+    assert {farewell.worker for farewell in house.status.left} == {"worker-3"}
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_given_up_is_a_warning_while_others_are_left(house: House) -> None:
+    house.coordinator = house.serving(ENDS)
+    house.members = {"worker-a": "exit 1", "worker-b": STAYS}
+    with house.running() as outcomes:
+        house.screen.wait_for("it is not started again: a crash loop")
+        assert house.screen.notes[-1].endswith("; 1 left, the job goes on")
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0, restarts={"worker-a": 2})]
+
+
 def test_no_worker_left_ends_the_job(house: House) -> None:
-    house.coordinator = house.serving("exec 3<>never; trap 'exit 130' TERM; read x <&3")
     house.members = {"worker-a": "echo 'error: no such GPU: 3'; exit 2"}
     outcome = house.run()
     assert outcome.exit_status == 2
-    assert outcome.reason.startswith("no worker is left: worker-a (pid ")
+    assert outcome.reason.startswith("worker-a (pid ")
+    assert outcome.reason.endswith("no worker is left")
     assert outcome.details == ["error: no such GPU: 3"]
+
+
+def test_workers_that_leave_by_themselves_are_let_go(house: House) -> None:
+    house.members = {"worker-a": "exit 0", "worker-b": "exit 0"}
+    outcome = house.run()
+    assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, True, {})
+    assert outcome.reason.startswith("no worker is left: worker-")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_killed_and_replaced(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitals, "HUNG_S", 1.5)
+    house.coordinator = house.serving("read line < gate; exit 0")
+    house.members = {
+        "shard-0": TWICE.format(
+            first="exec 9>held; (read x < never) & kill -STOP 0", second="echo x > gate"
+        )
+    }
+    held = house.fifo("held")
+    with house.running() as outcomes:
+        # What it had started is gone too: nobody has it open for writing.
+        assert held.read_text() == ""
+    assert outcomes == [Outcome(0, restarts={"shard-0": 1})]
+    assert "was stopped for 2 s and was killed" in house.screen.notes[0]
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_does_not_answer_is_killed_and_replaced(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitals, "HUNG_S", 1.5)
+    house.status.answers.clear()
+    house.coordinator = TWICE.format(first=house.serving(WAITS), second=house.serving(ENDS))
+    house.members = {"worker-a": STAYS}
+    with house.running() as outcomes:
+        house.screen.wait_for("did not answer for 2 s and was killed")
+        house.status.answers.set()
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0, restarts={"coordinator": 1})]
 
 
 def test_a_signal_stops_the_coordinator_first(house: House) -> None:
     # The coordinator tells the others; here it lets them through their door.
-    os.mkfifo(house.folder / "door")
+    house.fifo("door")
     house.coordinator = house.serving(
         "exec 3<>never; trap 'echo bye > door; exit 130' TERM; read x <&3"
     )
     house.members = {"worker-a": "echo up; read line < door; echo left; exit 0"}
     supervisor = house.supervisor()
-    house.status.now.phase = "waiting"
-    show = house.screen.show
-
-    def show_and_stop(status: GetJobStatusResponse) -> None:
-        show(status)
-        if len(house.screen.shown) == 1:
-            supervisor.stop()
-
-    house.screen.show = show_and_stop  # type: ignore[method-assign]
+    house.screen.when_shown = supervisor.stop
     outcome = supervisor.run()
-    assert (outcome.exit_status, outcome.own) == (130, True)
+    assert (outcome.exit_status, outcome.own, outcome.restarts) == (130, True, {})
+    assert house.screen.notes == [
+        "stopping: a checkpoint is written (Ctrl-C again to stop at once)"
+    ]
     assert house.log("worker-a").read_text() == "up\nleft\n"
+
+
+def test_a_second_signal_kills(house: House) -> None:
+    house.coordinator = house.serving("trap '' TERM; read x < never")
+    house.members = {"worker-a": WAITS}
+    supervisor = house.supervisor()
+
+    def stop_twice() -> None:
+        supervisor.stop()
+        supervisor.stop()
+
+    house.screen.when_shown = stop_twice
+    assert supervisor.run().exit_status == 130
 
 
 def test_an_address_of_an_earlier_run_is_not_believed(house: House) -> None:
     (house.folder / "address").write_text("127.0.0.1:1\n")
-    os.mkfifo(house.folder / "gate")
-    house.coordinator = house.serving("read line < gate; exit 0")
-    house.members = {"worker-a": "echo done > gate"}
-    # `members` asserts the address.
+    house.coordinator = f"touch served; {house.serving('read line < gate; exit 0')}"
+    house.members = {"worker-a": "test -e served && echo done > gate"}
     assert house.run() == Outcome(0)
-
-
-GONE = Exited("shard-0", 7, -9, Path("shard-0.log"))
-WORKER = Exited("worker-a", 8, 1, Path("worker-a.log"))
-
-
-@pytest.mark.parametrize(
-    ("exited", "phase", "workers_left", "expected"),
-    [
-        (GONE, "done", 0, Verdict("expected")),
-        (GONE, "failed", 2, Verdict("expected")),
-        (
-            GONE,
-            "training",
-            2,
-            Verdict(
-                "fail",
-                "shard-0 (pid 7) ended with signal SIGKILL, see shard-0.log; "
-                "a job cannot go on without all its shards",
-            ),
-        ),
-        (
-            WORKER,
-            "training",
-            2,
-            Verdict(
-                "warn",
-                "worker-a (pid 8) ended with exit status 1, see worker-a.log; "
-                "2 left, the job goes on",
-            ),
-        ),
-        (
-            WORKER,
-            "finishing",
-            0,
-            Verdict(
-                "fail",
-                "no worker is left: worker-a (pid 8) ended with exit status 1, see worker-a.log",
-            ),
-        ),
-        (Exited("worker-b", 9, 0, Path("x")), "training", 1, Verdict("expected")),
-    ],
-)
-def test_what_an_end_means(
-    exited: Exited, phase: str, workers_left: int, expected: Verdict
-) -> None:
-    assert judge(exited, GetJobStatusResponse(phase=phase), workers_left) == expected
-
-
-def test_a_worker_is_named_as_the_display_names_it() -> None:
-    status = GetJobStatusResponse(
-        phase="training", workers=[WorkerStatus(worker="worker-3", pid=WORKER.pid)]
-    )
-    assert judge(WORKER, status, 1).line.startswith("worker-a (pid 8, worker-3 of the job) ended")
-
-
-def test_structured_logs_are_told_from_words() -> None:
-    lines = [
-        "2026-11-20T19:00:00.000001Z [info     ] serving",
-        "2026-11-20 19:00:00 [info     ] serving",
-        "\x1b[2m2026-11-20T19:00:00\x1b[0m [info] serving",
-        '{"event": "serving"}',
-        "2026 was a good year",
-        "{x}",
-        "error: y",
-    ]
-    assert plain_output(lines) == lines[4:]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator import up
 from coordinator.commands import UpOptions
-from coordinator.supervisor import Outcome
+from coordinator.outcome import Outcome
+from psrpc.channel import bind, make_server
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -37,6 +40,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "--intra-op-threads is 0; expected a whole number of at least 1",
         ),
         (["--connect-timeout", "nan"], "--connect-timeout is nan; expected seconds above 0"),
+        (["--max-restarts", "-1"], "--max-restarts is -1; expected a whole number of at least 0"),
         (
             ["--resume"],
             "--resume finds no run runs/job-*; say which with --run-dir",
@@ -90,8 +94,9 @@ def write_summary(**values: object) -> None:
     Path("runs/x/summary.json").write_text(json.dumps(values))
 
 
-def read_summary() -> object:
-    return json.loads(Path("runs/x/summary.json").read_text())
+def read_summary() -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(Path("runs/x/summary.json").read_text())
+    return summary
 
 
 def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,8 +120,10 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         skipped=1,
         failed=0,
         mean_staleness=0.0,
+        generation=4,
     )
-    assert up.conclude(Outcome(0), options(), earlier={}, made=True) == 0
+    restarts = {"worker-a": 1, "shard-1": 2}
+    assert up.conclude(Outcome(0, restarts=restarts), options(), earlier={}, made=True) == 0
     out, err = capsys.readouterr()
     cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in out.splitlines()]
     assert [cell for cell in cells if cell] == [
@@ -133,11 +140,14 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["eval.loss", "not finite"],
         ["eval.accuracy", "0.9712"],
         ["refused, skipped, failed", "0, 1, 0"],
+        ["generations", "4"],
+        ["restarts", "3 (shard-1 2, worker-a 1)"],
         ["checkpoint", "checkpoints/step-00001200"],
         ["run directory", "runs/x"],
     ]
     assert "mnist_dnn: done" in out
     assert err == ""
+    assert read_summary()["restarts"] == restarts
 
 
 def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
@@ -162,7 +172,12 @@ def test_a_job_that_failed_before_it_had_a_summary_gets_one(
     outcome = Outcome(1, "shard-0 is gone", ["MemoryError"], own=True)
     assert up.conclude(outcome, options(), earlier={}, made=True) == 1
     assert capsys.readouterr() == ("", "MemoryError\nerror: shard-0 is gone\n")
-    assert read_summary() == {"job": "job", "phase": "failed", "reason": "shard-0 is gone"}
+    assert read_summary() == {
+        "job": "job",
+        "phase": "failed",
+        "reason": "shard-0 is gone",
+        "restarts": {},
+    }
 
 
 def test_the_supervisors_reason_replaces_the_coordinators() -> None:
@@ -174,6 +189,7 @@ def test_the_supervisors_reason_replaces_the_coordinators() -> None:
         "phase": "failed",
         "reason": "shard-0 is gone",
         "examples": 5,
+        "restarts": {},
     }
 
 
@@ -182,7 +198,7 @@ def test_the_coordinators_reason_stays(capsys: pytest.CaptureFixture[str]) -> No
     outcome = Outcome(1, "the coordinator ended", ["last line of its log"])
     assert up.conclude(outcome, options(), earlier={}, made=True) == 1
     assert capsys.readouterr() == ("", "error: job failed: ten NaN\n")
-    assert read_summary() == {"job": "j", "phase": "failed", "reason": "ten NaN"}
+    assert read_summary()["reason"] == "ten NaN"
 
 
 def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,3 +209,34 @@ def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]
         "",
         "error: the coordinator left no summary.json in runs/x\n",
     )
+
+
+def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    write_summary(job="j", phase="failed", reason="stopped")
+    Path("runs/x/checkpoints/step-00000000").mkdir(parents=True)
+    outcome = Outcome(130, "stopped by a signal", own=True)
+    assert up.conclude(outcome, options(), earlier={}, made=True) == 130
+    assert capsys.readouterr().err == (
+        "error: stopped by a signal\n"
+        "go on with: coordinator up job.py --resume --run-dir runs/x --shards 1 --workers 1\n"
+    )
+    assert read_summary()["reason"] == "stopped", "the coordinator's own word"
+
+
+def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = Outcome(130, "stopped by a signal", own=True)
+    assert up.conclude(outcome, options(), earlier={}, made=True) == 130
+    assert capsys.readouterr().err == "error: stopped by a signal\n"
+
+
+def test_the_coordinators_address_is_kept_for_it() -> None:
+    with up.reserved_address() as address:
+        for _ in range(2):
+            server = make_server(threads=1)
+            assert bind(server, address) == int(address.rpartition(":")[2])
+            server.start()
+            server.stop(grace=None).wait()
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
