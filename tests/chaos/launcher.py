@@ -43,7 +43,7 @@ class Launcher:
         self._entries = entries
         self._pid = 0
         self._socket: socket.socket
-        self._lines: Any
+        self._buffer = b""
         self._exits: list[Exit] = []
 
     def __enter__(self) -> Launcher:
@@ -53,14 +53,12 @@ class Launcher:
         self._pid = os.fork()
         if self._pid == 0:
             ours.close()
-            _run(theirs, self._entries)
+            _serve(theirs, self._entries)
         theirs.close()
         self._socket = ours
-        self._lines = ours.makefile("r")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lines.close()
         self._socket.close()
         os.waitpid(self._pid, 0)
 
@@ -68,14 +66,12 @@ class Launcher:
         self, entry: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> int:
         """Runs an entry in a process of its own; its output is appended to ``log``."""
-        return int(
-            self._ask(
-                do="start",
-                entry=entry,
-                arguments=list(arguments),
-                log=str(log),
-                environment=dict(environment),
-            )
+        return self._ask(
+            do="start",
+            entry=entry,
+            arguments=list(arguments),
+            log=str(log),
+            environment=dict(environment),
         )
 
     def signal(self, pid: int, number: int) -> bool:
@@ -85,39 +81,50 @@ class Launcher:
     def exits(self) -> list[Exit]:
         """The processes that have ended since the last call."""
         while select.select([self._socket], [], [], 0)[0]:
-            self._read()
+            assert not self._read(), "nothing was asked"
         found, self._exits = self._exits, []
         return found
 
-    def _ask(self, **request: Any) -> Any:
+    def _ask(self, **request: Any) -> int:
         self._socket.sendall((json.dumps(request) + "\n").encode())
         while True:
-            answer = self._read()
-            if answer is not None:
-                return answer["answer"]
+            for answer in self._read():
+                return answer
 
-    def _read(self) -> dict[str, Any] | None:
-        """One line: an answer, or None after the news of an end."""
-        line = self._lines.readline()
-        if not line:
+    def _read(self) -> list[int]:
+        """What has come: answers are returned, ends are noted."""
+        received = self._socket.recv(1 << 16)
+        if not received:
             raise RuntimeError("the launcher has died")
-        message: dict[str, Any] = json.loads(line)
-        if "pid" in message:
-            self._exits.append(Exit(message["pid"], message["status"]))
-            return None
-        return message
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
+        messages = [json.loads(line) for line in lines]
+        self._exits += [Exit(m["pid"], m["status"]) for m in messages if "pid" in m]
+        return [int(m["answer"]) for m in messages if "answer" in m]
 
 
-def _run(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
-    """The launcher's own process."""
-    # A line for each end of a child, to wake the loop.
+def _serve(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
+    """The launcher's own process; whatever happens, its children end with it."""
+    alive: set[int] = set()
+    try:
+        # An owner that has died is no news.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            _obey(owner, entries, alive)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _obey(owner: socket.socket, entries: Mapping[str, Entry], alive: set[int]) -> None:
+    """Does what the owner says, until it has gone."""
     wake, woken = socket.socketpair()
     wake.setblocking(False)
     woken.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-    alive: set[int] = set()
     buffer = b""
     while True:
         ready, _, _ = select.select([owner, woken], [], [])
@@ -129,7 +136,7 @@ def _run(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
             continue
         received = owner.recv(1 << 16)
         if not received:
-            break
+            return
         *lines, buffer = (buffer + received).split(b"\n")
         for line in lines:
             request = json.loads(line)
@@ -142,9 +149,6 @@ def _run(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
                 if answer:
                     os.kill(request["pid"], request["number"])
             _say(owner, {"answer": answer})
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
-    os._exit(0)
 
 
 def _reap(owner: socket.socket, alive: set[int]) -> None:
@@ -157,9 +161,7 @@ def _reap(owner: socket.socket, alive: set[int]) -> None:
 
 
 def _say(owner: socket.socket, message: dict[str, Any]) -> None:
-    # An owner that has died needs no answer; the next read will tell.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        owner.sendall((json.dumps(message) + "\n").encode())
+    owner.sendall((json.dumps(message) + "\n").encode())
 
 
 def _fork(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -161,6 +162,7 @@ def description(options: Options) -> dict[str, Any]:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": options.checkpoint_every,
+        "keep_checkpoints": 5,
         "intra_op_threads": None,
         "wire_dtype": "float32",
         "compression": None,
@@ -209,7 +211,7 @@ class Torn(AssertionError):
     """Parameters that no shard may ever show."""
 
 
-def check_values(options: Options, values: dict[str, Array], round_number: int | None) -> None:
+def check_values(options: Options, values: Mapping[str, Array], round_number: int | None) -> None:
     """What holds of every pull.
 
     Args:

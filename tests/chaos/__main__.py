@@ -1,0 +1,160 @@
+"""``python -m tests.chaos``: runs schedules of faults against real processes.
+
+Prints a line for each schedule that fails, with the command that runs it again, and what all of
+them came to. The exit status is 0 when every one has passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+# Before gRPC is imported.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.environ["GRPC_VERBOSITY"] = "NONE"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+from tests.chaos.schedule import Schedule, make_schedule
+from tests.chaos.trial import Result, run_schedule
+
+TICK_S = 0.05
+
+SHOWN = 12
+"""Lines of what is wrong with a schedule."""
+
+
+def main() -> int:
+    """The exit status."""
+    options = _parse()
+    disk = can_mount()
+    if not disk:
+        say("no disk is filled up: mounting a file system needs root")
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    results = []
+    for result in run_all(range(options.first, options.first + options.schedules), options, folder):
+        results.append(result)
+        schedule = make_schedule(result.seed, disk=disk)
+        if result.wrong:
+            show_failure(schedule, result, folder / str(result.seed))
+        elif options.verbose:
+            say(f"seed {result.seed} passed in {result.seconds:.1f} s: {schedule}")
+        if not result.wrong and not options.keep:
+            shutil.rmtree(folder / str(result.seed), ignore_errors=True)
+    failed = [result.seed for result in results if result.wrong]
+    say(summary(results, time.monotonic() - began))
+    if not failed and not options.keep:
+        shutil.rmtree(folder)
+    return 1 if failed else 0
+
+
+def say(text: str) -> None:
+    """A line on standard output, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=200, metavar="N")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--jobs", type=int, default=2, metavar="J", help="side by side")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep everybody's logs there")
+    parser.add_argument("--verbose", action="store_true", help="a line for each that passes, too")
+    return parser.parse_args()
+
+
+def can_mount() -> bool:
+    """Whether a file system can be mounted here, so that it can be filled up."""
+    if os.geteuid() != 0:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "chaos", folder],
+            capture_output=True,
+            check=False,
+        )
+        if mounted.returncode == 0:
+            subprocess.run(["umount", folder], check=True)
+        return mounted.returncode == 0
+
+
+def run_all(seeds: range, options: argparse.Namespace, folder: Path) -> Iterator[Result]:
+    """Each schedule in a process of its own, so many side by side; in the order of their ends."""
+    disk = can_mount()
+    context = get_context("fork")
+    running: dict[int, BaseProcess] = {}
+    waiting = list(reversed(seeds))
+    while running or waiting:
+        while waiting and len(running) < options.jobs:
+            seed = waiting.pop()
+            running[seed] = context.Process(target=_run_one, args=(seed, disk, folder))
+            running[seed].start()
+        for seed, process in list(running.items()):
+            process.join(TICK_S / len(running))
+            if process.exitcode is not None:
+                del running[seed]
+                path = folder / f"{seed}.json"
+                if path.exists():
+                    yield Result.read(path)
+                    path.unlink()
+                else:
+                    yield Result(seed, [f"the harness itself ended with {process.exitcode}"])
+
+
+def _run_one(seed: int, disk: bool, folder: Path) -> None:
+    schedule = make_schedule(seed, disk=disk)
+    shutil.rmtree(folder / str(seed), ignore_errors=True)
+    run_schedule(schedule, folder / str(seed)).write(folder / f"{seed}.json")
+
+
+def show_failure(schedule: Schedule, result: Result, folder: Path) -> None:
+    """All that is needed to find out why."""
+    say(f"\nseed {result.seed} FAILED after {result.seconds:.1f} s")
+    say(f"  {schedule.options}")
+    for fault in result.faults:
+        say(f"  {fault}")
+    for line in result.wrong[:SHOWN]:
+        say(f"  wrong: {line}")
+    if len(result.wrong) > SHOWN:
+        say(f"  and {len(result.wrong) - SHOWN} more")
+    say(f"  logs: {folder}")
+    say(f"  again: {sys.executable} -m tests.chaos --schedules 1 --first {result.seed}")
+
+
+def summary(results: list[Result], seconds: float) -> str:
+    """What all schedules came to."""
+    passed = sum(not result.wrong for result in results)
+    faults = sum(len(result.faults) for result in results)
+    lines = [
+        f"{passed} of {len(results)} schedules passed, {faults} faults, in {seconds:.0f} s"
+        f" ({sum(r.cpu_s for r in results) / max(1, len(results)):.1f} CPU seconds each)"
+    ]
+    failed = [str(result.seed) for result in results if result.wrong]
+    if failed:
+        lines.append(f"failed: {' '.join(failed)}")
+    else:
+        bound = 3 / max(1, len(results))
+        lines.append(f"at 95 % confidence fewer than {bound:.2%} of such schedules fail")
+    times = sorted(time for result in results for time in result.recoveries)
+    if times:
+        lines.append(
+            f"first new step after a shard was up again: median {times[len(times) // 2]:.2f} s,"
+            f" 90 % within {times[int(len(times) * 0.9)]:.2f} s, at most {times[-1]:.2f} s"
+            f" ({len(times)} cases)"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

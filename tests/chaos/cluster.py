@@ -1,0 +1,230 @@
+"""The processes of one schedule: started, watched, and started again when they die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from psrpc.process import MALLOC_SETTINGS
+from tests.chaos.launcher import Launcher
+from tests.chaos.proxy import Link, Proxy
+from tests.chaos.roles import DESCRIPTION, STACKS
+from tests.chaos.witness import Options, description
+
+RESTART_S = 0.05
+"""Pause before a process that died is started again; longer each time if nobody had killed it."""
+
+MAX_FAILURES = 6
+"""Ends of one process that nobody ordered; more are a crash loop."""
+
+
+@dataclass
+class Process:
+    """One start of a process.
+
+    Attributes:
+        name: of its place, e.g. ``shard-0``; the same for those that replace it.
+        started: monotonic seconds; ``ended`` too.
+        ordered: it was killed, or replaced by another, on purpose.
+    """
+
+    name: str
+    pid: int
+    log: Path
+    started: float
+    ended: float | None = None
+    status: int | None = None
+    ordered: bool = False
+    port: int | None = None
+
+    def find_port(self) -> int | None:
+        """Where it listens; None before it has said so."""
+        if self.port is None and self.log.exists():
+            for line in self.log.read_text(errors="replace").splitlines():
+                if '"listening"' in line:
+                    self.port = int(json.loads(line)["port"])
+        return self.port
+
+
+@dataclass
+class Folders:
+    """Where one schedule keeps its files: ``run`` may be a small file system of its own."""
+
+    root: Path
+    run: Path = field(init=False)
+    logs: Path = field(init=False)
+    gate: Path = field(init=False)
+    description: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = self.root / "run"
+        self.logs = self.root / "logs"
+        self.gate = self.root / "gate"
+        self.description = self.root / "description.json"
+
+
+class Cluster:
+    """Runs one job. One thread uses it, but for links' questions where a process is."""
+
+    def __init__(
+        self, options: Options, folders: Folders, launcher: Launcher, proxy: Proxy
+    ) -> None:
+        self.options = options
+        self.folders = folders
+        self.history: list[Process] = []
+        self.links: dict[str, Link] = {}
+        self.done = False
+        """The coordinator has ended well, so nobody is started again."""
+        self._launcher = launcher
+        self._proxy = proxy
+        self._living: dict[int, Process] = {}
+        self._newest: dict[str, Process] = {}
+        self._due: dict[str, float] = {}
+        self._held_back: set[str] = set()
+
+    def start(self) -> None:
+        """Starts all processes at once; they wait for each other."""
+        options, folders = self.options, self.folders
+        folders.logs.mkdir()
+        folders.description.write_text(json.dumps(description(options)))
+        for name in ("observer", *options.shard_names, *options.worker_names):
+            label = name if name == "observer" else f"coordinator/{name}"
+            self.links[label] = self._proxy.link(self._coordinator_address)
+        for name in options.shard_names:
+            self.links[name] = self._proxy.link(self._address_of(name))
+        for name in self.names:
+            self._start(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all places."""
+        return ["coordinator", *self.options.shard_names, *self.options.worker_names]
+
+    def living(self, name: str) -> list[Process]:
+        """The processes of a place that have not ended, the newest last."""
+        return [process for process in self._living.values() if process.name == name]
+
+    def everyone(self) -> list[Process]:
+        """All that have not ended."""
+        return list(self._living.values())
+
+    def poll(self, now: float) -> None:
+        """Takes note of ends, and starts again who is due."""
+        for ended in self._launcher.exits():
+            process = self._living.pop(ended.pid)
+            process.ended, process.status = now, ended.status
+            if process.name == "coordinator" and ended.status == 0:
+                self.done = True
+            if not self.living(process.name):
+                pause_s = RESTART_S * 2 ** self.failures(process.name)
+                self._due.setdefault(process.name, now + pause_s)
+        if self.done:
+            self._due.clear()
+        for name, at in list(self._due.items()):
+            if now >= at and name not in self._held_back:
+                del self._due[name]
+                self._start(name)
+
+    def failures(self, name: str) -> int:
+        """How often a process ended though nobody had made it."""
+        return sum(p.name == name and p.status is not None and not p.ordered for p in self.history)
+
+    def starts(self, name: str) -> int:
+        """How often a process was started."""
+        return sum(process.name == name for process in self.history)
+
+    def signal(self, process: Process, number: int) -> bool:
+        """Sends a signal; False when the process had ended."""
+        if number == signal.SIGKILL:
+            process.ordered = True
+        return self._launcher.signal(process.pid, number)
+
+    def hold_back(self, name: str) -> None:
+        """``name`` is not started again for now."""
+        self._held_back.add(name)
+
+    def let_go(self, name: str) -> None:
+        """Undoes :meth:`hold_back`."""
+        self._held_back.discard(name)
+
+    def replace(self, name: str) -> Process:
+        """Starts another process for a place that somebody still has, or believes to have."""
+        for process in self.living(name):
+            process.ordered = True
+        return self._start(name)
+
+    def write_stacks(self) -> None:
+        """Has every process write down where its threads are."""
+        for process in self.everyone():
+            self._launcher.signal(process.pid, signal.SIGCONT)
+            self._launcher.signal(process.pid, STACKS)
+
+    def _start(self, name: str) -> Process:
+        number = self.starts(name) + 1
+        log = self.folders.logs / f"{name}.{number}.log"
+        entry = name.split("-")[0]
+        pid = self._launcher.start(entry, self._arguments(name), log, self._environment())
+        process = Process(name, pid, log, time.monotonic())
+        self.history.append(process)
+        self._living[pid] = self._newest[name] = process
+        return process
+
+    def _arguments(self, name: str) -> list[str]:
+        common = ["--log-format", "json", "--die-with-parent"]
+        if name == "coordinator":
+            options = self.options
+            return [
+                *("serve", "--job", "witness.py", "--shards", str(options.shards)),
+                *("--run-dir", str(self.folders.run), "--bind", "127.0.0.1:0", *common),
+            ]
+        where = ["--coordinator", self.links[f"coordinator/{name}"].address, *common]
+        if name.startswith("shard"):
+            index = name.removeprefix("shard-")
+            advertise = self.links[name].address
+            bind = ["--bind", "127.0.0.1:0", "--advertise", advertise]
+            return ["serve", "--shard", index, *bind, *where]
+        shm = [] if self.options.shm else ["--no-shm"]
+        return ["run", *where, *shm]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **MALLOC_SETTINGS,
+            DESCRIPTION: str(self.folders.description),
+            "CHAOS_OPTIONS": self.options.to_json(),
+            "CHAOS_GATE": str(self.folders.gate),
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+
+    def _coordinator_address(self) -> tuple[str, int] | None:
+        try:
+            host, port = (self.folders.run / "address").read_text().strip().split(":")
+        except (OSError, ValueError):
+            return None
+        return host, int(port)
+
+    def _address_of(self, name: str) -> Callable[[], tuple[str, int] | None]:
+        def find() -> tuple[str, int] | None:
+            process = self._newest.get(name)
+            port = process.find_port() if process is not None else None
+            return None if port is None else ("127.0.0.1", port)
+
+        return find
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still after SIGSTOP."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def is_root() -> bool:
+    """Whether this process may mount file systems."""
+    return os.geteuid() == 0

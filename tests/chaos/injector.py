@@ -1,0 +1,182 @@
+"""Carries out the faults of a schedule, and proves that they happened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tests.chaos.cluster import Cluster, Process, is_stopped
+from tests.chaos.proxy import Link, Proxy
+from tests.chaos.schedule import STARTING, Fault
+
+PATIENCE_S = 2.0
+"""A fault that waits for a step comes anyway when the job stands still for so long."""
+
+VAIN_S = 5.0
+"""A fault that finds nothing to hit in so long is given up, and counts as one that did not fire."""
+
+
+@dataclass
+class Record:
+    """What became of a fault.
+
+    Attributes:
+        began: monotonic seconds; None before it fired. ``ended`` too.
+        proof: what shows that it was one; empty when nothing does.
+    """
+
+    fault: Fault
+    due: float | None = None
+    began: float | None = None
+    ended: float | None = None
+    proof: str = ""
+    undo: list[Callable[[], object]] = field(default_factory=list)
+
+
+class Injector:
+    """Steps through a schedule's faults in order; they may overlap. One thread uses it."""
+
+    def __init__(self, cluster: Cluster, proxy: Proxy, faults: tuple[Fault, ...]) -> None:
+        self.records = [Record(fault) for fault in faults]
+        self._cluster = cluster
+        self._proxy = proxy
+        self._step = 0
+        self._moved: float | None = None
+        self._last: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether everything has been done and undone."""
+        return all(record.ended is not None for record in self.records)
+
+    def advance(self, now: float, step: int, training: bool) -> None:
+        """Does what is due."""
+        if self._last is None:
+            self._last = self._moved = now
+        if step != self._step:
+            self._step, self._moved = step, now
+        for record in self.records:
+            began, lasts_s = record.began, record.fault.lasts_s
+            if began is not None and record.ended is None and now >= began + lasts_s:
+                self._end(record, now)
+        waiting = next((record for record in self.records if record.began is None), None)
+        if waiting is not None:
+            self._consider(waiting, now, training)
+
+    def _consider(self, record: Record, now: float, training: bool) -> None:
+        assert self._last is not None
+        assert self._moved is not None
+        fault = record.fault
+        if record.due is None:
+            patient = now - self._moved < PATIENCE_S
+            if fault.step != STARTING and patient and (not training or self._step < fault.step):
+                return
+            record.due = max(now, self._last) + fault.after_s
+        if now < record.due:
+            return
+        if self._begin(record):
+            record.began = self._last = now
+        elif now > record.due + VAIN_S:
+            record.began = record.ended = self._last = now
+
+    # -- one fault ---------------------------------------------------------------------------
+
+    def _begin(self, record: Record) -> bool:
+        """False when there is nothing to hit yet."""
+        fault = record.fault
+        if fault.kind == "full":
+            return self._fill(record)
+        if fault.kind in ("kill", "stop", "replace"):
+            found = [self._cluster.living(name)[-1:] for name in fault.targets]
+            if not all(found):
+                return False
+            processes = [one for (one,) in found]
+            {"kill": self._kill, "stop": self._stop, "replace": self._stop}[fault.kind](
+                record, processes
+            )
+            return True
+        links = [self._cluster.links[name] for name in fault.targets]
+        if fault.kind != "refuse" and not all(link.connections for link in links):
+            return False
+        self._disturb(record, links)
+        return True
+
+    def _kill(self, record: Record, processes: list[Process]) -> None:
+        for process in processes:
+            self._cluster.hold_back(process.name)
+        hit = [p.name for p in processes if self._cluster.signal(p, signal.SIGKILL)]
+        record.proof = f"killed {', '.join(hit)}" if hit else ""
+        record.undo += [partial(self._cluster.let_go, process.name) for process in processes]
+
+    def _stop(self, record: Record, processes: list[Process]) -> None:
+        for process in processes:
+            self._cluster.signal(process, signal.SIGSTOP)
+        record.undo += [partial(self._wake, record, process) for process in processes]
+
+    def _wake(self, record: Record, process: Process) -> None:
+        if is_stopped(process.pid):
+            record.proof += f"stood still: {process.name}; "
+        if record.fault.ends == "kill":
+            self._cluster.signal(process, signal.SIGKILL)
+            return
+        if record.fault.kind == "replace" and process.ended is None:
+            self._cluster.replace(process.name)
+        self._cluster.signal(process, signal.SIGCONT)
+
+    def _disturb(self, record: Record, links: list[Link]) -> None:
+        kind = record.fault.kind
+        before = [vars(link.counts).copy() for link in links]
+        counted = {
+            "reset": "reset",
+            "partition": "held",
+            "swallow": "swallowed",
+            "refuse": "refused",
+        }[kind]
+        for link in links:
+            action = {
+                "reset": link.reset,
+                "partition": link.silence,
+                "swallow": link.swallow,
+                "refuse": link.refuse,
+            }[kind]
+            self._proxy.do(action)
+
+        def undo() -> None:
+            for link in links:
+                if record.fault.ends == "reset":
+                    self._proxy.do(link.reset)
+                self._proxy.do(link.restore)
+            for link, was in zip(links, before, strict=True):
+                count = getattr(link.counts, counted) - was[counted]
+                count += link.counts.reset - was["reset"] if kind == "refuse" else 0
+                if count:
+                    record.proof += f"{counted} {count}; "
+
+        record.undo.append(undo)
+
+    def _fill(self, record: Record) -> bool:
+        run = self._cluster.folders.run
+        if not (run / "address").exists():
+            return False
+        filler = run / "filler"
+        with filler.open("wb", buffering=0) as out:
+            try:
+                for size in (1 << 20, 1 << 12):
+                    with contextlib.suppress(OSError):
+                        while out.write(bytes(size)) == size:
+                            pass
+            finally:
+                out.flush()
+        free = os.statvfs(run).f_bavail
+        record.proof = f"{free} blocks left of the disk" if free == 0 else ""
+        record.undo.append(filler.unlink)
+        return True
+
+    def _end(self, record: Record, now: float) -> None:
+        for undo in record.undo:
+            undo()
+        record.ended = now

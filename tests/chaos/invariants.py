@@ -1,0 +1,172 @@
+"""What must hold when a schedule is over; every function says what does not, in lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psrpc.checkpoint import ShardState, load_state
+from psrpc.errors import CheckpointError
+from psrpc.manifest import newest_good
+from tests.chaos.cluster import Process
+from tests.chaos.injector import Record
+from tests.chaos.observer import Sight
+from tests.chaos.reference import Reference
+from tests.chaos.witness import BATCH_SIZE, PAIRS, WITNESS, Options, Torn, check_values
+from tests.chaos.worker_process import EXIT_TORN
+
+
+def check_end(run: Path, options: Options, ended: bool) -> list[str]:
+    """The job ended by itself, and says that it is done."""
+    if not ended:
+        return ["the job did not end"]
+    try:
+        summary = json.loads((run / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        return [f"there is no summary: {error}"]
+    found = []
+    expected = {
+        "phase": "done",
+        "global_step": options.total_steps,
+        "batches": options.total_batches,
+        "examples": (options.total_batches - (options.poisoned is not None)) * BATCH_SIZE,
+    }
+    for key, value in expected.items():
+        if summary.get(key) != value:
+            found.append(f"the summary has {key} {summary.get(key)!r}; expected {value!r}")
+    return found
+
+
+def check_final_state(run: Path, options: Options) -> list[str]:
+    """Every batch is in the last checkpoint of every shard once, and nothing else is."""
+    try:
+        choice = newest_good(run / "checkpoints")
+    except CheckpointError as error:
+        return [f"there is no good checkpoint: {error}"]
+    found = []
+    if choice.refused:
+        found.append(f"damaged checkpoints: {choice.refused}")
+    if choice.manifest.global_step != options.total_steps:
+        found.append(f"the last checkpoint is of step {choice.manifest.global_step}")
+    plan = options.plan
+    states = [load_state(choice.directory, plan, shard) for shard in range(options.shards)]
+    for shard, state in enumerate(states):
+        found += _check_applied(options, shard, state)
+    values: dict[str, Any] = {
+        arena.name: np.concatenate([state.values[arena.name] for state in states])
+        for arena in plan.arenas
+    }
+    try:
+        check_values(options, values, options.total_steps if options.mode == "sync" else None)
+    except Torn as error:
+        found.append(f"the last checkpoint: {error}")
+    witness = values[WITNESS].reshape(options.shards, options.piece)
+    for shard in range(options.shards):
+        missing = set(np.flatnonzero(witness[shard, : options.total_batches] == 0).tolist())
+        missing -= {options.poisoned}
+        if missing:
+            found.append(f"shard {shard} never had batches {sorted(missing)[:8]}")
+    if options.mode == "sync":
+        found += _compare(states, Reference(options).run())
+    assert set(values) == {WITNESS, PAIRS}
+    return found
+
+
+def _check_applied(options: Options, shard: int, state: ShardState) -> list[str]:
+    records = options.batches * BATCH_SIZE
+    expected = []
+    for epoch in range(options.epochs):
+        skipped = []
+        if options.poisoned is not None and options.poisoned // options.batches == epoch:
+            first = options.poisoned % options.batches * BATCH_SIZE
+            skipped = [[first, first + BATCH_SIZE]]
+        expected.append({"epoch": epoch, "applied": [[0, records]], "skipped": skipped})
+    have = [
+        {
+            "epoch": entry["epoch"],
+            "applied": [list(piece) for piece in entry["applied"]],
+            "skipped": [list(piece) for piece in entry["skipped"]],
+        }
+        for entry in state.applied
+    ]
+    if have != expected:
+        return [f"shard {shard} has applied {have}; expected {expected}"]
+    return []
+
+
+def _compare(states: Sequence[ShardState], reference: Sequence[ShardState]) -> list[str]:
+    """The same bits in parameters and slots."""
+    found = []
+    for shard, (state, expected) in enumerate(zip(states, reference, strict=True)):
+        for name, array in expected.values.items():
+            if state.values[name].tobytes() != array.tobytes():
+                differ = np.flatnonzero(state.values[name] != array)
+                found.append(
+                    f"shard {shard}: {name} has other bits than without faults, in"
+                    f" {len(differ)} of {len(array)} elements from {differ[:1]}"
+                )
+        if state.elements.keys() != expected.elements.keys():
+            found.append(f"shard {shard} has slots {sorted(state.elements)}")
+            continue
+        for slot, arrays in expected.elements.items():
+            for name, array in arrays.items():
+                if state.elements[slot][name].tobytes() != array.tobytes():
+                    found.append(f"shard {shard}: slot {slot} of {name} has other bits")
+        for name, scalar in expected.scalars.items():
+            if state.scalars[name] != scalar:
+                found.append(f"shard {shard}: {name} is {state.scalars[name]}, not {scalar}")
+    return found
+
+
+def check_sights(sights: Sequence[Sight]) -> list[str]:
+    """(generation, global step) never goes back for who looks at the status."""
+    found = []
+    for one, after in pairwise(sights):
+        if (after.generation, after.step) < (one.generation, one.step):
+            found.append(
+                f"the status went back from generation {one.generation} step {one.step}"
+                f" ({one.phase}) to generation {after.generation} step {after.step}"
+                f" ({after.phase})"
+            )
+    return found
+
+
+def check_processes(history: Sequence[Process]) -> list[str]:
+    """Nobody ended but those that were made to, and who was told that the job is over."""
+    found = []
+    for process in history:
+        who = f"{process.name} (pid {process.pid}, {process.log.name})"
+        if process.status is None:
+            found.append(f"{who} is still there")
+        elif process.status == EXIT_TORN:
+            found.append(f"{who} saw torn parameters: {_last_line(process.log)}")
+        elif process.status != 0 and not process.ordered:
+            found.append(f"{who} ended with {process.status}: {_last_line(process.log)}")
+    return found
+
+
+def check_logs(logs: Path) -> list[str]:
+    """No exception went unhandled."""
+    found = []
+    for log in sorted(logs.glob("*.log")):
+        text = log.read_text(errors="replace")
+        if "Traceback (most recent call last)" in text:
+            place = text.index("Traceback (most recent call last)")
+            last = text[place : place + 4000].strip().splitlines()[-1]
+            found.append(f"{log.name} has a traceback: {last}")
+    return found
+
+
+def check_faults(records: Sequence[Record]) -> list[str]:
+    """Every fault happened."""
+    return [f"this fault did not fire: {record.fault}" for record in records if not record.proof]
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

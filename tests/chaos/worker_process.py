@@ -1,0 +1,165 @@
+"""A worker whose gradients need no TensorFlow; everything else is the worker's own code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from coordinator.client import CoordinatorClient
+from pserver.workspace import Workspace
+from psrpc.batch import BatchId
+from psrpc.encoding import Encoding, Gradient, plain
+from psrpc.errors import JobFailed, PsError
+from psrpc.logs import configure, get_logger
+from psrpc.plan import Plan
+from psrpc.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.chaos.schedule import GATE
+from tests.chaos.witness import (
+    WITNESS,
+    Array,
+    Options,
+    Torn,
+    check_values,
+    description,
+    gradient,
+    initial_values,
+)
+from worker.ending import Stopped
+from worker.gradient_source import Pull
+from worker.performer import Performer
+from worker.standing import Standing
+
+log = get_logger()
+
+EXIT_TORN = 70
+"""The exit status of a worker that saw what no shard may ever show."""
+
+GATE_S = 0.01
+
+
+@dataclass(frozen=True)
+class WitnessResult:
+    """See ``worker.gradient_source.Result``."""
+
+    gradients: tuple[Gradient, ...]
+    loss: float
+    finite: bool
+
+
+class WitnessSource:
+    """The witness model as a ``worker.gradient_source.GradientSource``. Looks at all that it
+    receives; the last batches wait until the gate is open."""
+
+    wire: Encoding = "plain"
+
+    def __init__(self, options: Options, gate: Path, standing: Standing) -> None:
+        self._options = options
+        self._gate = gate
+        self._standing = standing
+        self._current: Mapping[str, Array] = {}
+        self.spare: Mapping[str, Array] = {}
+
+    def build(self) -> None:
+        """There is nothing to build."""
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        """See the protocol; so are the others."""
+        assert plan == self._options.plan
+        self._current, self.spare = workspace.sets
+
+    def leave(self) -> None:
+        self._current = self.spare = {}
+
+    def initial_values(self) -> Mapping[str, Array]:
+        return initial_values(self._options)
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def read(self, batch: BatchId) -> int:
+        return self._options.number(batch)
+
+    def gradient(self, batch: BatchId, given: int) -> WitnessResult:
+        options = self._options
+        time.sleep(options.pace_ms / 1000)
+        while given >= GATE * options.total_batches and not self._gate.exists():
+            self._standing.check()
+            time.sleep(GATE_S)
+        self._check(given // options.replicas if options.replicas else None)
+        pieces = self._current[WITNESS].reshape(options.shards, options.piece)
+        found = [gradient(options, given, shard, piece) for shard, piece in enumerate(pieces)]
+        parts = [one for one in found if one is not None]
+        gradients = tuple({name: plain(a) for name, a in part.items()} for part in parts)
+        return WitnessResult(gradients, float(given), bool(gradients))
+
+    def swap(self) -> None:
+        self._current, self.spare = self.spare, self._current
+        self._check(None)
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        pass
+
+    def take_back(self) -> None:
+        pass
+
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        raise AssertionError("there is nothing to evaluate")
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        raise AssertionError("there is nothing to merge")
+
+    def _check(self, round_number: int | None) -> None:
+        try:
+            check_values(self._options, self._current, round_number)
+        except Torn as torn:
+            self._say_and_die(torn)
+
+    def _say_and_die(self, torn: Torn) -> NoReturn:
+        where = self._standing.membership
+        sys.stderr.write(f"torn, in generation {where.generation}: {torn}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_TORN)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """What ``worker run`` does, with the witness model."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=("run",))
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    parser.add_argument("--die-with-parent", action="store_true")
+    parser.add_argument("--no-shm", dest="shm", action="store_false")
+    asked = parser.parse_args(arguments)
+    if asked.die_with_parent:
+        die_with_parent()
+    configure(asked.log_format, "worker")
+    options = Options.from_json(os.environ["CHAOS_OPTIONS"])
+    with (
+        CoordinatorClient(asked.coordinator) as client,
+        Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
+    ):
+        on_stop_signals(standing.stop)
+        source = WitnessSource(options, Path(os.environ["CHAOS_GATE"]), standing)
+        try:
+            standing.get_job()
+            sha256 = description(options)["job_sha256"]
+            with Performer(source, standing, sha256, "cpu", shm=asked.shm) as performer:
+                performer.run()
+        except Stopped as stopped:
+            log.info("leaving", why=str(stopped))
+            return 0
+        except JobFailed as error:
+            sys.stderr.write(f"error: job failed: {error}\n")
+        except PsError as error:
+            sys.stderr.write(f"error: {error}\n")
+    return 1
