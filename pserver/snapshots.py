@@ -88,7 +88,7 @@ class SnapshotFiles:
             CheckpointError: its files are damaged, or hold other variables than the plan.
         """
         directory = self._inside(checkpoint)
-        state = load_state(directory, self.plan, self.identity.shard, self.storage)
+        state = load_state(directory, self.plan, self.identity.shard, self.run_id, self.storage)
         try:
             applied = AppliedSet.from_epochs(state.applied)
         except InvalidArgument as error:

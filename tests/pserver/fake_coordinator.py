@@ -48,12 +48,15 @@ class FakeCoordinator(CoordinatorServicer):
         """Where a shard is told to begin that watches and stands at an older generation."""
         self.taken = False
         self.silent = False
-        self.answer = pb.HeartbeatShardResponse()
-        """To heartbeats."""
-        self.stale = ""
-        """Why to refuse shards as those of another time; empty if not."""
+        self.saved = False
+        """Whether a checkpoint was committed since a shard has said that it leaves."""
+        self.known: set[int] = set()
+        """Incarnations that have registered; clear it as a restart would."""
+        self.replaced = False
+        """Whether another process has the place."""
         self.address = ""
         self.registered: queue.Queue[pb.RegisterShardRequest] = queue.Queue()
+        self.refused: queue.Queue[pb.RegisterShardRequest] = queue.Queue()
         self.ready: queue.Queue[pb.ReportShardReadyRequest] = queue.Queue()
         self.snapshots: queue.Queue[pb.ReportSnapshotRequest] = queue.Queue()
         self.heartbeats: queue.Queue[pb.HeartbeatShardRequest] = queue.Queue()
@@ -62,7 +65,9 @@ class FakeCoordinator(CoordinatorServicer):
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
         if self.taken:
+            self.refused.put(request)
             raise AlreadyExists(f"shard {request.shard} is held by another process")
+        self.known.add(request.incarnation)
         self.registered.put(request)
         return self.registration
 
@@ -75,8 +80,12 @@ class FakeCoordinator(CoordinatorServicer):
     def HeartbeatShard(self, request: pb.HeartbeatShardRequest, context: Any) -> Any:  # noqa: N802
         if self.silent:
             raise Unreachable("as if nobody were there")
+        if self.replaced:
+            raise StaleGeneration(f"shard {request.shard} is held by another process")
         self.heartbeats.put(request)
-        return self.answer
+        return pb.HeartbeatShardResponse(
+            unknown=request.incarnation not in self.known, saved=request.leaving and self.saved
+        )
 
     def ReportSnapshot(self, request: pb.ReportSnapshotRequest, context: Any) -> Any:  # noqa: N802
         self.snapshots.put(request)
@@ -85,8 +94,8 @@ class FakeCoordinator(CoordinatorServicer):
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[Any]:  # noqa: N802
         """None in the queue breaks the stream, and so does an error."""
         self.watches.put(request)
-        if self.stale:
-            raise StaleGeneration(self.stale)
+        if request.incarnation not in self.known:
+            raise StaleGeneration(f"shard {request.shard} has not registered here")
         # A stream whose shard has gone must not eat what is meant for the next one.
         context.add_callback(lambda: self.commands.put(None))
         if request.generation < self.begin.generation:

@@ -1,0 +1,293 @@
+"""A shard and its coordinator: what it is told, what it answers, and what it does without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from queue import Queue
+from typing import TypeVar
+
+import pytest
+
+from pserver.client import Push, ShardClient
+from pserver.ending import Ending
+from psrpc.batch import BatchId
+from psrpc.errors import JobMismatch, NotReady, StaleGeneration
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
+from tests.pserver.shards import ONE_TRY, counting, part, plan_of, whole
+from tests.pserver.test_shard import shard, worker
+
+PLAN = plan_of()
+A, B = BatchId(0, 0, 5), BatchId(0, 5, 5)
+
+Message = TypeVar("Message")
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[FakeCoordinator]:
+    with running(FakeCoordinator(tmp_path, PLAN)) as fake:
+        yield fake
+
+
+def until(messages: Queue[Message], wanted: Callable[[Message], bool]) -> Message:
+    """The first that is wanted."""
+    while not wanted(message := messages.get(timeout=WAIT_S)):
+        pass
+    return message
+
+
+def push(client: ShardClient, batch: BatchId, generation: int = 1, name: str = "w") -> str:
+    """What became of a gradient of 1s."""
+    gradient = Push(name, batch, 1, 0, part(PLAN, whole(PLAN, 1.0)))
+    return client.push(client.fence(generation, 1), gradient).outcome
+
+
+def trained(client: ShardClient) -> None:
+    """Initializes the shard and applies batch A."""
+    client.initialize(client.fence(1, 1), counting(PLAN))
+    assert push(client, A) == "applied"
+
+
+def over(coordinator: FakeCoordinator, future: Future[None]) -> None:
+    """The job ends, and the shard with it."""
+    coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
+    assert future.exception(WAIT_S) is None
+
+
+# -- orders ----------------------------------------------------------------------------------
+
+
+def test_nobody_is_served_before_the_first_order(coordinator: FakeCoordinator) -> None:
+    coordinator.begin = pb.Begin()
+    with shard(coordinator) as future:
+        registered = coordinator.registered.get(timeout=WAIT_S)
+        watched = coordinator.watches.get(timeout=WAIT_S)
+        assert (watched.generation, watched.initialized, watched.version) == (0, False, 0)
+        with ShardClient(
+            registered.address, registered.incarnation, PLAN, 0, retry=ONE_TRY
+        ) as client:
+            with pytest.raises(NotReady, match="shard 0 is starting"):
+                client.initialize(client.fence(1, 1), counting(PLAN))
+            coordinator.commands.put(
+                pb.WatchResponse(begin=pb.Begin(generation=4, policy=1, fresh=True))
+            )
+            ready = coordinator.ready.get(timeout=WAIT_S)
+            assert (ready.generation, ready.initialized, ready.error) == (4, False, "")
+            client.initialize(client.fence(4, 1), counting(PLAN))
+        over(coordinator, future)
+
+
+def test_an_order_that_comes_again_is_answered_again(coordinator: FakeCoordinator) -> None:
+    with shard(coordinator) as future, worker(coordinator) as client:
+        trained(client)
+        coordinator.commands.put(pb.WatchResponse(begin=coordinator.begin))
+        ready = coordinator.ready.get(timeout=WAIT_S)
+        assert (ready.generation, ready.version, ready.initialized) == (1, 1, True)
+        assert [(i.start, i.stop) for i in ready.applied[0].applied] == [(0, 5)]
+        over(coordinator, future)
+
+
+def test_a_checkpoint_that_is_not_good_is_said_and_the_shard_stays(
+    coordinator: FakeCoordinator,
+) -> None:
+    with shard(coordinator) as future, worker(coordinator) as client:
+        trained(client)
+        for path in ("checkpoints/none", "../elsewhere"):
+            coordinator.commands.put(
+                pb.WatchResponse(begin=pb.Begin(generation=2, policy=1, restore=path))
+            )
+            ready = coordinator.ready.get(timeout=WAIT_S)
+            assert ready.generation == 2
+            assert path.rpartition("/")[2] in ready.error
+        assert push(client, B) == "applied", "it has not begun"
+        coordinator.commands.put(
+            pb.WatchResponse(begin=pb.Begin(generation=3, policy=1, keep=True))
+        )
+        assert coordinator.ready.get(timeout=WAIT_S).version == 2
+        over(coordinator, future)
+
+
+def test_an_order_without_a_source_is_no_order(coordinator: FakeCoordinator) -> None:
+    with shard(coordinator) as future, worker(coordinator) as client:
+        trained(client)
+        coordinator.commands.put(pb.WatchResponse(begin=pb.Begin(generation=2, policy=1)))
+        assert "names no source" in coordinator.ready.get(timeout=WAIT_S).error
+        assert push(client, B) == "applied"
+        over(coordinator, future)
+
+
+def test_a_revocation_is_obeyed_and_said_at_once(coordinator: FakeCoordinator) -> None:
+    coordinator.registration.heartbeat_s = 1000
+    with shard(coordinator) as future, worker(coordinator) as client:
+        assert until(coordinator.heartbeats, lambda beat: beat.generation == 1).revoked == 0
+        client.initialize(client.fence(1, 1), counting(PLAN))
+        coordinator.commands.put(
+            pb.WatchResponse(revocation=pb.Revocation(number=7, worker="worker-3"))
+        )
+        beat = coordinator.heartbeats.get(timeout=WAIT_S)
+        assert (beat.generation, beat.revoked) == (1, 7)
+        with pytest.raises(StaleGeneration, match="worker-3 was taken for gone"):
+            push(client, A, name="worker-3")
+        assert push(client, A, name="worker-4") == "applied"
+        over(coordinator, future)
+
+
+def test_a_shard_that_cannot_remember_a_revocation_leaves(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.revocations.MAX_REVOKED", 0)
+    with shard(coordinator) as future:
+        coordinator.commands.put(
+            pb.WatchResponse(revocation=pb.Revocation(number=1, worker="worker-3"))
+        )
+        with pytest.raises(Exception, match="0 workers were revoked in generation 1 already"):
+            future.result(WAIT_S)
+    assert not any(
+        coordinator.heartbeats.get_nowait().revoked for _ in range(coordinator.heartbeats.qsize())
+    )
+
+
+# -- a coordinator that was started again ----------------------------------------------------
+
+
+def test_a_shard_goes_on_serving_and_is_found_by_a_new_coordinator(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        old = stack.enter_context(ExitStack())
+        first = old.enter_context(running(FakeCoordinator(tmp_path, PLAN)))
+        future = stack.enter_context(shard(first))
+        client = stack.enter_context(worker(first))
+        trained(client)
+        old.close()
+        assert push(client, B) == "applied"
+        second = FakeCoordinator(tmp_path, PLAN)
+        second.begin = pb.Begin(generation=2, policy=1, keep=True)
+        stack.enter_context(running(second, first.address))
+        assert second.registered.get(timeout=WAIT_S).incarnation in first.known
+        watched = until(second.watches, lambda watch: watch.incarnation in second.known)
+        assert (watched.generation, watched.initialized, watched.version) == (1, True, 2)
+        ready = second.ready.get(timeout=WAIT_S)
+        assert (ready.generation, ready.version, ready.initialized) == (2, 2, True)
+        with pytest.raises(StaleGeneration, match="is of generation 1; shard 0 is in 2"):
+            push(client, A)
+        assert push(client, A, generation=2) == "already_applied"
+        over(second, future)
+
+
+def test_a_shard_that_was_forgotten_registers_again(coordinator: FakeCoordinator) -> None:
+    with shard(coordinator) as future, worker(coordinator):
+        coordinator.watches.get(timeout=WAIT_S)
+        coordinator.known.clear()
+        coordinator.registered.get(timeout=WAIT_S)
+        # Its old command stream is of no use any more.
+        watched = until(coordinator.watches, lambda watch: watch.incarnation in coordinator.known)
+        assert watched.generation == 1
+        over(coordinator, future)
+
+
+def test_a_stream_that_is_refused_has_the_shard_register_again(
+    coordinator: FakeCoordinator,
+) -> None:
+    coordinator.registration.heartbeat_s = 1000
+    with shard(coordinator) as future, worker(coordinator):
+        coordinator.known.clear()
+        coordinator.commands.put(None)
+        coordinator.registered.get(timeout=WAIT_S)
+        over(coordinator, future)
+
+
+def another_run(coordinator: FakeCoordinator) -> None:
+    coordinator.registration.run_id = "run-2"
+
+
+def another_plan(coordinator: FakeCoordinator) -> None:
+    coordinator.registration.plan = plan_of(size=32).to_json()
+
+
+@pytest.mark.parametrize("other", [another_run, another_plan])
+def test_a_coordinator_of_another_job_is_left(
+    coordinator: FakeCoordinator, other: Callable[[FakeCoordinator], None]
+) -> None:
+    with shard(coordinator) as future, worker(coordinator):
+        other(coordinator)
+        coordinator.known.clear()
+        with pytest.raises(JobMismatch, match="has another job"):
+            future.result(WAIT_S)
+
+
+# -- a place that is another's ---------------------------------------------------------------
+
+
+def test_a_shard_that_was_replaced_leaves(coordinator: FakeCoordinator) -> None:
+    with shard(coordinator) as future, worker(coordinator):
+        coordinator.replaced = True
+        with pytest.raises(StaleGeneration, match="was replaced as shard 0 and leaves"):
+            future.result(WAIT_S)
+
+
+def test_a_shard_whose_place_is_taken_when_it_comes_back_leaves(
+    coordinator: FakeCoordinator,
+) -> None:
+    with shard(coordinator) as future, worker(coordinator):
+        coordinator.taken = True
+        coordinator.known.clear()
+        with pytest.raises(StaleGeneration, match="was replaced as shard 0 and leaves"):
+            future.result(WAIT_S)
+
+
+def test_a_place_that_becomes_free_is_taken(coordinator: FakeCoordinator) -> None:
+    coordinator.taken = True
+    with shard(coordinator) as future:
+        coordinator.refused.get(timeout=WAIT_S)
+        coordinator.taken = False
+        coordinator.ready.get(timeout=WAIT_S)
+        over(coordinator, future)
+
+
+# -- leaving ---------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_told_to_stop_serves_until_it_is_saved(
+    coordinator: FakeCoordinator,
+) -> None:
+    ending = Ending()
+    with shard(coordinator, ending) as future, worker(coordinator) as client:
+        trained(client)
+        ending.stop()
+        until(coordinator.heartbeats, lambda beat: beat.leaving)
+        assert push(client, B) == "applied"
+        assert not future.done()
+        coordinator.saved = True
+        assert future.exception(WAIT_S) is None
+
+
+def test_a_shard_that_is_not_saved_leaves_in_the_end(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.ending.STAY_S", 0.05)
+    ending = Ending()
+    with shard(coordinator, ending) as future, worker(coordinator) as client:
+        trained(client)
+        coordinator.silent = True
+        ending.stop()
+        assert future.exception(WAIT_S) is None
+
+
+def test_told_twice_a_shard_leaves_at_once(coordinator: FakeCoordinator) -> None:
+    ending = Ending()
+    with shard(coordinator, ending) as future, worker(coordinator) as client:
+        trained(client)
+        ending.stop()
+        until(coordinator.heartbeats, lambda beat: beat.leaving)
+        ending.stop()
+        assert future.exception(WAIT_S) is None
+    assert not coordinator.saved
+
+
+def test_a_shard_that_holds_nothing_leaves_at_once(coordinator: FakeCoordinator) -> None:
+    ending = Ending()
+    with shard(coordinator, ending) as future, worker(coordinator):
+        ending.stop()
+        assert future.exception(WAIT_S) is None
