@@ -34,7 +34,8 @@ class Lookout:
         self._wake = threading.Event()
         self._ending = False
         self._lock = threading.Lock()
-        self._farewells: list[LeaveWorkerRequest] = []  # guarded by _lock
+        self._farewells: list[LeaveWorkerRequest] = []  # guarded by _lock, as is _told
+        self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
 
     def start(self) -> None:
@@ -65,7 +66,10 @@ class Lookout:
         )
         with self._lock:
             self._farewells.append(farewell)
-        self._wake.set()
+            first = worker.worker not in self._told
+            self._told.add(worker.worker)
+        if first:
+            self._wake.set()
 
     def _run(self) -> None:
         while not self._ending:

@@ -217,8 +217,9 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
     if status == 0 and not summary:
         status, reason = 1, f"the coordinator left no {NAME} in {run_dir}"
     elif status and summary.get("reason") and not outcome.own:
-        reason, details = f"job failed: {summary['reason']}", []
-    elif status and not (status == INTERRUPTED and summary):
+        if status != INTERRUPTED:
+            reason, details = f"job failed: {summary['reason']}", []
+    elif status:
         write_failure(run_dir, Path(options.job).stem, reason, summary)
         summary = read_summary(run_dir)
     if summary:

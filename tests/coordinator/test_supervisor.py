@@ -427,7 +427,7 @@ def test_a_signal_stops_the_coordinator_first(house: House) -> None:
     supervisor = house.supervisor()
     house.screen.when_shown = supervisor.stop
     outcome = supervisor.run()
-    assert (outcome.exit_status, outcome.own, outcome.restarts) == (130, True, {})
+    assert outcome == Outcome(130, "stopped by a signal")
     assert house.screen.notes == [
         "stopping: a checkpoint is written (Ctrl-C again to stop at once)"
     ]

@@ -214,7 +214,7 @@ def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]
 def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="failed", reason="stopped")
     Path("runs/x/checkpoints/step-00000000").mkdir(parents=True)
-    outcome = Outcome(130, "stopped by a signal", own=True)
+    outcome = Outcome(130, "stopped by a signal")
     assert up.conclude(outcome, options(), earlier={}, made=True) == 130
     assert capsys.readouterr().err == (
         "error: stopped by a signal\n"
