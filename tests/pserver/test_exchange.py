@@ -8,8 +8,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from typing import Literal
+from contextlib import closing, contextmanager
+from typing import Any, Literal
 
 import grpc
 import numpy as np
@@ -35,7 +35,7 @@ from psrpc.encoding import (
     round_to,
     wire_dtype,
 )
-from psrpc.errors import InvalidArgument, PsError, SegmentLost, ShardUnreachable
+from psrpc.errors import InvalidArgument, OutcomeUnknown, PsError, SegmentLost, ShardUnreachable
 from psrpc.plan import Plan
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -199,6 +199,25 @@ def test_a_push_arrives_while_another_is_applied(updates: Blocking) -> None:
         assert (first.result(30).version, second.result(30).version) == (1, 2)
 
 
+@contextmanager
+def hasty_client(
+    where: tuple[Any, ...], call: Callable[[ShardClient], object], entered: threading.Event
+) -> Iterator[SharingClient]:
+    """A client that has lost patience with a shard that was at it, as fast as this machine lets
+    it come so far."""
+    deadline_s = 0.05
+    while True:
+        with SharingClient(*where, plan=PLAN, deadline_s=deadline_s, retry=ONE_TRY) as client:
+            with pytest.raises(PsError) as caught:
+                call(client)
+            if entered.is_set():
+                assert isinstance(caught.value, SegmentLost)
+                assert "no answer to an exchange through shared memory" in str(caught.value)
+                yield client
+                return
+        deadline_s *= 2
+
+
 def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
     push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
@@ -206,10 +225,7 @@ def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
-        with SharingClient(*where, plan=PLAN, deadline_s=0.05) as hasty:
-            with pytest.raises(SegmentLost, match="no answer to an exchange through shared memory"):
-                hasty.push(fence, push)
-            assert updates.entered.is_set(), "the shard was at it when the worker lost patience"
+        with hasty_client(where, lambda hasty: hasty.push(fence, push), updates.entered) as hasty:
             assert not hasty.shares_memory
             another = Push("worker-1", BATCH, 1, 0, part(PLAN, counting(PLAN)))
             with pytest.raises(SegmentLost):
@@ -267,25 +283,72 @@ def test_without_an_answer_chunks_are_sent_again(updates: Blocking) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_shard_that_leaves_ends_idle_conversations_at_once(shared: bool) -> None:
-    engine = engine_of(PLAN)
+def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(shared: bool) -> None:
     server = ShardServer(0, "127.0.0.1:0")
     port = server.start()
-    server.open(engine)
+    server.open(engine_of(PLAN))
     where = (f"127.0.0.1:{port}", INCARNATION, PLAN, 0)
+    retry = RetryPolicy(first_s=0.001, budget_s=30)
     client = (
-        SharingClient(*where, plan=PLAN, retry=ONE_TRY)
+        SharingClient(*where, plan=PLAN, retry=retry)
         if shared
-        else ShardClient(*where, retry=ONE_TRY)
+        else ShardClient(*where, retry=retry)
     )
     with client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         client.pull(fence, "worker-1", None, whole(PLAN))
+        session = client._exchanger._session
+        assert session is not None
         # With a grace period that nobody would wait for.
         server.stop(grace_s=3600)
-        with pytest.raises(SegmentLost if shared else ShardUnreachable):
+        while session.usable:
+            threading.Event().wait(0.001)
+        with ShardServer(0, f"127.0.0.1:{port}") as again:
+            again.open(engine_of(PLAN))
+            client.initialize(fence, counting(PLAN))
             client.pull(fence, "worker-1", None, whole(PLAN))
+        assert client.shares_memory == shared
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_call_that_is_cancelled_ends_at_once(updates: Blocking, shared: bool) -> None:
+    engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
+    push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    with served(engine, shared=shared) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+
+        def cancel() -> None:
+            assert updates.entered.wait(30)
+            client.cancel()
+
+        cancelling = threading.Thread(target=cancel)
+        cancelling.start()
+        with pytest.raises(SegmentLost if shared else OutcomeUnknown, match="CANCELLED"):
+            client.push(fence, push)
+        cancelling.join()
+        updates.go_on.set()
+
+
+def test_a_push_that_was_never_answered_has_an_unknown_outcome(updates: Blocking) -> None:
+    engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
+    push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    with served(engine) as client:
+        fence = client.fence(1, 1)
+        client.initialize(fence, counting(PLAN))
+        where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
+        unknown = pytest.raises(OutcomeUnknown, match=r"shard 0 at .* push of epoch .* is safe")
+        with ShardClient(*where, retry=ONE_TRY, deadline_s=0.05) as hasty, unknown:
+            hasty.push(fence, push)
+        updates.go_on.set()
+
+
+def test_a_push_that_was_never_sent_changed_nothing() -> None:
+    with ShardServer(0, "127.0.0.1:0") as server:
+        where = (f"127.0.0.1:{server.port}", INCARNATION, PLAN, 0)
+    with ShardClient(*where, retry=ONE_TRY) as client, pytest.raises(ShardUnreachable):
+        client.push(client.fence(1, 1), Push("worker-1", BATCH, 1, 0, part(PLAN, normal())))
 
 
 def test_after_closing_there_are_no_exchanges() -> None:

@@ -153,7 +153,7 @@ def tries_of(error: PsError) -> int:
     return len(tries)
 
 
-@pytest.mark.parametrize("cls", sorted(subclasses(PsError), key=lambda cls: cls.__name__))
+@pytest.mark.parametrize("cls", sorted(subclasses(PsError), key=str))
 def test_of_all_errors_these_are_worth_another_try(cls: type[PsError]) -> None:
     assert (tries_of(cls("so it is")) > 1) == (cls in RETRIED)
 

@@ -10,15 +10,27 @@ def make(attempt: int) -> DoneBatch:
 
 def test_a_report_stays_until_a_call_that_carried_it_succeeded() -> None:
     reports = DoneBatches()
+    one, two = make(1), make(2)
+    reports.add(one)
+    sent = reports.pending()
+    reports.add(two)
+    assert reports.pending() == (one, two)
+    reports.acknowledge(sent)
+    reports.acknowledge(sent)
+    assert reports.pending() == (two,)
+    reports.clear()
+    assert reports.pending() == ()
+
+
+def test_an_answer_to_reports_of_an_older_generation_leaves_the_newer_alone() -> None:
+    reports = DoneBatches()
     reports.add(make(1))
     sent = reports.pending()
-    reports.add(make(2))
-    assert reports.pending() == [make(1), make(2)]
-    reports.acknowledge(sent)
-    reports.acknowledge(sent)
-    assert reports.pending() == [make(2)]
     reports.clear()
-    assert reports.pending() == []
+    again = make(1)
+    reports.add(again)
+    reports.acknowledge(sent)
+    assert reports.pending() == (again,)
 
 
 def test_a_report_travels_whole() -> None:

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from pserver.applied import AppliedSet
-from pserver.engine import ShardEngine
-from pserver.updates.engine import Slots
+from pserver.server import ShardServer
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed, ShardUnreachable, StaleGeneration
@@ -91,28 +90,24 @@ def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
 def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_earlier_try() -> None:
     plan = make_cut_plan(2)
     batch = BatchId(0, 0, 10)
-    values, into = arrays(plan, 1), arrays(plan, 0)
-
-    def come_up_with_the_batch(engine: ShardEngine, shard: int) -> None:
-        applied = AppliedSet()
-        applied.add(batch)
-        slots = Slots(scalars={"iterations": np.array(1)})
-        mine = {a.name: values[a.name][a.cuts[shard] : a.cuts[shard + 1]] for a in plan.arenas}
-        engine.restore(mine, slots, applied, 1)
-
+    into = arrays(plan, 0)
     with (
         serve_shards(plan) as served,
+        ShardServer(1, "127.0.0.1:0") as late,
         standing_alone() as standing,
-        Router(served.cluster, plan, standing) as router,
+        ExitStack() as stack,
     ):
-        first, second = served.engines
-        come_up_with_the_batch(first, 0)
+        with Router(served.cluster, plan, standing) as another:
+            another.initialize(arrays(plan, 1))
+            another.push_pull(batch, 9, None, into)
+        served.cluster.shards[1].address = f"127.0.0.1:{late.port}"
 
         def come_up_late() -> None:
-            while "waits for a worker to initialize it" not in router.awaited():
+            while "builds its update engine" not in router.awaited():
                 threading.Event().wait(0.001)
-            come_up_with_the_batch(second, 1)
+            late.open(served.engines[1])
 
+        router = stack.enter_context(Router(served.cluster, plan, standing))
         waiting = threading.Thread(target=come_up_late)
         waiting.start()
         pushed = router.push_pull(batch, 1, parts(plan, arrays(plan, 5)), into)
