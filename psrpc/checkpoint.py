@@ -22,6 +22,7 @@ from psrpc.manifest import (
     Choice,
     Manifest,
     ManifestFile,
+    check_identity,
     commit,
     newest_good,
     read_manifest,
@@ -56,7 +57,13 @@ __all__ = [
 ]
 
 
-def load_state(directory: Path, plan: Plan, shard: int, storage: Storage = DISK) -> ShardState:
+def load_state(
+    directory: Path,
+    plan: Plan,
+    shard: int,
+    run_id: str | None = None,
+    storage: Storage = DISK,
+) -> ShardState:
     """What ``shard`` of ``plan`` takes over from a checkpoint of any number of shards.
 
     Arrays are aligned and the caller's own. With the checkpoint's own plan only the shard's own
@@ -65,10 +72,16 @@ def load_state(directory: Path, plan: Plan, shard: int, storage: Storage = DISK)
     version and the batches that all of them have, so that what only some have is trained again
     rather than lost.
 
+    Args:
+        directory: a checkpoint under the name that it was committed with.
+        run_id: the run that it has to be of; None takes any.
+
     Raises:
-        CheckpointError: the files are damaged, or hold other variables than the plan.
+        CheckpointError: the files are damaged, of another checkpoint, or hold other variables than
+            the plan.
     """
     manifest = read_manifest(directory, storage)
+    check_identity(directory, manifest, run_id)
     _compare_variables(directory, manifest.plan, plan)
     own = manifest.plan.hash == plan.hash
     loading = _Loading(plan, shard)

@@ -169,6 +169,18 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
     return manifest
 
 
+def check_identity(directory: Path, manifest: Manifest, run_id: str | None = None) -> None:
+    """Whether the manifest is of this checkpoint, and of this run if one is named.
+
+    Raises:
+        CheckpointError: it is of another.
+    """
+    if manifest.name != directory.name:
+        raise CheckpointError(f"the manifest in {directory} is of {manifest.name}")
+    if run_id is not None and manifest.run_id != run_id:
+        raise CheckpointError(f"{directory} is of run {manifest.run_id}; expected {run_id}")
+
+
 def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
     """Reads every file through and compares it with the manifest.
 
@@ -236,11 +248,9 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
         directory = checkpoints / name
         try:
             manifest = read_manifest(directory, storage)
+            check_identity(directory, manifest)
         except CheckpointError as error:
             refused.append((directory, str(error)))
-            continue
-        if manifest.name != name:
-            refused.append((directory, f"the manifest of {directory} is of {manifest.name}"))
             continue
         found.append((directory, manifest))
     found.sort(key=lambda item: (item[1].generation, item[1].global_step), reverse=True)
@@ -268,8 +278,7 @@ def newest_good(
         try:
             if directory.name in (refused or {}):
                 raise CheckpointError((refused or {})[directory.name])
-            if run_id is not None and manifest.run_id != run_id:
-                raise CheckpointError(f"{directory} is of run {manifest.run_id}; expected {run_id}")
+            check_identity(directory, manifest, run_id)
             verify(directory, manifest, storage)
         except CheckpointError as error:
             passed_over.append((directory, str(error)))

@@ -270,7 +270,7 @@ def test_a_shard_reads_its_own_file_and_reads_it_once(tmp_path: Path) -> None:
     damaged = directory / shard_file_name(2, 3)
     damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
     disk = CountingDisk()
-    assert_state(load_state(directory, plan, 1, disk), state_of(plan, 1))
+    assert_state(load_state(directory, plan, 1, storage=disk), state_of(plan, 1))
     assert disk.opened == ["manifest.json", "shard-1-of-3.safetensors"]
     with pytest.raises(CheckpointError, match="shard-2-of-3"):
         load_state(directory, plan, 2)
