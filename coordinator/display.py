@@ -95,6 +95,8 @@ def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
     text = Text.assemble((status.job, "bold"), f"  {mode}  ", (status.phase, "bold cyan"))
     if status.epochs:
         text.append(f"  epoch {_epoch(status)}/{status.epochs}")
+    if status.generation > 1:
+        text.append(f"  generation {status.generation}")
     text.append(f"  {duration(elapsed_s)}")
     if status.phase == "training" and status.steps_per_s > 0:
         # Rates count micro-batches; a step of sync mode is a round of `replicas` of them.
@@ -179,6 +181,8 @@ def _events(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[st
     found: list[str] = []
     if status.phase != last.phase:
         found.append(f"{status.job}: {status.phase}")
+    if status.generation > max(last.generation, 1):
+        found.append(f"generation {status.generation}")
     found += _changes(
         {f"shard {s.shard}": s.state for s in last.shards},
         {f"shard {s.shard}": s.state for s in status.shards},

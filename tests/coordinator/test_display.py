@@ -170,6 +170,16 @@ def test_an_epoch_an_evaluation_and_a_warning_do_not_wait() -> None:
     assert log.lines(status, 100.2) == []
 
 
+def test_a_generation_after_the_first_is_shown() -> None:
+    assert "generation" not in text(training(generation=1))[0]
+    assert "epoch 1/2  generation 3  " in text(training(generation=3))[0]
+    log = ProgressLog()
+    log.lines(training(generation=1), 0.0)
+    recovering = training(generation=2, phase="recovering")
+    assert log.lines(recovering, 0.1)[:2] == ["mnist_dnn: recovering", "generation 2"]
+    assert log.lines(recovering, 0.2) == []
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.0, "0.0 s"), (59.9, "59.9 s"), (65.4, "1:05"), (3599.6, "1:00:00"), (7265.0, "2:01:05")],

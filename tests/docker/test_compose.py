@@ -1,4 +1,5 @@
-"""Builds the image and trains MNIST on it: 2 shards, 1 coordinator, 2 workers, all containers."""
+"""Builds the image and trains MNIST on it: 2 shards, 1 coordinator, 2 workers, all containers.
+Then once more, with a shard and a worker killed on the way."""
 
 from __future__ import annotations
 
@@ -31,6 +32,9 @@ class Compose:
 
     def __call__(self, *arguments: str) -> str:
         return run([*self._command, *arguments], **self._environment)
+
+    def with_environment(self, **changes: str) -> Compose:
+        return Compose({**self._environment, **changes})
 
     def containers(self) -> list[str]:
         return run(["docker", "ps", "-aq", "--filter", OF_PROJECT]).split()
@@ -97,6 +101,58 @@ def test_a_cluster_of_containers_trains_mnist(compose: Compose) -> None:
     assert summary["eval"]["accuracy"] > 0.87
     compose("down", "--volumes", "--remove-orphans")
     assert compose.containers() == []
+
+
+def test_what_is_killed_comes_back_and_every_example_counts_once(compose: Compose) -> None:
+    options = "--mode sync --replicas 2 --set epochs=3 --set checkpoint_every=100"
+    lossy = compose.with_environment(RUN="lossy", JOB_OPTIONS=options)
+    lossy("up", "-d", "--scale", "worker=2")
+    containers = lossy.containers()
+    victims = [lossy("ps", "-q", service).split()[0] for service in ("worker", "shard-1")]
+    for victim, step in zip(victims, (150, 400), strict=True):
+        wait_for_step(lossy, step)
+        kill(victim)
+    statuses = run(["docker", "wait", *containers]).split()
+    assert statuses == ["0"] * 5, lossy("logs", "--no-color")
+    assert [restarts(container) for container in victims] == [1, 1]
+    assert sum(map(restarts, containers)) == 2
+    summary = read_summary()
+    assert (summary["phase"], summary["examples"]) == ("done", 180000)
+    assert summary["generation"] > 1
+    lossy("down", "--volumes", "--remove-orphans")
+
+
+WAIT_FOR_STEP = """
+import sys, threading
+from coordinator.client import CoordinatorClient
+from psrpc.errors import PsError
+with CoordinatorClient("localhost:5000") as client:
+    for _ in range(600):
+        try:
+            status = client.get_job_status()
+        except PsError:
+            status = None
+        if status is not None and status.global_step >= int(sys.argv[1]):
+            sys.exit(0)
+        threading.Event().wait(0.1)
+sys.exit("the job does not come to step " + sys.argv[1])
+"""
+
+
+def wait_for_step(compose: Compose, step: int) -> None:
+    """Asks the coordinator, from within its container."""
+    compose("exec", "-T", "coordinator", "python", "-c", WAIT_FOR_STEP, str(step))
+
+
+def kill(container: str) -> None:
+    """The process itself, from outside: the engine would not start again what it killed."""
+    pid = run(["docker", "inspect", "-f", "{{.State.Pid}}", container])
+    as_root = ["docker", "run", "--rm", "--pid=host", "--user=0", IMAGE]
+    run([*as_root, "sh", "-c", f"kill -9 {pid}"])
+
+
+def restarts(container: str) -> int:
+    return int(run(["docker", "inspect", "-f", "{{.RestartCount}}", container]))
 
 
 def read_summary() -> dict[str, Any]:
