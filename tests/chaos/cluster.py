@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -216,15 +215,15 @@ class Cluster:
         return find
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process stands still after SIGSTOP."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"
-
-
-def is_root() -> bool:
-    """Whether this process may mount file systems."""
-    return os.geteuid() == 0
+def is_stopped(pid: int, wait_s: float) -> bool:
+    """Whether a process stands still within ``wait_s`` after it was sent SIGSTOP."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        if stat.rpartition(")")[2].split()[0] == "T":
+            return True
+        time.sleep(0.001)
+    return False

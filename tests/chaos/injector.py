@@ -16,6 +16,9 @@ from tests.chaos.schedule import STARTING, Fault
 PATIENCE_S = 2.0
 """A fault that waits for a step comes anyway when the job stands still for so long."""
 
+STOPPED_S = 1.0
+"""How long a process may take to stand still."""
+
 VAIN_S = 5.0
 """A fault that finds nothing to hit in so long is given up, and counts as one that did not fire."""
 
@@ -114,16 +117,15 @@ class Injector:
 
     def _stop(self, record: Record, processes: list[Process]) -> None:
         for process in processes:
-            self._cluster.signal(process, signal.SIGSTOP)
-        record.undo += [partial(self._wake, record, process) for process in processes]
+            if self._cluster.signal(process, signal.SIGSTOP) and is_stopped(process.pid, STOPPED_S):
+                record.proof += f"stood still: {process.name}; "
+        record.undo += [partial(self._wake, record.fault, process) for process in processes]
 
-    def _wake(self, record: Record, process: Process) -> None:
-        if is_stopped(process.pid):
-            record.proof += f"stood still: {process.name}; "
-        if record.fault.ends == "kill":
+    def _wake(self, fault: Fault, process: Process) -> None:
+        if fault.ends == "kill":
             self._cluster.signal(process, signal.SIGKILL)
             return
-        if record.fault.kind == "replace" and process.ended is None:
+        if fault.kind == "replace" and process.ended is None:
             self._cluster.replace(process.name)
         self._cluster.signal(process, signal.SIGCONT)
 
