@@ -50,6 +50,7 @@ class Router:
         # Why the shards' last calls had to be repeated.
         self._why: dict[int, str] = {}
         self._pending: set[int] = set()
+        self._pulling = False
         retry = RetryPolicy(budget_s=standing.connect_timeout_s)
         self._clients = [
             ShardClient(
@@ -116,7 +117,11 @@ class Router:
                 self._fences[shard], self._standing.worker, source, into, decision
             )
 
-        pulled = self._all(pull)
+        self._pulling = True
+        try:
+            pulled = self._all(pull)
+        finally:
+            self._pulling = False
         # Kept snapshots are for evaluations, which may come in the middle of a round.
         if not isinstance(source, str):
             self._versions = [info.version for info in pulled]
@@ -176,8 +181,9 @@ class Router:
 
     def _interrupt(self, at_once: bool) -> None:
         self._abort.set()
-        if at_once:
-            # A shard that stands still would hold its exchange for a minute.
+        # A shard that stands still, or a round that does not end, would hold an exchange for a
+        # minute; a push may still come to its end.
+        if at_once or self._pulling:
             for client in self._clients:
                 client.cancel()
 

@@ -1,0 +1,507 @@
+"""The worker's protocol: every path by hand, and what holds on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from psrpc.batch import BatchId
+from psrpc.errors import (
+    InvalidArgument,
+    InvalidJob,
+    JobFailed,
+    NotReady,
+    OutcomeUnknown,
+    PsError,
+    RoundPassed,
+    StaleGeneration,
+)
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from worker import actions as does
+from worker.actions import (
+    Action,
+    Commit,
+    Compute,
+    Computed,
+    Done,
+    Evaluate,
+    Expect,
+    Initialize,
+    Join,
+    Lease,
+    LeaseAhead,
+    Leave,
+    Merge,
+    Pull,
+    Push,
+    Pushed,
+    PushPull,
+    Register,
+    Rejoin,
+    ReportWork,
+    Settle,
+    TakeBack,
+    TakeLease,
+)
+from worker.conduct import batch_id, conduct
+from worker.done import DoneBatch
+from worker.ending import Stopped
+
+FINISHED = pb.Lease(finished=pb.Shutdown())
+
+
+def batch(index: int) -> BatchId:
+    return BatchId(0, 8 * index, 8)
+
+
+def attempt(index: int, number: int | None = None) -> types.Attempt:
+    b = batch(index)
+    return types.Attempt(
+        batch=types.BatchId(epoch=b.epoch, first=b.first, count=b.count),
+        attempt=index + 1 if number is None else number,
+    )
+
+
+def task(*indices: int) -> pb.Lease:
+    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+
+
+def work(number: int, index: int, decision: types.Decision | None = None) -> pb.Lease:
+    return pb.Lease(round=pb.RoundWork(round=number, attempt=attempt(index), decision=decision))
+
+
+class Driver:
+    """Steps a worker by hand: says what it is to do next, and what came of it."""
+
+    def __init__(self) -> None:
+        self._conduct = conduct()
+        self.action: Action = next(self._conduct)
+
+    def expects(self, action: Action, answer: object = None) -> None:
+        assert self.action == action
+        self.action = self._conduct.send(answer)
+
+    def fails(self, action: Action, error: Exception) -> None:
+        assert self.action == action
+        self.action = self._conduct.throw(error)
+
+    def joins(self, lease: pb.Lease) -> None:
+        self.expects(Register())
+        self.expects(Join())
+        self.expects(Lease(), lease)
+
+    def applies(self, index: int) -> None:
+        self.expects(Compute(batch(index)), Computed(0.5, True))
+        self.expects(PushPull(batch(index), index + 1), Pushed(2))
+        self.expects(Settle())
+        self.expects(Done(DoneBatch(batch(index), index + 1, 0.5, 2)))
+
+    def ends(self, action: Action, last: Leave, kind: type[Exception]) -> None:
+        """``action`` is answered by None; then the worker leaves and the error is raised."""
+        self.expects(action)
+        self.leaves(last, kind)
+
+    def leaves(self, last: Leave, kind: type[Exception]) -> None:
+        assert self.action == last
+        with pytest.raises(kind):
+            self._conduct.send(None)
+
+
+def test_a_task_is_run_in_order_and_the_next_is_asked_for_at_its_half() -> None:
+    worker = Driver()
+    worker.joins(task(0, 1, 2, 3))
+    worker.expects(Pull())
+    worker.expects(Expect((batch(0), batch(1), batch(2), batch(3))))
+    worker.applies(0)
+    worker.applies(1)
+    worker.expects(LeaseAhead())
+    worker.applies(2)
+    worker.applies(3)
+    worker.expects(TakeLease(), task(4))
+    # One batch is half done before it begins; parameters came with the last push.
+    worker.expects(LeaseAhead())
+    worker.applies(4)
+    worker.expects(TakeLease(), FINISHED)
+    worker.leaves(Leave("the job is done"), Stopped)
+
+
+def test_a_batch_that_is_not_finite_is_pushed_as_skipped() -> None:
+    worker = Driver()
+    worker.joins(task(0))
+    worker.expects(Pull())
+    worker.expects(Expect((batch(0),)))
+    worker.expects(LeaseAhead())
+    worker.expects(Compute(batch(0)), Computed(7.0, False))
+    worker.expects(PushPull(batch(0), 1, skip=True), Pushed())
+    worker.expects(Settle())
+    assert worker.action == Done(DoneBatch(batch(0), 1, 7.0, skipped=True))
+
+
+def test_shards_that_had_a_batch_have_not_used_its_gradient_unless_asked_again() -> None:
+    worker = Driver()
+    worker.joins(task(0))
+    worker.expects(Pull())
+    worker.expects(Expect((batch(0),)))
+    worker.expects(LeaseAhead())
+    worker.expects(Compute(batch(0)), Computed(0.5, True))
+    pushed = Pushed(had=(0, 2), asked_again=frozenset({1, 2}))
+    worker.expects(PushPull(batch(0), 1), pushed)
+    assert worker.action == Settle(unused=(0,))
+
+
+def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -> None:
+    decision = types.Decision(generation=1, round=0, attempts=[attempt(0)])
+    worker = Driver()
+    worker.joins(work(0, 0))
+    worker.expects(Expect((batch(0),), instead=True))
+    worker.expects(Pull(0))
+    worker.expects(Compute(batch(0)), Computed(0.5, True))
+    worker.expects(Push(batch(0), 1), Pushed())
+    worker.expects(Settle())
+    worker.expects(Commit(0, DoneBatch(batch(0), 1, 0.5)), work(0, 1))
+    worker.expects(Expect((batch(1),), instead=True))
+    # Round 0 is here already.
+    worker.expects(Compute(batch(1)), Computed(0.5, True))
+    worker.expects(Push(batch(1), 2), Pushed())
+    worker.expects(Settle())
+    worker.expects(Commit(0, DoneBatch(batch(1), 2, 0.5)), work(1, 2, decision))
+    worker.expects(Expect((batch(2),), instead=True))
+    worker.expects(Pull(1, decision))
+    worker.expects(Compute(batch(2)), Computed(0.5, True))
+    # The guess was right, so another is made.
+    worker.expects(Expect((batch(3),), instead=True))
+    worker.expects(Push(batch(2), 3), Pushed())
+    worker.expects(Settle())
+    worker.expects(Commit(1, DoneBatch(batch(2), 3, 0.5)), work(1, 3, decision))
+    # It is expected already.
+    assert worker.action == Compute(batch(3))
+
+
+def test_a_round_that_a_shard_has_applied_takes_the_gradient_back() -> None:
+    worker = Driver()
+    worker.joins(work(0, 0))
+    worker.expects(Expect((batch(0),), instead=True))
+    worker.expects(Pull(0))
+    worker.expects(Compute(batch(0)), Computed(0.5, True))
+    worker.expects(Push(batch(0), 1), Pushed(had=(1,), asked_again=frozenset({1})))
+    worker.expects(TakeBack())
+    assert worker.action == Commit(0, DoneBatch(batch(0), 1, 0.5))
+
+
+@pytest.mark.parametrize("late", ["pull", "push"])
+def test_a_round_that_has_passed_is_left_to_others(late: str) -> None:
+    worker = Driver()
+    worker.joins(work(3, 0))
+    worker.expects(Expect((batch(0),), instead=True))
+    if late == "pull":
+        worker.fails(Pull(3), RoundPassed("round 4"))
+    else:
+        worker.expects(Pull(3))
+        worker.expects(Compute(batch(0)), Computed(0.5, True))
+        worker.fails(Push(batch(0), 1), RoundPassed("round 4"))
+    worker.expects(TakeBack())
+    worker.expects(Lease(), work(4, 1))
+    worker.expects(Expect((batch(1),), instead=True))
+    assert worker.action == Pull(4)
+
+
+def test_work_other_than_batches_is_reported() -> None:
+    evaluation, merge = pb.EvaluateTask(evaluation="e", task=1), pb.MergeEvaluation(evaluation="e")
+    worker = Driver()
+    worker.joins(pb.Lease(initialize=pb.InitializeWork()))
+    worker.expects(Initialize(), pb.InitializeDone())
+    worker.expects(ReportWork(pb.InitializeDone()))
+    worker.expects(Lease(), pb.Lease(evaluate=evaluation))
+    worker.expects(Evaluate(evaluation), pb.EvaluateDone(task=1))
+    worker.expects(ReportWork(pb.EvaluateDone(task=1)))
+    worker.expects(Lease(), pb.Lease(merge=merge))
+    worker.expects(Merge(merge), pb.MergeDone(evaluation="e"))
+    worker.expects(ReportWork(pb.MergeDone(evaluation="e")))
+    worker.expects(Lease(), pb.Lease(wait=pb.Wait(reason="a checkpoint")))
+    worker.expects(Lease(after="a checkpoint"), task(0))
+    assert worker.action == Pull()
+
+
+@pytest.mark.parametrize("where", [Register, Join, Lease, Pull, PushPull, Done, TakeLease])
+def test_a_newer_generation_makes_the_worker_join_anew(where: type[Action]) -> None:
+    worker = Driver()
+    answers: dict[type[Action], object] = {
+        Lease: task(0),
+        Compute: Computed(0.5, True),
+        PushPull: Pushed(),
+    }
+    while not isinstance(worker.action, where):
+        worker.expects(worker.action, answers.get(type(worker.action)))
+    worker.fails(worker.action, StaleGeneration("generation 2 has begun"))
+    worker.expects(Rejoin("generation 2 has begun"))
+    worker.joins(task(5))
+    worker.expects(Pull())
+    assert worker.action == Expect((batch(5),))
+
+
+def test_a_worker_that_has_to_join_anew_while_it_does_so_begins_again() -> None:
+    worker = Driver()
+    worker.joins(task(0))
+    worker.fails(Pull(), StaleGeneration("generation 2"))
+    worker.fails(Rejoin("generation 2"), StaleGeneration("generation 3"))
+    worker.expects(Rejoin("generation 3"))
+    worker.fails(Register(), StaleGeneration("generation 4"))
+    worker.expects(Rejoin("generation 4"))
+    worker.joins(FINISHED)
+    worker.leaves(Leave("the job is done"), Stopped)
+
+
+@pytest.mark.parametrize(
+    ("error", "fatal"),
+    [
+        (InvalidJob("train raised"), True),
+        (JobFailed("the loss diverged"), False),
+        (OutcomeUnknown("shard 1"), False),
+        (InvalidArgument("arena 3"), False),
+        (Stopped("told to stop"), False),
+    ],
+)
+def test_what_ends_a_worker_is_said_to_the_coordinator(error: Exception, fatal: bool) -> None:
+    worker = Driver()
+    worker.joins(task(0))
+    worker.fails(Pull(), error)
+    worker.leaves(Leave(str(error), fatal), type(error))
+
+
+def test_the_end_of_a_failed_job_and_a_lease_of_nothing() -> None:
+    worker = Driver()
+    worker.joins(pb.Lease(finished=pb.Shutdown(failed=True, reason="it diverged")))
+    worker.leaves(Leave("it diverged"), JobFailed)
+    worker = Driver()
+    worker.joins(pb.Lease())
+    reason = "the coordinator leased nothing; is it of this version?"
+    worker.leaves(Leave(reason), NotReady)
+
+
+# -- what holds on all paths ------------------------------------------------------------------
+
+Held = tuple[BatchId, int]
+
+
+@dataclass
+class Witness:
+    """Looks at every action of a worker, and at what it was answered.
+
+    ``held`` are the attempts that were leased since the worker joined and that it has not
+    reported; ``acknowledged`` is the one that all shards have, with its result.
+    """
+
+    joined: bool = False
+    registered: bool = False
+    held: dict[Held, int | None] = field(default_factory=dict)
+    round: int | None = None
+    newest: bool = False
+    computed: tuple[BatchId, Computed] | None = None
+    acknowledged: tuple[Held, Computed, Pushed] | None = None
+    unsettled: bool = False
+    ahead: bool = False
+    left: Leave | None = None
+
+    def look(self, action: Action) -> None:
+        assert self.left is None, "nothing comes after the farewell"
+        match action:
+            case Register():
+                assert not self.joined
+            case Join():
+                assert self.registered
+                assert not self.joined
+            case Rejoin():
+                assert action.reason
+            case Lease():
+                assert self.joined
+                assert not self.ahead
+            case LeaseAhead():
+                assert not self.ahead
+                self.ahead = True
+            case TakeLease():
+                assert self.ahead
+            case Compute():
+                assert not self.unsettled, "what became of the last gradient was not said"
+                rounds = {r for (batch, _), r in self.held.items() if batch == action.batch}
+                assert rounds, "the batch is not leased to this worker in this generation"
+                assert rounds <= ({None} if self.newest else {self.round})
+            case Push() | PushPull():
+                assert (action.batch, action.attempt) in self.held
+                assert self.computed is not None
+                batch, computed = self.computed
+                assert batch == action.batch
+                assert action.skip == (not computed.finite)
+            case Done() | Commit():
+                assert not self.unsettled
+                assert self.acknowledged is not None, "a shard may lack the batch"
+                key, computed, pushed = self.acknowledged
+                done = action.batch
+                assert (done.batch, done.attempt) == key
+                assert (done.loss, done.skipped) == (computed.loss, not computed.finite)
+                if isinstance(action, Commit):
+                    assert action.round == self.held[key]
+                else:
+                    assert done.staleness == pushed.staleness
+            case Leave():
+                self.left = action
+
+    def answered(self, action: Action, answer: Any) -> None:
+        match action:
+            case Register():
+                self.registered = True
+            case Join():
+                self.joined = True
+            case Pull():
+                self.round, self.newest = action.round, action.round is None
+            case Compute():
+                self.computed = (action.batch, answer)
+                self.acknowledged = None
+            case Push() | PushPull():
+                assert self.computed is not None
+                self.acknowledged = ((action.batch, action.attempt), self.computed[1], answer)
+                self.computed = None
+                self.unsettled = True
+            case Settle() | TakeBack():
+                self.unsettled = False
+            case Done():
+                del self.held[action.batch.batch, action.batch.attempt]
+            case Commit():
+                del self.held[action.batch.batch, action.batch.attempt]
+                self.leased(answer)
+            case Lease():
+                self.leased(answer)
+            case TakeLease():
+                self.ahead = False
+                self.leased(answer)
+
+    def leased(self, lease: pb.Lease) -> None:
+        for each in lease.train.batches:
+            self.held[batch_id(each.batch), each.attempt] = None
+        if lease.HasField("round"):
+            mine = lease.round.attempt
+            # A new lease takes the place of one whose round has passed.
+            self.held = {(batch_id(mine.batch), mine.attempt): lease.round.round}
+
+    def failed(self, error: Exception) -> None:
+        self.unsettled = False
+        self.computed = self.acknowledged = None
+        if isinstance(error, StaleGeneration):
+            self.joined = self.registered = self.ahead = self.newest = False
+            self.round = None
+            self.held.clear()
+
+
+ERRORS: Sequence[type[Exception]] = [
+    StaleGeneration,
+    StaleGeneration,
+    StaleGeneration,
+    OutcomeUnknown,
+    InvalidJob,
+    Stopped,
+]
+
+
+class World:
+    """Everything a worker may meet, drawn by Hypothesis."""
+
+    def __init__(self, draw: Any, sync: bool) -> None:
+        self._draw = draw
+        self._sync = sync
+        self._attempt = 0
+        self._round = 0
+
+    def error(self, action: Action) -> Exception | None:
+        if isinstance(action, Leave):
+            return None
+        drawn = self._draw(st.integers(0, 99))
+        if drawn < 8:
+            kind: type[Exception] = self._draw(st.sampled_from(ERRORS))
+            return kind("so it is")
+        late = isinstance(action, Push) or (isinstance(action, Pull) and action.round is not None)
+        return RoundPassed("so it is") if late and drawn < 25 else None
+
+    def answer(self, action: Action) -> object:
+        match action:
+            case Lease() | TakeLease() | Commit():
+                return self._lease()
+            case Compute():
+                return Computed(self._draw(st.floats(0, 1)), self._draw(st.booleans()))
+            case Push() | PushPull():
+                shards = st.sets(st.integers(0, 2))
+                had, again = self._draw(shards), self._draw(shards)
+                return Pushed(self._draw(st.integers(0, 3)), tuple(had), frozenset(again))
+            case Initialize():
+                return pb.InitializeDone()
+            case Evaluate():
+                return pb.EvaluateDone()
+            case Merge():
+                return pb.MergeDone()
+            case _:
+                return None
+
+    def _lease(self) -> pb.Lease:
+        match self._draw(st.integers(0, 12)):
+            case 0:
+                return pb.Lease(wait=pb.Wait())
+            case 1:
+                return pb.Lease(evaluate=pb.EvaluateTask())
+            case 2:
+                return pb.Lease(merge=pb.MergeEvaluation())
+            case 3:
+                return pb.Lease(initialize=pb.InitializeWork())
+            case 4:
+                return FINISHED
+        if self._sync:
+            self._round += self._draw(st.integers(0, 1))
+            return work_of(self._round, self._next())
+        count = self._draw(st.integers(0, 4))
+        return pb.Lease(train=pb.TrainTask(batches=[self._next() for _ in range(count)]))
+
+    def _next(self) -> types.Attempt:
+        self._attempt += 1
+        return attempt(self._draw(st.integers(0, 20)), self._attempt)
+
+
+def work_of(number: int, mine: types.Attempt) -> pb.Lease:
+    return pb.Lease(round=pb.RoundWork(round=number, attempt=mine))
+
+
+@pytest.mark.slow
+@given(data=st.data(), sync=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_nothing_is_pushed_without_a_lease_or_reported_that_a_shard_may_lack(
+    data: st.DataObject, sync: bool
+) -> None:
+    world, witness, actions = World(data.draw, sync), Witness(), conduct()
+    action = next(actions)
+    ended: Exception | None = None
+    for _ in range(150):
+        witness.look(action)
+        error = world.error(action)
+        try:
+            if error is None:
+                answer = world.answer(action)
+                witness.answered(action, answer)
+                action = actions.send(answer)
+            else:
+                witness.failed(error)
+                action = actions.throw(error)
+                assert isinstance(action, Rejoin) == isinstance(error, StaleGeneration)
+        except (PsError, Stopped) as end:
+            ended = end
+            break
+    if ended is not None:
+        assert witness.left == Leave(str(ended), fatal=isinstance(ended, InvalidJob))
+
+
+def test_every_action_can_be_told_apart() -> None:
+    """They are looked up by class; one that was forgotten in the union would never be done."""
+    named = {cls for cls in vars(does).values() if isinstance(cls, type)}
+    ours = {cls for cls in named if cls.__module__ == does.__name__}
+    assert ours - {Computed, Pushed} == set(Action.__args__)
