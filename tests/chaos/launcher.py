@@ -114,6 +114,8 @@ def _serve(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
     finally:
         for pid in alive:
             os.kill(pid, signal.SIGKILL)
+        for pid in alive:
+            os.waitpid(pid, 0)
         os._exit(0)
 
 

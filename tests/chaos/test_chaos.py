@@ -1,0 +1,30 @@
+"""Schedules of faults against real processes; ``make chaos`` runs as many as one likes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import ROOT
+
+LIMIT_S = 280
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 10])
+def test_nothing_is_lost_and_nothing_hangs(first: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--schedules", "10", "--first", str(first)]
+    # In a process of its own: schedules fork, which one that has used gRPC must not.
+    done = subprocess.run(
+        [*command, "--jobs", "2", "--keep", str(tmp_path / "logs")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 of 10 schedules passed" in done.stdout
