@@ -1,27 +1,33 @@
 """The course of a job: its phase, what each worker should do now, and what is waited for.
 
-Everything runs on one event loop and no method awaits between reading and changing state, so
-there is no lock.
+Nothing here blocks or awaits: time comes in with each call, slow work on the disk goes out through
+``disk`` and calls back. Everything runs on one event loop, so there is no lock.
 """
 
 from __future__ import annotations
 
-import asyncio
+import sqlite3
 from collections.abc import Sequence
 
 from coordinator.bell import Bell
-from coordinator.checkpoints import Checkpoints
 from coordinator.curves import Curves
-from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
+from coordinator.disk import Committed, DiskWork
+from coordinator.generations import Generations, Standing
+from coordinator.lifecycle import ENDED, FORMING, Facts, Phase, next_phase
 from coordinator.membership import Membership, ShardSilent
+from coordinator.recovery import Holding
+from coordinator.revocations import Revocations
 from coordinator.run import Run
+from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Failed, Taken
+from coordinator.stopping import STOPPED, Stopping
+from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
-from coordinator.streams import CommandStreams
-from coordinator.training import Positions, Training
-from coordinator.work import Ended, Initialize, Report, Wait, Work
+from coordinator.streams import CommandStreams, Stream
+from coordinator.training import Training
+from coordinator.work import Command, Ended, Initialize, Report, Wait, Work
 from psrpc.clock import Clock
-from psrpc.errors import CheckpointError
+from psrpc.errors import StaleGeneration
 from psrpc.logs import get_logger
 from psrpc.waiting import FIRST_S, Announcer
 
@@ -30,41 +36,60 @@ log = get_logger()
 LEASE_S = 10.0
 """Silence after which a shard or worker is taken for gone."""
 
-SHARD_LOST_S = 120.0
-"""Silence after which a shard with parameters is not waited for any more; as long as shards and
-workers wait for each other unless they are told otherwise."""
-
-TICK_S = 0.5
 LONG_WAIT_S = 30.0
 """A wait that has lasted so long is announced only as often."""
 
 
 class Course:
-    """One run of a job from its first shard to its end. ``bell`` rings at every change, ``ended``
-    is set when the job is over."""
+    """One run of a job from its first shard to its end. ``bell`` rings at every change."""
 
-    def __init__(self, run: Run, store: Store, clock: Clock) -> None:
-        self.run = run
-        self.members = Membership(run.plan.shards, LEASE_S)
-        self.phase: Phase = "waiting"
+    def __init__(
+        self, run: Run, store: Store, clock: Clock, disk: DiskWork, curves: Curves | None = None
+    ) -> None:
+        self.members = known_members(run, store)
+        self.phase: Phase = "recovering" if run.generation else "waiting"
         self.reason = ""
-        self.newest_checkpoint = run.restored.directory if run.restored else ""
+        newest = store.newest_checkpoint()
+        self.newest_checkpoint = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
         self.bell = Bell()
-        self.ended = asyncio.Event()
         self.streams = CommandStreams(run.plan.shards)
         self.began = clock.now()
         self._clock = clock
-        self._checkpoints = Checkpoints(run)
-        self._curves = Curves(run.run_dir / "tensorboard")
-        self.training = Training(
-            run, store, self._curves, self.streams.send, self._checkpoints.prepare
-        )
+        self._store = store
+        self._disk = disk
+        self._curves = curves or Curves(run.run_dir / "tensorboard")
+        self.training = Training(run, store, self._curves, self.streams.send, disk)
+        self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
+        self.revocations = Revocations(run.plan.shards)
         self._announcer = Announcer(self._announce)
         self._announced = 0.0
         self._initializer: str | None = None
-        self._initialized = False
-        self._applied: dict[int, tuple[Positions, Positions]] = {}
-        self._committing: set[asyncio.Task[None]] = set()
+        self._begun = 0
+        """The generation that training was rebuilt for."""
+        self._stopping: Stopping | None = None
+        self._leaving: dict[tuple[int, int], int] = {}
+        """By shard and incarnation: the checkpoint that it waits for."""
+
+    @property
+    def run(self) -> Run:
+        """The run, as of the present generation."""
+        return self.generations.run
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards have begun the present generation, so that it can be trained in."""
+        return self.generations.formation.complete and self._begun == self.run.generation
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Generation and global step for those who look on; together they never go back. While a
+        generation is formed they are those of the one before, if that is known."""
+        if self._begun:
+            return self._begun, self.training.span.step
+        run = self.run
+        if not self.generations.formed:
+            return run.generation + 1, 0
+        return run.generation, run.restored.global_step if run.restored else 0
 
     # Time, and the end.
 
@@ -72,22 +97,16 @@ class Course:
         """Monotonic time, in seconds."""
         return self._clock.now()
 
-    async def tick_forever(self) -> None:
-        """Ticks until it is cancelled."""
-        while True:
-            self.tick()
-            await asyncio.sleep(TICK_S)
-
     def tick(self) -> None:
         """What time alone brings: who has fallen silent, what is awaited, curves to write."""
         now = self.now()
         for effect in self.members.tick(now):
-            log.warning("silent", why=effect.reason)
-            if not isinstance(effect, ShardSilent):
-                self.give_back(effect.worker, lost=True)
-        lost = self.members.lost_shard(now, SHARD_LOST_S)
-        if lost:
-            self.fail(f"{lost}, and nobody else has its parameters; start again with --resume")
+            if isinstance(effect, ShardSilent):
+                self.training.warn(f"{effect.reason}; it has to come back or to be replaced")
+            else:
+                log.warning("silent", why=effect.reason)
+                self.revoke(effect.worker, lost=True)
+        self.training.retry()
         progress = self.training.progress
         self._curves.flush(progress.steps.rate(now), progress.records.rate(now))
         held_up = self.held_up()
@@ -103,24 +122,116 @@ class Course:
             self.reason = reason
             self._enter("failed", reason)
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """A person wants the job to stop: what is under way is finished and saved first. The
+        second time it stops at once."""
+        if self._stopping is not None or self.phase not in ("training", "finishing"):
+            self.fail(STOPPED)
+            return
+        self._stopping = Stopping(self.now())
+        self._enter("stopping", STOPPED)
+        self.advance()
+
+    def close(self) -> None:
         """Writes what is left; no call may follow."""
-        await asyncio.gather(*self._committing, return_exceptions=True)
         self._curves.close()
 
-    async def wait_until_everyone_knows(self, timeout_s: float) -> None:
-        """Waits until all that are there have been told that the job is over, or for so long."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._everyone_knows() and await self.bell.wait(deadline):
-            pass
+    @property
+    def everyone_knows(self) -> bool:
+        """Whether all that are there have been told that the job is over."""
+        return not (self.members.shards_there(self.now()) or self.members.active_workers)
+
+    def end(self) -> Ended:
+        """What everyone is told when the job is over."""
+        return Ended(self.phase == "failed", self.reason)
+
+    # Shards.
+
+    def shard_replaced(self, shard: int) -> None:
+        """A shard's place was taken by another process."""
+        self.generations.formation.gone(shard)
+        self.streams.end(shard)
+        self.advance()
+
+    def watched(self, shard: int, holding: Holding) -> Stream:
+        """A shard opens its command stream and says what it holds."""
+        self.generations.formation.stands(shard, holding)
+        missed: list[Command] = []
+        begin = self.generations.formation.told(shard)
+        if self.phase in ENDED:
+            missed.append(self.end())
+        elif begin is not None:
+            missed.append(begin)
+        elif self.complete:
+            missed += self.training.missed(shard)
+            missed += self.revocations.missed(shard)
+        stream = self.streams.open(shard, holding.incarnation, missed)
+        self.advance()
+        return stream
+
+    def unwatched(self, shard: int) -> None:
+        """A shard's command stream has ended."""
+        self.generations.formation.absent(shard)
+        self.bell.ring()
+
+    def shard_ready(self, shard: int, standing: Standing, error: str) -> None:
+        """A shard has begun the present generation, or cannot. Raises StaleGeneration."""
+        self.check_generation(standing.holding.generation)
+        if error:
+            self.generations.failed(shard, error)
+        else:
+            self.generations.begun(shard, standing)
+        self.advance()
+
+    def shard_leaving(self, shard: int, incarnation: int) -> bool:
+        """A shard was told to stop; whether it may go: a checkpoint was committed since it first
+        said so, or none will be."""
+        if self.phase == "stopping":
+            return False
+        if self.phase not in ("training", "finishing"):
+            return True
+        number = self._leaving.get((shard, incarnation))
+        if number is None:
+            number = self._leaving[shard, incarnation] = self.training.request_checkpoint()
+            self.advance()
+        return self.training.is_saved(number)
+
+    def obeyed(self, shard: int, generation: int, revoked: int) -> None:
+        """A shard has obeyed all revocations up to this one."""
+        if generation == self.run.generation:
+            free = self.revocations.obeyed(shard, revoked)
+            for worker in free:
+                opened = self.training.release(worker)
+                if self._initializer == worker:
+                    self._initializer = None
+                log.info("work is open again", of=worker, batches=opened)
+            if free:
+                self.advance()
 
     # Work.
+
+    def check_generation(self, generation: int) -> None:
+        """Raises StaleGeneration unless this is the present generation."""
+        if generation != self.run.generation:
+            raise StaleGeneration(
+                f"the message is of generation {generation}; it is {self.run.generation}"
+            )
+
+    def stands(self, generation: int) -> bool:
+        """Whether all shards stand at this generation, so that it is trained in."""
+        return generation == self.run.generation and self.complete
+
+    def check_standing(self, generation: int) -> None:
+        """Raises StaleGeneration unless all shards stand at this generation."""
+        self.check_generation(generation)
+        if not self.complete:
+            raise StaleGeneration(f"generation {generation} is over: {self.waiting_for()}")
 
     def find_work(self, name: str, received: int) -> Work:
         """What ``name`` should do now; ``received`` as in LeaseWork."""
         if self.phase in ENDED:
             return self.end()
-        if self.phase == "initializing" and not self._initialized:
+        if self.phase == "initializing" and not self.generations.formation.initialized:
             if self._initializer in (None, name):
                 self._initializer = name
                 return Initialize()
@@ -141,16 +252,21 @@ class Course:
             return ""
         training = self.training
         parts = [self.members.waiting_for_shards(self.now())]
-        if self.phase != "waiting" and not self.members.active_workers:
+        if self.phase in FORMING:
+            parts.append(self.generations.waiting_for())
+        elif self._stopping is not None:
+            parts.append(self._stopping.waiting_for(training))
+        elif not self.members.active_workers:
             parts.append("a worker to register")
         elif self.phase == "initializing":
-            if not self._initialized:
+            if not self.generations.formation.initialized:
                 parts.append(f"{self._initializer or 'a worker'} to initialize the shards")
             parts.append(training.snapshots.waiting_for())
         elif self.phase == "finishing":
             parts += [training.snapshots.waiting_for(), training.evaluations.waiting_for()]
         elif training.schedule is not None:
             parts.append(training.schedule.waiting_for())
+        parts.append(self.revocations.waiting_for() if self.phase not in FORMING else "")
         return "; ".join(part for part in parts if part)
 
     def held_up(self) -> str:
@@ -168,61 +284,90 @@ class Course:
             self.training.record(name, reports, self.now())
             self.advance()
 
-    def give_back(self, name: str, lost: bool) -> None:
-        """Gives what ``name`` holds to others; ``lost`` when it has fallen silent."""
-        if self._initializer == name:
-            self._initializer = None
-        taken = self.training.release(name, lost)
-        if taken:
-            log.info("work given back", worker=name, batches_and_tasks=taken)
-        self.bell.ring()
-
-    # Phases.
-
-    def shard_ready(self, shard: int, version: int, applied: tuple[Positions, Positions]) -> None:
-        """A shard has been built, with this version and applied-set (and its skipped part)."""
-        restored = self.run.restored
-        sync = self.run.description.mode == "sync"
-        if restored is not None and sync and version != restored.global_step:
-            self.fail(
-                f"shard {shard} restored version {version} from {restored.directory}, which is "
-                f"of round {restored.global_step}"
-            )
-        if self.phase == "waiting":
-            self._applied[shard] = applied
-        self.advance()
-
-    def initialized(self) -> None:
-        """A worker has given every shard its parameters."""
-        self._initialized = True
-        self.members.initialized()
-        self.advance()
-
     def commit(self, name: str, round_number: int, report: Report) -> None:
         """Sync: all shards hold an attempt of ``name``. Raises InvalidArgument."""
         if self.phase not in ENDED:
             self.training.commit(name, round_number, report, self.now())
             self.advance()
 
+    def initialized(self) -> None:
+        """A worker has given every shard its parameters."""
+        if self.phase == "initializing":
+            self.generations.formation.initialize()
+            self.advance()
+
+    def revoke(self, name: str, lost: bool) -> None:
+        """``name`` is gone; ``lost`` when it has fallen silent. Others get what it holds once
+        every shard refuses it."""
+        attempts = self.training.revoke(name, lost)
+        if self.complete and self.phase not in ENDED:
+            self.streams.send(self.revocations.add(name, attempts))
+            log.info("worker revoked", worker=name, batches=len(attempts))
+        self.bell.ring()
+
+    # Snapshots.
+
     def snapshot(self, outcome: Taken | Failed | None) -> None:
         """What the last report on a snapshot came to."""
+        if isinstance(outcome, Taken):
+            outcome = self.training.checked(outcome)
         if isinstance(outcome, Failed):
             self._snapshot_failed(outcome)
+        elif outcome is not None and outcome.order.write:
+            training = self.training
+            self._disk.commit(
+                outcome, self.run.generation, training.scores(), self._in_use(), self._committed
+            )
         elif outcome is not None:
-            task = asyncio.get_running_loop().create_task(self._complete(outcome))
-            self._committing.add(task)
-            task.add_done_callback(self._completed)
+            self.training.snapshot_taken(outcome.order)
+            self.advance()
+
+    def _committed(self, result: Committed) -> None:
+        """A manifest was written, or could not be; the generation may be another since."""
+        order, present = result.taken.order, result.generation == self._begun
+        if result.error:
+            failed = Failed(order, result.error)
+            if present:
+                self._snapshot_failed(failed)
+            else:
+                self._disk.discard(order)
+            return
+        for warning in result.warnings:
+            self.training.warn(warning)
+        self.newest_checkpoint = f"{CHECKPOINTS}/{order.name}"
+        log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
+        self.training.note_checkpoint(order, result.generation)
+        if present:
+            self.training.snapshot_taken(order)
+        self.advance()
+
+    def _snapshot_failed(self, failed: Failed) -> None:
+        self._disk.discard(failed.order)
+        self.training.snapshot_failed(failed)
+        self.advance()
+
+    def _in_use(self) -> tuple[str, ...]:
+        return (*self.training.evaluations.snapshots, self.generations.restoring)
+
+    # Phases.
 
     def advance(self) -> None:
         """Takes the job as far as the facts allow, and tells those who wait."""
+        if self.phase not in (*ENDED, "stopping") and self.generations.form_if_due():
+            self._leaving.clear()
+            self.revocations.begin()
+        self._take_warnings()
         if self.phase in ("training", "finishing"):
             self.training.order_due()
-        if self.training.failure is not None:
-            self.fail(self.training.failure)
+        failure = self.training.failure or self.generations.failure
+        if failure:
+            self.fail(failure)
+        if self.generations.formation.complete and self._begun != self.run.generation:
+            self._begin()
         saving = self.training.saving
         facts = Facts(
-            shards_ready=self.members.shards_ready,
-            initialized=self._initialized or self.run.restored is not None,
+            begun=self.complete,
+            initialized=self.generations.formation.initialized,
             saved=saving.first_saved,
             trained=self.training.trained,
             final_saved=saving.final_saved,
@@ -232,53 +377,48 @@ class Course:
         if transition is not None:
             self._enter(transition.phase, transition.reason)
             self.advance()
-        elif self.phase == "initializing" and self._initialized:
+        elif self.phase == "initializing" and facts.initialized:
             self.training.order_first()
+        elif self._stopped():
+            self.fail(STOPPED)
         self.bell.ring()
+
+    def _stopped(self) -> bool:
+        """Whether a job that is stopping has nothing more to wait for."""
+        if self.phase != "stopping" or self._stopping is None:
+            return False
+        return not self.complete or self._stopping.over(self.training, self.now())
+
+    def _begin(self) -> None:
+        standings = self.generations.standings
+        self.training.begin(
+            self.run,
+            [s.applied for s in standings],
+            [s.skipped for s in standings],
+            max(s.holding.version for s in standings),
+        )
+        self._begun = self.run.generation
+        self._initializer = None
+        log.info("generation begun", generation=self._begun, step=self.training.span.step)
 
     def _enter(self, phase: Phase, reason: str) -> None:
         log.info("phase", phase=phase, why=reason)
-        if self.phase == "waiting" and phase != "failed":
-            applied = [self._applied[shard] for shard in range(self.run.plan.shards)]
-            self.training.begin([a for a, _ in applied], [s for _, s in applied])
         self.phase = phase
+        if phase == "recovering":
+            self.training.halt()
         if phase in ENDED:
+            try:
+                self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})
+            except sqlite3.Error as error:
+                self.training.warn(f"that the job has ended cannot be stored: {error}")
             self.streams.send(self.end())
-            self.ended.set()
             self.bell.ring()
 
-    def _everyone_knows(self) -> bool:
-        gone = ("missing", "silent", "left")
-        shards_know = all(s.state in gone for s in self.members.shards)
-        return shards_know and not self.members.active_workers
-
-    def end(self) -> Ended:
-        """What everyone is told when the job is over."""
-        return Ended(self.phase == "failed", self.reason)
-
-    async def _complete(self, taken: Taken) -> None:
-        """A snapshot has been taken by all; a checkpoint is committed first."""
-        if taken.order.write:
-            try:
-                await asyncio.to_thread(self._checkpoints.commit, taken)
-            except (CheckpointError, OSError) as error:
-                self._snapshot_failed(Failed(taken.order, str(error)))
-                return
-            self.newest_checkpoint = f"checkpoints/{taken.order.name}"
-            log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
-        self.training.snapshot_taken(taken)
-        self.advance()
-
-    def _completed(self, task: asyncio.Task[None]) -> None:
-        self._committing.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            # Not foreseen; without this the job would wait for the snapshot for ever.
-            self.fail(f"a snapshot could not be completed: {task.exception()!r}")
-
-    def _snapshot_failed(self, failed: Failed) -> None:
-        self._checkpoints.discard(failed.order)
-        self.training.snapshot_failed(failed)
-        self.advance()
+    def _take_warnings(self) -> None:
+        for source in (self.generations, self._curves):
+            warnings, source.warnings = source.warnings, []
+            for warning in warnings:
+                self.training.warn(warning)
 
     def _announce(self, reason: str, waited_s: float) -> None:
         if (
@@ -288,3 +428,14 @@ class Course:
         ):
             self._announced = waited_s
             log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
+
+
+def known_members(run: Run, store: Store) -> Membership:
+    """Who takes part, with what an earlier coordinator of the run has stored."""
+    former: dict[int, list[int]] = {}
+    for member, incarnation in store.incarnations("shard"):
+        former.setdefault(int(member), []).append(incarnation)
+    names = {incarnation: name for name, incarnation in store.incarnations("worker")}
+    # The newest may still be there.
+    replaced = {shard: incarnations[:-1] for shard, incarnations in former.items()}
+    return Membership(run.plan.shards, LEASE_S, replaced, names)

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.tensorboard import ScalarWriter
-from psrpc.logs import get_logger
-
-log = get_logger()
 
 POINTS_PER_FLUSH = 50
 """Points of one curve that are written per second at most; more steps are averaged."""
@@ -26,6 +23,7 @@ class Curves:
         self._writer = ScalarWriter(logdir)
         self._steps: list[tuple[int, float, float]] = []
         self._broken = False
+        self.warnings: list[str] = []
 
     def step(self, step: int, loss: float, staleness: float) -> None:
         """A global step is done."""
@@ -79,4 +77,4 @@ class Curves:
 
     def _give_up(self, error: OSError) -> None:
         self._broken = True
-        log.warning("no more TensorBoard scalars", logdir=str(self._logdir), why=str(error))
+        self.warnings.append(f"no more TensorBoard scalars in {self._logdir}: {error}")

@@ -1,25 +1,29 @@
 """What the RPCs do: who may call, what it changes, what is answered.
 
 Everything runs on one event loop and no method awaits between reading and changing state, so
-there is no lock. Calls that must wait for news park on the bell and look again when it rings.
+there is no lock. What must wait for news parks on the bell and looks again when it rings; each such
+method has one beside it that does all but the waiting and knows nothing of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import sqlite3
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.admission import check_job, check_software
 from coordinator.course import Course
+from coordinator.generations import Standing
 from coordinator.lifecycle import ENDED
 from coordinator.membership import Shard, ShardFigures, Worker
+from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile
 from coordinator.store import Store
-from coordinator.training import Positions
+from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
-from psrpc.errors import InvalidArgument, JobFailed, NotReady, StaleGeneration
+from psrpc.errors import JobFailed, NotReady, StaleGeneration
 from psrpc.logs import get_logger
 
 log = get_logger()
@@ -44,74 +48,90 @@ class Engine:
 
     def __init__(self, course: Course, store: Store) -> None:
         self.course = course
-        self.run = course.run
         self._members = course.members
         self._store = store
+
+    @property
+    def run(self) -> Run:
+        """The run, as of the present generation."""
+        return self.course.run
 
     # Shards.
 
     def register_shard(
         self, index: int, incarnation: int, address: str, host: str, pid: int, software: str
     ) -> Run:
-        """A shard takes its place. Raises AlreadyExists, InvalidArgument or JobMismatch."""
+        """A shard takes its place. Raises AlreadyExists, InvalidArgument, StaleGeneration or
+        JobMismatch."""
         check_software(f"shard {index}", software)
-        before = [shard.incarnation for shard in self._members.shards]
-        self._members.register_shard(index, incarnation, address, host, pid, self.course.now())
-        if before[index] != incarnation:
-            self._store.put_incarnation(
-                "shard", str(index), incarnation, self.run.generation, address
-            )
+        now = self.course.now()
+        if self._members.register_shard(index, incarnation, address, host, pid, now):
+            self._note("shard", str(index), incarnation, address)
             log.info("shard registered", shard=index, address=address, pid=pid, host=host)
+            self.course.shard_replaced(index)
         return self.run
 
-    def report_shard_ready(
+    def report_shard_ready(self, index: int, standing: Standing, error: str) -> None:
+        """A shard has begun a generation, or cannot. Raises StaleGeneration."""
+        holding, now = standing.holding, self.course.now()
+        self._members.shard_seen(index, holding.incarnation, now)
+        self.course.check_generation(holding.generation)
+        if not error:
+            self._members.shard_ready(index, holding.incarnation, now)
+            log.info("shard ready", shard=index, version=holding.version)
+        self.course.shard_ready(index, standing, error)
+
+    def heartbeat_shard(
         self,
         index: int,
         incarnation: int,
         generation: int,
-        version: int,
-        initialized: bool,
-        applied: tuple[Positions, Positions],
-    ) -> None:
-        """A shard can be served from now on. Raises StaleGeneration or InvalidArgument."""
-        self._check_generation(generation)
-        restored = self.run.restored
-        if restored is not None and not initialized:
-            raise InvalidArgument(f"shard {index} was told to restore {restored.directory}")
-        self._members.shard_ready(index, incarnation, initialized, self.course.now())
-        log.info("shard ready", shard=index, version=version)
-        self.course.shard_ready(index, version, applied)
-
-    def heartbeat_shard(
-        self, index: int, incarnation: int, generation: int, figures: ShardFigures, failure: str
-    ) -> None:
-        """A shard is alive; with ``failure`` it leaves, and the job with it. Raises
-        StaleGeneration."""
-        self._check_generation(generation)
+        figures: ShardFigures,
+        failure: str,
+        revoked: int = 0,
+        leaving: bool = False,
+    ) -> tuple[bool, bool]:
+        """A shard is alive; with ``failure`` it leaves, and the job with it. Whether it has to
+        register again, and whether one that is ``leaving`` may go. Raises StaleGeneration."""
+        if not self._members.knows_shard(index, incarnation):
+            return True, False
         self._members.shard_beat(index, incarnation, figures, self.course.now())
         if failure:
             self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
+        self.course.obeyed(index, generation, revoked)
+        return False, leaving and self.course.shard_leaving(index, incarnation)
 
-    async def watch(self, index: int, incarnation: int, generation: int) -> AsyncIterator[Command]:
+    def watch_now(self, index: int, holding: Holding) -> Stream:
+        """A shard opens its command stream, which begins with what it may have missed; give the
+        stream to :meth:`watch_ended` when the shard's end of it is gone. Raises
+        StaleGeneration."""
+        self._members.shard_watches(index, holding.incarnation, self.course.now())
+        return self.course.watched(index, holding)
+
+    def watch_ended(self, stream: Stream) -> None:
+        """A command stream has ended: the connection, its process, or the job."""
+        if stream.told:
+            self._members.shard_left(stream.shard, stream.incarnation)
+        if self.course.streams.close(stream):
+            self._members.shard_stopped_watching(stream.shard, stream.incarnation)
+            self.course.unwatched(stream.shard)
+
+    async def watch(self, index: int, holding: Holding) -> AsyncGenerator[Command, None]:
         """The commands for a shard, after those that it may have missed, until the job is over.
         Raises StaleGeneration."""
-        self._check_generation(generation)
-        self._members.shard_seen(index, incarnation, self.course.now())
-        missed = self.course.training.missed(index)
-        if self.course.phase in ENDED:
-            missed.append(self.course.end())
-        async for command in self.course.streams.stream(index, missed):
-            yield command
-        if self.course.streams.told(index):
-            self._members.shard_left(index, incarnation)
-            self.course.bell.ring()
+        stream = self.watch_now(index, holding)
+        try:
+            async for command in stream:
+                yield command
+        finally:
+            self.watch_ended(stream)
 
     def report_snapshot(
         self, incarnation: int, generation: int, name: str, file: ShardFile, error: str
     ) -> None:
         """A shard has taken (and written) a snapshot. Raises StaleGeneration, InvalidArgument."""
-        self._check_generation(generation)
         self._members.shard_seen(file.shard, incarnation, self.course.now())
+        self.course.check_standing(generation)
         self.course.snapshot(self.course.training.snapshots.report(name, file, error))
 
     # Workers.
@@ -123,13 +143,12 @@ class Engine:
         who = f"the worker with pid {pid} on {host}"
         check_software(who, software)
         check_job(self.run, who, job_sha256)
-        known = len(self._members.workers)
+        known = set(self._members.workers)
         worker = self._members.register_worker(incarnation, host, pid, device, self.course.now())
-        if len(self._members.workers) > known:
-            self._store.put_incarnation(
-                "worker", worker.name, incarnation, self.run.generation, host
-            )
+        if worker.name not in known:
+            self._note("worker", worker.name, incarnation, host)
             log.info("worker registered", worker=worker.name, host=host, pid=pid, device=device)
+            self.course.bell.ring()
         return worker
 
     def heartbeat_worker(
@@ -144,39 +163,58 @@ class Engine:
         known = self._members.worker_seen(name, incarnation, self.course.now())
         if known:
             self._members.workers[name].waiting_for = waiting_for
-            if generation == self.run.generation:
+            if self.course.stands(generation):
                 self.course.record(name, reports)
         return not known, self.course.end() if self.course.phase in ENDED else None
 
+    def cluster_now(self, name: str, incarnation: int) -> Sequence[Shard]:
+        """The shards, once all stand at one generation. Raises NotReady, StaleGeneration or
+        JobFailed."""
+        self._members.worker(name, incarnation)
+        if self.course.complete:
+            return self._members.shards
+        if self.course.phase == "failed":
+            raise JobFailed(self.course.reason)
+        # What is awaited; who hears it says "waiting for" before it.
+        raise NotReady(self.course.waiting_for() or "a generation to be formed")
+
     async def get_cluster(self, name: str, incarnation: int) -> Sequence[Shard]:
-        """The shards, once all are ready. Raises NotReady, StaleGeneration or JobFailed."""
+        """Like :meth:`cluster_now`, after a while if that helps."""
+        self._members.worker_seen(name, incarnation, self.course.now())
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
-            self._members.worker(name, incarnation, self.course.now())
-            if self._members.shards_ready:
-                return self._members.shards
-            if self.course.phase == "failed":
-                raise JobFailed(self.course.reason)
-            if not await self.course.bell.wait(deadline):
-                # What is awaited; who hears it says "waiting for" before it.
-                raise NotReady(self._members.waiting_for_shards(self.course.now()))
+            try:
+                return self.cluster_now(name, incarnation)
+            except NotReady:
+                if not await self.course.bell.wait(deadline):
+                    raise
+
+    def lease_now(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
+        """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
+        self._members.worker_seen(caller.name, caller.incarnation, self.course.now())
+        if self._admit(caller):
+            self.course.record(caller.name, reports)
+        return self._find(caller, received)
 
     async def lease_work(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
-        """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
-        self._admit(caller)
-        self.course.record(caller.name, reports)
-        return await self._await_work(caller.name, received)
+        """Like :meth:`lease_now`, after a while if there is no work now."""
+        return await self._await_work(self.lease_now(caller, reports, received), caller, received)
+
+    def commit_now(self, caller: Caller, round_number: int, report: Report) -> Work:
+        """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
+        self._members.worker_seen(caller.name, caller.incarnation, self.course.now())
+        if self._admit(caller):
+            self.course.commit(caller.name, round_number, report)
+        return self._find(caller, received=0)
 
     async def commit_batch(self, caller: Caller, round_number: int, report: Report) -> Work:
-        """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
-        self._admit(caller)
-        self.course.commit(caller.name, round_number, report)
-        return await self._await_work(caller.name, received=0)
+        """Like :meth:`commit_now`, after a while if there is no work now."""
+        return await self._await_work(self.commit_now(caller, round_number, report), caller, 0)
 
     def report_initialized(self, caller: Caller) -> None:
         """A worker has initialized every shard. Raises StaleGeneration."""
-        self._admit(caller)
-        self.course.initialized()
+        if self._admit(caller):
+            self.course.initialized()
 
     def report_evaluated(
         self,
@@ -187,41 +225,51 @@ class Engine:
         states: tuple[MetricVariable, ...],
     ) -> None:
         """A worker has evaluated a task. Raises StaleGeneration or InvalidArgument."""
-        self._admit(caller)
-        self.course.training.evaluations.report(caller.name, evaluation, task, records, states)
-        self.course.advance()
+        if self._admit(caller):
+            self.course.training.evaluations.report(caller.name, evaluation, task, records, states)
+            self.course.advance()
 
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
         """A worker has turned metric states into results. Raises as above."""
-        self._admit(caller)
-        self.course.training.merged(evaluation, values)
-        self.course.advance()
+        if self._admit(caller):
+            self.course.training.merged(evaluation, values)
+            self.course.advance()
 
     def leave_worker(self, name: str, incarnation: int, reason: str, fatal: bool) -> None:
         """A worker goes. With ``fatal`` the job fails for its reason."""
         if self._members.leave_worker(name, incarnation):
             log.info("worker left", worker=name, why=reason)
-            self.course.give_back(name, lost=False)
+            self.course.revoke(name, lost=False)
             if fatal:
                 self.course.fail(reason or f"{name} failed and gave no reason")
 
-    async def _await_work(self, name: str, received: int) -> Work:
+    async def _await_work(self, work: Work, caller: Caller, received: int) -> Work:
         deadline = asyncio.get_running_loop().time() + POLL_S
-        while True:
-            work = self.course.find_work(name, received)
-            if not isinstance(work, Wait) or not await self.course.bell.wait(deadline):
-                return work
+        while isinstance(work, Wait) and await self.course.bell.wait(deadline):
+            work = self._find(caller, received)
+        return work
 
-    def _admit(self, caller: Caller) -> None:
-        self._members.worker(caller.name, caller.incarnation, self.course.now())
-        self._check_generation(caller.generation)
+    def _find(self, caller: Caller, received: int) -> Work:
+        """Work, if the caller may still have any: much may have happened while it was parked."""
+        if not self._admit(caller):
+            return self.course.end()
+        return self.course.find_work(caller.name, received)
+
+    def _admit(self, caller: Caller) -> bool:
+        """Whether the job goes on. Raises StaleGeneration if the caller is not who it was, or
+        works on something that is over."""
+        self._members.worker(caller.name, caller.incarnation)
+        if self.course.phase in ENDED:
+            return False
+        self.course.check_standing(caller.generation)
         if caller.policy is not None and caller.policy != self.run.policy:
             raise StaleGeneration(
                 f"the message is of policy {caller.policy}; it is {self.run.policy}"
             )
+        return True
 
-    def _check_generation(self, generation: int) -> None:
-        if generation != self.run.generation:
-            raise StaleGeneration(
-                f"the message is of generation {generation}; it is {self.run.generation}"
-            )
+    def _note(self, role: str, member: str, incarnation: int, address: str) -> None:
+        try:
+            self._store.put_incarnation(role, member, incarnation, self.run.generation, address)
+        except sqlite3.Error as error:
+            self.course.training.warn(f"{role} {member} cannot be stored: {error}")

@@ -92,6 +92,16 @@ class Ledger:
         self._finished_epochs: list[int] = []
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody holds a batch."""
+        return not self._leased
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """All epochs whose batches are done."""
+        return [e for e, positions in self._done.items() if len(positions) == self._records]
+
+    @property
     def finished(self) -> bool:
         """Whether every batch of the job is done."""
         return self._batches == self._epochs * self._per_epoch
@@ -160,16 +170,24 @@ class Ledger:
             self._holders[worker].pace.measure(len(counted), now)
         return counted
 
-    def release(self, worker: str) -> list[BatchId]:
-        """Opens what ``worker`` holds to everyone, before anything new; returns what that was."""
-        holder = self._holders.pop(worker, None)
+    def revoke(self, worker: str) -> list[Attempt]:
+        """What ``worker`` holds, which nobody else gets before :meth:`release`."""
+        holder = self._holders.get(worker)
         if holder is None:
             return []
+        return [Attempt(batch, number) for batch, number in holder.leases.items()]
+
+    def release(self, worker: str) -> int:
+        """No shard takes anything from ``worker`` any more: opens what it holds to everyone,
+        before anything new. How many batches that are."""
+        holder = self._holders.pop(worker, None)
+        if holder is None:
+            return 0
         batches = sorted(holder.leases)
         for batch in batches:
             del self._leased[batch]
         self._reopened.extendleft(reversed(batches))
-        return batches
+        return len(batches)
 
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose batches have all been done since the last call, in rising order."""

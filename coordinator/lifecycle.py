@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["waiting", "initializing", "training", "finishing", "done", "failed"]
+Phase = Literal[
+    "waiting", "recovering", "initializing", "training", "finishing", "stopping", "done", "failed"
+]
 
 ENDED: tuple[Phase, ...] = ("done", "failed")
+
+FORMING: tuple[Phase, ...] = ("waiting", "recovering")
+"""A generation is formed, or cannot be yet: nobody trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true of a job now. ``saved`` is the step-0 checkpoint (or the one restored)."""
+    """What is true of a job now. ``begun`` means that every shard has begun the present
+    generation; ``saved`` that there is a checkpoint to fall back to."""
 
-    shards_ready: bool
+    begun: bool
     initialized: bool
     saved: bool
     trained: bool
@@ -32,9 +38,13 @@ class Transition:
 
 def next_phase(phase: Phase, facts: Facts) -> Transition | None:
     """Where the job goes from ``phase``, or None if it stays."""
-    if phase == "waiting" and facts.shards_ready:
-        if facts.initialized:
-            return Transition("training", "all shards are restored")
+    if phase in ENDED or phase == "stopping":
+        return None
+    if not facts.begun:
+        return None if phase in FORMING else Transition("recovering", "a shard was replaced")
+    if phase in FORMING:
+        if facts.initialized and facts.saved:
+            return Transition("training", "all shards hold parameters")
         return Transition("initializing", "all shards are ready")
     if phase == "initializing" and facts.initialized and facts.saved:
         return Transition("training", "all shards are initialized and saved")

@@ -5,6 +5,7 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -12,6 +13,16 @@ from psrpc.errors import AlreadyExists, InvalidArgument, StaleGeneration
 
 ShardState = Literal["missing", "starting", "ready", "silent", "left"]
 WorkerState = Literal["active", "silent", "left"]
+
+STARTING_S = 3.0
+"""Silence after which a shard that has no command stream is not counted on: three signs of life.
+Before it has had one it holds nothing, and its place is free then."""
+
+KEPT_WORKERS = 200
+"""Workers that are gone and still remembered."""
+
+FORMER = 100
+"""Processes that are remembered to have held a shard's place before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,8 @@ class ShardFigures:
 
 @dataclass(slots=True)
 class Shard:
-    """One shard's place. ``initialized`` means that it holds parameters."""
+    """One shard's place. ``ready`` means that it has begun some generation, ``watching`` that its
+    command stream is open, ``watched`` that it has been."""
 
     index: int
     incarnation: int = 0
@@ -37,7 +49,8 @@ class Shard:
     pid: int = 0
     state: ShardState = "missing"
     ready: bool = False
-    initialized: bool = False
+    watching: bool = False
+    watched: bool = False
     seen: float = 0.0
     figures: ShardFigures = field(default_factory=ShardFigures)
 
@@ -69,7 +82,7 @@ class ShardSilent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSilent:
-    """A worker has given no sign of life for a lease: its work goes to others."""
+    """A worker has given no sign of life for a lease, and is taken for gone for good."""
 
     worker: str
     reason: str
@@ -81,33 +94,42 @@ Effect: TypeAlias = ShardSilent | WorkerSilent
 class Membership:
     """Places for ``shards`` shards and any number of workers. Not thread-safe."""
 
-    def __init__(self, shards: int, lease_s: float) -> None:
+    def __init__(
+        self,
+        shards: int,
+        lease_s: float,
+        former: Mapping[int, Iterable[int]] | None = None,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        """What an earlier coordinator of the run knew: ``former`` incarnations of shards, by
+        index, that were replaced; ``names`` of workers, by incarnation, the newest last."""
         self.shards = [Shard(index) for index in range(shards)]
         self.workers: dict[str, Worker] = {}
         self._lease_s = lease_s
         self._ticked: float | None = None
+        self._former = [list((former or {}).get(index, ())) for index in range(shards)]
+        self._names = dict(names or {})
+        self._next_worker = 1 + max(
+            (int(name.rpartition("-")[2]) for name in self._names.values()), default=-1
+        )
 
     @property
     def active_workers(self) -> int:
         """Workers that are there."""
         return sum(w.state == "active" for w in self.workers.values())
 
-    @property
-    def shards_ready(self) -> bool:
-        """Whether every shard has been built (and restored, if it was told to)."""
-        return all(s.ready for s in self.shards)
-
     def register_shard(
         self, index: int, incarnation: int, address: str, host: str, pid: int, now: float
-    ) -> Shard:
-        """A shard process takes its place. Repeating it is safe.
+    ) -> bool:
+        """A shard process takes its place; whether it is a new one. Repeating it is safe.
 
-        A place is free when nobody has it, or when who had it has fallen silent before it held
-        any parameters.
+        A place is free when nobody has it, when its holder's command stream has ended, or when
+        its holder has been silent for a lease.
 
         Raises:
             InvalidArgument: there is no such index.
             AlreadyExists: another process has the place; names it.
+            StaleGeneration: the process had the place before and was replaced.
         """
         if not 0 <= index < len(self.shards):
             raise InvalidArgument(
@@ -116,31 +138,46 @@ class Membership:
                 f"{'0' if len(self.shards) == 1 else f'0 to {len(self.shards) - 1}'}; "
                 "see `coordinator serve --shards`"
             )
+        if incarnation in self._former[index]:
+            raise StaleGeneration(f"shard {index} was taken over by another process")
         shard = self.shards[index]
-        if shard.incarnation not in (0, incarnation):
-            held = f"{shard} (pid {shard.pid} on {shard.host})"
-            if shard.state not in ("silent", "left"):
+        new = shard.incarnation != incarnation
+        if new and shard.incarnation:
+            if not self._free(shard, now):
                 raise AlreadyExists(
-                    f"shard {index} is held by another process: {held}; start this one with "
-                    "another --shard, or stop that one first"
+                    f"shard {index} is held by another process: {shard} (pid {shard.pid} on "
+                    f"{shard.host}); start this one with another --shard, or stop that one first"
                 )
-            if shard.initialized:
-                raise AlreadyExists(
-                    f"{held} is gone for {now - shard.seen:.0f} s and held parameters that a new "
-                    "process does not have; stop the job and start it again with --resume"
-                )
-        if shard.incarnation != incarnation:
+            self._former[index] = [*self._former[index], shard.incarnation][-FORMER:]
+        if new:
             shard = self.shards[index] = Shard(index)
         shard.incarnation, shard.address, shard.host, shard.pid = incarnation, address, host, pid
         shard.seen = now
         shard.state = "ready" if shard.ready else "starting"
-        return shard
+        return new
 
-    def shard_ready(self, index: int, incarnation: int, initialized: bool, now: float) -> None:
-        """A shard has been built. Raises StaleGeneration."""
+    def knows_shard(self, index: int, incarnation: int) -> bool:
+        """False for a process that is to register: nobody has its place, and it has not lost it
+        to another."""
+        if not 0 <= index < len(self.shards):
+            return True
+        return self.shards[index].incarnation != 0 or incarnation in self._former[index]
+
+    def shard_ready(self, index: int, incarnation: int, now: float) -> None:
+        """A shard has begun a generation. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         shard.ready, shard.seen, shard.state = True, now, "ready"
-        shard.initialized = shard.initialized or initialized
+
+    def shard_watches(self, index: int, incarnation: int, now: float) -> None:
+        """A shard has opened its command stream. Raises StaleGeneration."""
+        shard = self._shard(index, incarnation)
+        shard.watching = shard.watched = True
+        self._shard_seen(shard, now)
+
+    def shard_stopped_watching(self, index: int, incarnation: int) -> None:
+        """A shard's newest command stream has ended."""
+        if self.shards[index].incarnation == incarnation:
+            self.shards[index].watching = False
 
     def shard_beat(self, index: int, incarnation: int, figures: ShardFigures, now: float) -> None:
         """A sign of life of a shard. Raises StaleGeneration."""
@@ -159,50 +196,52 @@ class Membership:
         if self.shards[index].incarnation == incarnation:
             self.shards[index].state = "left"
 
-    def initialized(self) -> None:
-        """Every shard holds parameters now."""
-        for shard in self.shards:
-            shard.initialized = True
-
     def register_worker(
         self, incarnation: int, host: str, pid: int, device: str, now: float
     ) -> Worker:
-        """A worker gets an id; the same one again if it repeats itself."""
+        """A worker gets an id; the same one again if it repeats itself and is not gone."""
         for worker in self.workers.values():
-            if worker.incarnation == incarnation and worker.state != "left":
-                worker.seen, worker.state = now, "active"
+            if worker.incarnation == incarnation and worker.state == "active":
+                worker.seen = now
                 return worker
-        name = f"worker-{len(self.workers)}"
+        name = self._names.pop(incarnation, "")
+        if not name:
+            name = f"worker-{self._next_worker}"
+            self._next_worker += 1
         worker = Worker(name, incarnation, host, pid, device, "active", now)
         self.workers[name] = worker
+        gone = [w.name for w in self.workers.values() if w.state != "active"]
+        for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:
+            del self.workers[old]
         return worker
 
     def worker_seen(self, name: str, incarnation: int, now: float) -> bool:
-        """A sign of life of a worker. False when it is not known, has left, or was taken for
-        gone in the meantime; who was taken for gone is active again."""
+        """A sign of life of a worker. False when it is not known, or is taken for gone: it must
+        register again, and gets another name."""
         worker = self.workers.get(name)
-        if worker is None or worker.incarnation != incarnation or worker.state == "left":
+        if worker is None or worker.incarnation != incarnation or worker.state != "active":
             return False
-        was_active = worker.state == "active"
-        worker.seen, worker.state = now, "active"
-        return was_active
+        worker.seen = now
+        return True
 
-    def worker(self, name: str, incarnation: int, now: float) -> Worker:
-        """The worker that calls, which is a sign of life too.
+    def worker(self, name: str, incarnation: int) -> Worker:
+        """The worker that calls.
 
         Raises:
-            StaleGeneration: the coordinator does not know it: register again.
+            StaleGeneration: the coordinator does not know it, or has taken it for gone: register
+                again.
         """
-        self.worker_seen(name, incarnation, now)
         worker = self.workers.get(name)
         if worker is None or worker.incarnation != incarnation or worker.state == "left":
             raise StaleGeneration(f"{name or 'a worker without a name'} is not registered here")
+        if worker.state != "active":
+            raise StaleGeneration(f"{name} was silent for too long and was taken for gone")
         return worker
 
     def leave_worker(self, name: str, incarnation: int) -> bool:
         """A worker goes; whether it was there."""
         worker = self.workers.get(name)
-        if worker is None or worker.incarnation != incarnation or worker.state == "left":
+        if worker is None or worker.incarnation != incarnation or worker.state != "active":
             return False
         worker.state = "left"
         return True
@@ -233,11 +272,12 @@ class Membership:
                 effects.append(WorkerSilent(worker.name, reason))
         return effects
 
-    def lost_shard(self, now: float, lost_s: float) -> str:
-        """The shard that has taken parameters with it and been silent for ``lost_s``, in words;
-        empty when there is none. One without parameters can be replaced."""
-        lost = (s for s in self.shards if s.state == "silent" and s.initialized)
-        return next((self._silence(s, now) for s in lost if now - s.seen > lost_s), "")
+    def shards_there(self, now: float) -> int:
+        """Shards that are there, or may come back in a moment."""
+        return sum(
+            s.state in ("starting", "ready") and (s.watching or now - s.seen <= STARTING_S)
+            for s in self.shards
+        )
 
     def waiting_for_shards(self, now: float) -> str:
         """Which shards are missing, starting or silent, in words; empty when all are there."""
@@ -247,7 +287,15 @@ class Membership:
             parts.append(f"shard{'s' if len(missing) > 1 else ''} {', '.join(missing)} to register")
         parts += [f"{s} to start" for s in self.shards if s.state == "starting"]
         parts += [self._silence(s, now) for s in self.shards if s.state == "silent"]
+        parts += [f"{s} to come back" for s in self.shards if s.state == "ready" and not s.watching]
         return "; ".join(parts)
+
+    def _free(self, shard: Shard, now: float) -> bool:
+        if shard.state in ("silent", "left"):
+            return True
+        if shard.watched:
+            return not shard.watching
+        return now - shard.seen > STARTING_S
 
     def _silence(self, shard: Shard, now: float) -> str:
         return f"{shard} has been silent for {now - shard.seen:.0f} s"
@@ -259,7 +307,7 @@ class Membership:
         if shard.incarnation != incarnation:
             raise StaleGeneration(
                 f"shard {index} is held by another process"
-                if shard.incarnation
+                if shard.incarnation or incarnation in self._former[index]
                 else f"shard {index} has not registered here"
             )
         return shard

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from coordinator.generations import Standing
 from coordinator.membership import ShardFigures
+from coordinator.recovery import Holding
 from coordinator.snapshots import ShardFile
 from coordinator.work import (
     Attempt,
+    Begin,
     Command,
     Decision,
     Ended,
@@ -17,6 +20,7 @@ from coordinator.work import (
     MetricVariable,
     Release,
     Report,
+    Revocation,
     Round,
     SnapshotOrder,
     Train,
@@ -95,6 +99,21 @@ def read_applied(
     return applied, skipped
 
 
+def read_holding(message: pb.WatchRequest) -> Holding:
+    """What a shard that opens its command stream holds."""
+    return Holding(message.incarnation, message.generation, message.initialized, message.version)
+
+
+def read_standing(message: pb.ReportShardReadyRequest) -> Standing:
+    """What a shard holds once it has begun.
+
+    Raises:
+        InvalidArgument: as :func:`read_applied`.
+    """
+    holding = Holding(message.incarnation, message.generation, message.initialized, message.version)
+    return Standing(holding, *read_applied(message.applied))
+
+
 def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
     """Metric states of one evaluation task.
 
@@ -144,6 +163,29 @@ def write_decision(decision: Decision) -> types.Decision:
     )
 
 
+def write_begin(begin: Begin) -> pb.Begin:
+    """Where a shard is to stand."""
+    message = pb.Begin(generation=begin.generation, policy=begin.policy)
+    if begin.restore:
+        message.restore = begin.restore
+    elif begin.keep:
+        message.keep = True
+    else:
+        message.fresh = True
+    if begin.decision is not None:
+        message.decision.CopyFrom(write_decision(begin.decision))
+    return message
+
+
+def write_revocation(revocation: Revocation) -> pb.Revocation:
+    """A worker that is to be refused."""
+    return pb.Revocation(
+        number=revocation.number,
+        worker=revocation.worker,
+        attempts=[write_attempt(a) for a in revocation.attempts],
+    )
+
+
 def write_shutdown(ended: Ended) -> pb.Shutdown:
     """The end of the job."""
     return pb.Shutdown(failed=ended.failed, reason=ended.reason)
@@ -158,6 +200,10 @@ def write_command(command: Command) -> pb.WatchResponse:
             return pb.WatchResponse(snapshot=write_order(command))
         case Release():
             return pb.WatchResponse(release_snapshot=command.name)
+        case Begin():
+            return pb.WatchResponse(begin=write_begin(command))
+        case Revocation():
+            return pb.WatchResponse(revocation=write_revocation(command))
         case Ended():
             return pb.WatchResponse(shutdown=write_shutdown(command))
 

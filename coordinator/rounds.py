@@ -18,16 +18,16 @@ from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Sp
 from psrpc.batch import BatchId, batches_per_epoch, cut_batch
 from psrpc.errors import InvalidArgument
 
-LIVE_ATTEMPTS = 2
-"""Attempts of one micro-batch that shards hold at most. Load-bearing: shards refuse more."""
-
 
 @dataclass(slots=True)
 class _MicroBatch:
-    """``attempts``: number to the worker that holds it, None once it was taken back."""
+    """``attempts``: number to the worker that holds it. Those that were taken back are in
+    ``superseded``; ``revoked`` are the workers that shards may still take such a one from."""
 
     batch: BatchId
-    attempts: dict[int, str | None] = field(default_factory=dict)
+    attempts: dict[int, str] = field(default_factory=dict)
+    superseded: set[int] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)
     committed: Report | None = None
 
     def attempt_of(self, worker: str) -> int | None:
@@ -35,7 +35,7 @@ class _MicroBatch:
 
     @property
     def open(self) -> bool:
-        return self.committed is None and all(h is None for h in self.attempts.values())
+        return self.committed is None and not self.attempts and not self.revoked
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,16 @@ class Rounds:
         return self._epochs * self._rounds_per_epoch
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody holds an attempt that is not committed."""
+        return all(m.committed is not None or not m.attempts for m in self._open)
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """All epochs whose rounds are decided."""
+        return list(range(self._round // self._rounds_per_epoch))
+
+    @property
     def finished(self) -> bool:
         """Whether every round of the job is decided."""
         return self._round == self.total_rounds
@@ -128,14 +138,15 @@ class Rounds:
                 return self._work(micro, number)
         for micro in self._open:
             if micro.open:
-                number = self._new_attempt(micro)
+                number = self._next_attempt
+                self._next_attempt += 1
                 micro.attempts[number] = worker
                 return self._work(micro, number)
         return Wait(self.waiting_for())
 
     def commit(self, worker: str, round_number: int, report: Report) -> Committed:
-        """All shards hold this attempt. The first one of a micro-batch counts, also when its
-        lease had lapsed; a commit of a round that is decided already changes nothing.
+        """All shards hold this attempt. The first one of a micro-batch counts; a commit of one
+        that was taken back, or of a round that is decided already, changes nothing.
 
         Raises:
             InvalidArgument: no such round, micro-batch or attempt was handed out.
@@ -143,6 +154,8 @@ class Rounds:
         if round_number < self._round:
             return Committed(None, f"round {round_number} is decided already")
         micro = next((m for m in self._open if m.batch == report.batch), None)
+        if micro is not None and report.attempt in micro.superseded:
+            return Committed(None, f"attempt {report.attempt} was superseded")
         if round_number > self._round or micro is None or report.attempt not in micro.attempts:
             raise InvalidArgument(
                 f"commit of attempt {report.attempt} of {report.batch} in round {round_number} "
@@ -180,17 +193,26 @@ class Rounds:
         """Nothing: in a round a batch is done by its commit."""
         return []
 
-    def release(self, worker: str) -> list[BatchId]:
-        """Takes back the attempts that ``worker`` holds and has not committed. They may still
-        be committed: it may only be slow."""
+    def revoke(self, worker: str) -> list[Attempt]:
+        """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
+        their micro-batches before :meth:`release`."""
         taken = []
         for micro in self._open:
             number = micro.attempt_of(worker)
-            if number is not None:
-                micro.attempts[number] = None
-                if micro.committed is None:
-                    taken.append(micro.batch)
+            if number is not None and micro.committed is None:
+                del micro.attempts[number]
+                micro.superseded.add(number)
+                micro.revoked.add(worker)
+                taken.append(Attempt(micro.batch, number))
         return taken
+
+    def release(self, worker: str) -> int:
+        """No shard takes anything from ``worker`` any more: others may get what it had. How many
+        micro-batches that are."""
+        taken = [micro for micro in self._open if worker in micro.revoked]
+        for micro in taken:
+            micro.revoked.remove(worker)
+        return len(taken)
 
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose last round was decided since the last call."""
@@ -202,7 +224,8 @@ class Rounds:
         if not self._open or any(m.open for m in self._open):
             return ""
         holders = sorted(
-            {h for m in self._open if m.committed is None for h in m.attempts.values() if h}
+            {h for m in self._open if m.committed is None for h in m.attempts.values()}
+            | {w for m in self._open if m.committed is None for w in m.revoked}
         )
         have = sum(m.committed is not None for m in self._open)
         return (
@@ -219,15 +242,6 @@ class Rounds:
             _MicroBatch(cut_batch(epoch, index, self._records, self._batch_size))
             for index in range(first, min(first + self._replicas, self._per_epoch))
         ]
-
-    def _new_attempt(self, micro: _MicroBatch) -> int:
-        if len(micro.attempts) < LIVE_ATTEMPTS:
-            number = self._next_attempt
-            self._next_attempt += 1
-            return number
-        # Shards hold two attempts at most, so a third try goes on with the oldest one: what they
-        # hold of it is a gradient of the same batch at the same version.
-        return min(micro.attempts)
 
     def _work(self, micro: _MicroBatch, number: int) -> Round:
         return Round(self._round, Attempt(micro.batch, number), self._last)

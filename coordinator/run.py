@@ -25,16 +25,19 @@ class Restored:
 
 @dataclass(frozen=True)
 class Run:
-    """The facts that do not change while the coordinator serves.
+    """What a job's coordinator serves. All but the last four is settled before anyone is let in;
+    those are replaced together whenever a generation is formed.
 
     Attributes:
         run_id: names the run over all its generations.
         job_path: the job file as the user gave it.
         overrides: ``key=value``, in order.
         token: what a process must find in the run directory to prove that it shares it.
-        generation: raised by each resume.
+        generation: the one that was formed last; 0 before the first of the run.
         policy: raised by each change of the mode.
-        restored: where to go on from, None for a fresh start.
+        since: the generation since which all shards have kept what they held.
+        restored: what all shards restored when this generation was formed; None if some kept
+            theirs, or began with nothing.
     """
 
     run_id: str
@@ -44,11 +47,12 @@ class Run:
     token: str
     description: JobDescription
     plan: Plan
-    generation: int = 1
+    generation: int = 0
     policy: int = 1
+    since: int = 0
     restored: Restored | None = None
 
     @property
     def first_attempt(self) -> int:
         """Attempts are unique in a job: each generation counts from its own start."""
-        return (self.generation - 1 << 40) + 1
+        return (max(0, self.generation - 1) << 40) + 1

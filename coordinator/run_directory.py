@@ -47,19 +47,13 @@ class RunDirectory:
         self._lock: int | None = None
 
     def __enter__(self) -> RunDirectory:
-        """Makes the directory, or takes over one that is to be resumed.
+        """Makes the directory, or takes over one that holds a run.
 
         Raises:
-            AlreadyExists: another run has it.
+            AlreadyExists: another coordinator has it.
             InvalidJob: it cannot be made, or there is nothing to resume.
         """
-        used = (self.path / LEDGER).exists()
-        if used and not self._resume:
-            raise AlreadyExists(
-                f"run directory {self.path} holds a run already; say --resume to go on with it, "
-                "or choose another --run-dir"
-            )
-        if self._resume and not used:
+        if self._resume and not (self.path / LEDGER).exists():
             raise InvalidJob(f"--resume: {self.path} holds no run (it has no {LEDGER})")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -88,6 +82,13 @@ class RunDirectory:
             (self.path / ADDRESS).unlink()
         self._unlock()
 
+    def token(self) -> str:
+        """The secret that is there; empty if there is none."""
+        try:
+            return (self.path / TOKEN).read_text()
+        except FileNotFoundError:
+            return ""
+
     def new_token(self) -> str:
         """Writes a fresh secret, readable by its owner only, and returns it."""
         token = secrets.token_hex(16)
@@ -108,6 +109,9 @@ class RunDirectory:
         self._write(JOB, json.dumps(document, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if (self.path / name).read_text() == text:
+                return  # the disk may be full
         temporary = self.path / f".{name}.tmp"
         temporary.write_text(text)
         temporary.replace(self.path / name)

@@ -60,18 +60,20 @@ class Saving:
         every: int,
         last_epoch: int,
         evaluates: bool,
-        restored_step: int | None,
+        saved_step: int | None,
+        first_saved: bool,
         generation: int = 1,
         writes_epochs: bool = False,
     ) -> None:
-        """``every`` is in global steps. ``restored_step`` is the step of the checkpoint that the
-        job goes on from. With ``writes_epochs`` the states that are evaluated are checkpoints."""
+        """``every`` is in global steps. ``saved_step`` is the step of a checkpoint that holds what
+        the shards hold now, if there is one; ``first_saved`` whether there ever was a checkpoint.
+        With ``writes_epochs`` the states that are evaluated are checkpoints."""
         self._snapshots = snapshots
         self._evaluations = evaluations
         self._every = every
         self._last_epoch = last_epoch
         self._evaluates = evaluates
-        self._restored_step = restored_step
+        self._saved_step = saved_step
         self._generation = generation
         self._writes_epochs = writes_epochs
         self._written_step: int | None = None
@@ -81,8 +83,8 @@ class Saving:
         self._first: str | None = None
         self._final: str | None = None
         self._done: set[str] = set()
-        if restored_step is not None:
-            self._first = self._name(restored_step)
+        if first_saved:
+            self._first = ""
             self._done.add(self._first)
         self.warnings: list[str] = []
 
@@ -115,6 +117,14 @@ class Saving:
         if self._evaluates:
             # The last epoch's evaluation is the final one.
             self._epochs += [e for e in finished_epochs if e < self._last_epoch]
+
+    def request(self, step: int) -> bool:
+        """A checkpoint of now is wanted; whether one will be ordered. One of this very step may
+        have been already."""
+        if step in (self._saved_step, self._written_step):
+            return False
+        self._due.checkpoint = True
+        return True
 
     def next_order(
         self, step: int, trained: bool, by_decision: bool = False
@@ -178,7 +188,7 @@ class Saving:
         return checkpoint_name(step, self._generation)
 
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
-        saved = step == self._restored_step
+        saved = step == self._saved_step
         self._final = FINAL + _suffix(self._generation) if saved else self._name(step)
         if saved and not self._evaluates:
             self._done.add(self._final)

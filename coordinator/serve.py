@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coordinator.checkpoints import choose_checkpoint, remove_unfinished
 from coordinator.course import Course
 from coordinator.description import (
     JobDescription,
@@ -23,8 +21,9 @@ from coordinator.description import (
     describe_command,
     describe_job,
 )
+from coordinator.disk import ThreadedDisk
 from coordinator.engine import Engine
-from coordinator.run import Run
+from coordinator.lifecycle import ENDED
 from coordinator.run_directory import (
     LEDGER,
     RunDirectory,
@@ -32,6 +31,8 @@ from coordinator.run_directory import (
     newest_run_directory,
 )
 from coordinator.server import Server
+from coordinator.settling import settle
+from coordinator.stopping import STOPPED
 from coordinator.store import Store
 from coordinator.summary import summarize, write_summary
 from psrpc.channel import format_address, parse_address
@@ -46,11 +47,9 @@ log = get_logger()
 LEAVE_S = 10.0
 """How long the coordinator stays to tell the others that the job is over."""
 
-STOPPED = "stopped by a signal"
+TICK_S = 0.5
+
 EXIT_STOPPED = 130
-IDENTITY = "identity"
-GENERATION = "generation"
-POLICY = "policy"
 
 
 @dataclass(frozen=True)
@@ -113,83 +112,21 @@ async def serve(options: ServeOptions) -> int:
             RunDirectory(_run_dir(options, description), options.resume) as directory,
             Store(directory.path / LEDGER) as store,
         ):
-            run = prepare_run(options, description, plan, directory, store)
-            course = Course(run, store, MonotonicClock())
-            stop.call = lambda: course.fail(STOPPED)
+            run = settle(options, description, plan, directory, store)
+            disk = ThreadedDisk(run)
+            course = Course(run, store, MonotonicClock(), disk)
+            stop.call = course.stop
             await server.start(Engine(course, store))
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(format_address(where, port))
             log.info("serving", address=format_address(host, port), run_dir=str(run.run_dir))
             await _until_over(course)
-            write_summary(run.run_dir, summarize(course))
+            await disk.close()
+            course.close()
+            _write_summary(course)
             return _exit_status(course)
     finally:
         await server.stop()
-
-
-def prepare_run(
-    options: ServeOptions,
-    description: JobDescription,
-    plan: Plan,
-    directory: RunDirectory,
-    store: Store,
-) -> Run:
-    """Settles what does not change while the coordinator serves, and stores it.
-
-    Raises:
-        InvalidJob: the job does not fit the checkpoint to resume.
-        CheckpointError: there is no good checkpoint.
-    """
-    run_id, generation, policy, restored = secrets.token_hex(8), 1, 1, None
-    if options.resume:
-        chosen = choose_checkpoint(directory.path, description)
-        for remark in chosen.remarks:
-            log.warning("resuming", remark=remark)
-        remove_unfinished(directory.path)
-        run_id, restored = chosen.run_id, chosen.restored
-        generation = max(chosen.generation, store.get(GENERATION) or 0) + 1
-        policy = store.get(POLICY) or 1
-        log.info("resuming", checkpoint=str(directory.path / restored.directory))
-    store.put(GENERATION, generation)
-    store.put(POLICY, policy)
-    store.put(
-        IDENTITY,
-        {
-            "run_id": run_id,
-            "job": description.name,
-            "job_sha256": description.job_sha256,
-            "shards": options.shards,
-            "plan": plan.hash.hex(),
-        },
-    )
-    directory.write_job(
-        {
-            "job": str(options.job),
-            "overrides": list(options.overrides),
-            "mode": options.mode,
-            "replicas": options.replicas,
-            "description": description.document,
-        }
-    )
-    return Run(
-        run_id=run_id,
-        run_dir=directory.path,
-        job_path=str(options.job),
-        overrides=overrides_for_workers(options),
-        token=directory.new_token(),
-        description=description,
-        plan=plan,
-        generation=generation,
-        policy=policy,
-        restored=restored,
-    )
-
-
-def overrides_for_workers(options: ServeOptions) -> tuple[str, ...]:
-    """The overrides as a worker must apply them; --replicas is one of them."""
-    if options.replicas is None:
-        return options.overrides
-    return (*options.overrides, f"replicas={options.replicas}")
 
 
 async def _describe(options: ServeOptions) -> JobDescription:
@@ -227,17 +164,42 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
 
 async def _until_over(course: Course) -> None:
     """Ticks until the job is over and everybody knows, or had time to."""
-    ticking = asyncio.create_task(course.tick_forever())
-    ended = asyncio.create_task(course.ended.wait())
+    ticking = asyncio.create_task(_tick_forever(course))
+    over = asyncio.create_task(_wait_until_over(course))
     try:
-        await asyncio.wait((ticking, ended), return_when=asyncio.FIRST_COMPLETED)
-        if ticking.done():
-            ticking.result()
-        await course.wait_until_everyone_knows(LEAVE_S)
+        await asyncio.wait((ticking, over), return_when=asyncio.FIRST_COMPLETED)
+        for task in (ticking, over):
+            if task.done():
+                task.result()
     finally:
-        for task in (ticking, ended):
+        for task in (ticking, over):
             task.cancel()
-        await course.close()
+        await asyncio.gather(ticking, over, return_exceptions=True)
+
+
+async def _tick_forever(course: Course) -> None:
+    while True:
+        course.tick()
+        await asyncio.sleep(TICK_S)
+
+
+async def _wait_until_over(course: Course) -> None:
+    loop = asyncio.get_running_loop()
+    while course.phase not in ENDED:
+        await course.bell.wait(loop.time() + LEAVE_S)
+    deadline = loop.time() + LEAVE_S
+    while not course.everyone_knows:
+        # Whoever is taken for gone is found by a tick, which rings too.
+        if not await course.bell.wait(deadline):
+            return
+
+
+def _write_summary(course: Course) -> None:
+    """A disk that is full takes the summary, not the result."""
+    try:
+        write_summary(course.run.run_dir, summarize(course))
+    except OSError as error:
+        log.warning("no summary", why=str(error))
 
 
 @contextlib.contextmanager

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from coordinator.course import LEASE_S
 from coordinator.engine import Caller, Engine
 from coordinator.messages import (
-    read_applied,
     read_figures,
     read_file,
+    read_holding,
     read_report,
     read_reports,
+    read_standing,
     read_states,
     write_command,
     write_lease,
@@ -67,8 +69,6 @@ class Servicer(CoordinatorServicer):
         )
         return pb.RegisterShardResponse(
             run_id=run.run_id,
-            generation=run.generation,
-            policy=run.policy,
             plan=run.plan.to_json(),
             optimizer=json.dumps(run.description.optimizer).encode(),
             engine=run.description.engine,
@@ -76,7 +76,6 @@ class Servicer(CoordinatorServicer):
             replicas=run.description.replicas,
             run_dir=str(run.run_dir),
             token=run.token,
-            restore=run.restored.directory if run.restored else "",
             heartbeat_s=HEARTBEAT_S,
             lease_s=LEASE_S,
             wire_dtype=run.description.wire_dtype,
@@ -85,35 +84,30 @@ class Servicer(CoordinatorServicer):
     async def ReportShardReady(
         self, request: pb.ReportShardReadyRequest, _context: Any
     ) -> pb.ReportShardReadyResponse:
-        self._engine.report_shard_ready(
-            request.shard,
-            request.incarnation,
-            request.generation,
-            request.version,
-            request.initialized,
-            read_applied(request.applied),
-        )
+        self._engine.report_shard_ready(request.shard, read_standing(request), request.error)
         return pb.ReportShardReadyResponse()
 
     async def HeartbeatShard(
         self, request: pb.HeartbeatShardRequest, _context: Any
     ) -> pb.HeartbeatShardResponse:
-        self._engine.heartbeat_shard(
+        unknown, saved = self._engine.heartbeat_shard(
             request.shard,
             request.incarnation,
             request.generation,
             read_figures(request),
             request.failure,
+            request.revoked,
+            request.leaving,
         )
-        return pb.HeartbeatShardResponse()
+        return pb.HeartbeatShardResponse(unknown=unknown, saved=saved)
 
     async def Watch(
         self, request: pb.WatchRequest, _context: Any
     ) -> AsyncIterator[pb.WatchResponse]:
-        async for command in self._engine.watch(
-            request.shard, request.incarnation, request.generation
-        ):
-            yield write_command(command)
+        commands = self._engine.watch(request.shard, read_holding(request))
+        async with aclosing(commands):
+            async for command in commands:
+                yield write_command(command)
 
     async def ReportSnapshot(
         self, request: pb.ReportSnapshotRequest, _context: Any
@@ -153,7 +147,9 @@ class Servicer(CoordinatorServicer):
             request.waiting_for,
         )
         return pb.HeartbeatWorkerResponse(
-            unknown=unknown, shutdown=write_shutdown(ended) if ended else None
+            unknown=unknown,
+            shutdown=write_shutdown(ended) if ended else None,
+            generation=self._engine.run.generation,
         )
 
     async def GetCluster(

@@ -65,6 +65,11 @@ class Snapshots:
         return len(self._writing)
 
     @property
+    def pending(self) -> tuple[SnapshotOrder, ...]:
+        """The orders that not every shard has carried out."""
+        return tuple(pending.order for pending in self._pending.values())
+
+    @property
     def room(self) -> int:
         """How many more snapshots the shards may keep."""
         return MAX_KEPT - len(self._kept)

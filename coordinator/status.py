@@ -13,13 +13,14 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
     now = course.now()
     run, training = course.run, course.training
     description, progress, span = run.description, training.progress, training.span
+    generation, step = course.standing
     return pb.GetJobStatusResponse(
         run_id=run.run_id,
         job=description.name,
         phase=course.phase,
         mode=description.mode,
         replicas=description.replicas,
-        global_step=span.step,
+        global_step=step,
         total_steps=span.total_steps,
         epoch=span.epoch,
         epochs=description.epochs,
@@ -45,7 +46,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         waiting_for=course.held_up(),
         reason=course.reason,
         warnings=training.warnings,
-        generation=run.generation,
+        generation=generation,
         policy=run.policy,
     )
 
@@ -80,4 +81,5 @@ def _worker(worker: Worker, progress: WorkerProgress, now: float) -> pb.WorkerSt
         steps_per_s=progress.steps.rate(now),
         silent_s=now - worker.seen,
         waiting_for=worker.waiting_for,
+        incarnation=worker.incarnation,
     )

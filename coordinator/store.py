@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,28 @@ from typing import Any
 from coordinator.work import Attempt, Decision, SnapshotOrder
 from psrpc.batch import BatchId
 
-KEPT_DECISIONS = 1000
+GENERATION = "generation"
+SINCE = "since"
+"""The generation since which all shards have kept what they held."""
+
+ENDED = "ended"
+"""How the run ended: phase and reason; null while it goes on."""
+
+KEPT_DECISIONS = 8
 """Rounds whose decision stays in the store; only the newest is ever needed again."""
+
+KEPT_INCARNATIONS = 1000
+"""Processes that took a place, of each role; the newest stay."""
+
+KEPT_CHECKPOINTS = 1000
+"""Checkpoints that were noted last."""
+
+RESERVED_BYTES = 1 << 20
+"""Space that is taken when the file is opened, for its pages and for its log each, so that a disk
+that fills up later does not keep rounds from being decided."""
+
+LOG_PAGES = 128
+"""Pages after which the log is folded into the file and begun anew."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -32,6 +53,7 @@ CREATE TABLE IF NOT EXISTS evaluations (
 CREATE TABLE IF NOT EXISTS checkpoints (
     name TEXT NOT NULL, generation INTEGER NOT NULL, global_step INTEGER NOT NULL,
     committed_utc TEXT NOT NULL, PRIMARY KEY (name, generation));
+CREATE TABLE IF NOT EXISTS reserve (filler BLOB);
 """
 
 
@@ -50,8 +72,17 @@ class Store:
         connection.execute("PRAGMA journal_mode = WAL")
         # A decision that went out must still be there after a power failure.
         connection.execute("PRAGMA synchronous = FULL")
-        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         self._connection = connection
+        connection.executescript(_SCHEMA)
+        # A disk that is full already must not keep a run from going on.
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._reserve()
+
+    def open_to_read(self) -> None:
+        """Opens the file as it is, also while a coordinator has it; nothing may be put."""
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
 
     def close(self) -> None:
         """Closes the file; may be called twice."""
@@ -80,31 +111,51 @@ class Store:
         """Keeps a JSON value: generation, policy, the job's identity."""
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, json.dumps(value))
 
+    def put_all(self, values: Mapping[str, Any]) -> None:
+        """Keeps several values, or none of them."""
+        with self._transaction():
+            for key, value in values.items():
+                self.put(key, value)
+
     def put_incarnation(
         self, role: str, member: str, incarnation: int, generation: int, address: str
     ) -> None:
         """Notes which process took a place."""
-        self._run(
-            "INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?, ?, ?, ?)",
-            *(role, member, incarnation, generation, address, _utc()),
+        with self._transaction():
+            self._run(
+                "INSERT OR REPLACE INTO incarnations VALUES (?, ?, ?, ?, ?, ?)",
+                *(role, member, incarnation, generation, address, _utc()),
+            )
+            self._run(
+                "DELETE FROM incarnations WHERE role = ? AND rowid NOT IN (SELECT rowid FROM "
+                "incarnations WHERE role = ? ORDER BY rowid DESC LIMIT ?)",
+                *(role, role, KEPT_INCARNATIONS),
+            )
+
+    def incarnations(self, role: str) -> list[tuple[str, int]]:
+        """``(member, incarnation)`` of the processes that took a place, oldest first."""
+        rows = self._run(
+            "SELECT member, incarnation FROM incarnations WHERE role = ? ORDER BY rowid", role
         )
+        return list(rows)
 
     def put_decision(self, decision: Decision) -> None:
-        """Stores a decided round. Only after this may anyone see it."""
+        """Stores a decided round; again is safe. Only after this may anyone see it."""
         text = json.dumps(asdict(decision), separators=(",", ":"))
         key = (decision.generation, decision.round)
-        self._run("INSERT INTO decisions VALUES (?, ?, ?)", *key, text)
-        if decision.round % KEPT_DECISIONS == 0:
+        with self._transaction():
+            self._run("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?)", *key, text)
             self._run(
-                "DELETE FROM decisions WHERE generation < ? OR round < ?",
+                "DELETE FROM decisions WHERE generation < ? OR round <= ?",
                 *(decision.generation, decision.round - KEPT_DECISIONS),
             )
 
-    def last_decision(self, generation: int) -> Decision | None:
-        """The newest decision of a generation."""
+    def last_decision(self, since: int) -> Decision | None:
+        """The newest decision of the generation ``since`` or a later one."""
         row = self._run(
-            "SELECT decision FROM decisions WHERE generation = ? ORDER BY round DESC LIMIT 1",
-            generation,
+            "SELECT decision FROM decisions WHERE generation >= ? "
+            "ORDER BY generation DESC, round DESC LIMIT 1",
+            since,
         ).fetchone()
         return None if row is None else _decision(json.loads(row[0]))
 
@@ -131,10 +182,46 @@ class Store:
 
     def put_checkpoint(self, name: str, generation: int, global_step: int) -> None:
         """Notes a committed checkpoint; the manifest on the disk is what counts."""
-        self._run(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
-            *(name, generation, global_step, _utc()),
-        )
+        with self._transaction():
+            self._run(
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
+                *(name, generation, global_step, _utc()),
+            )
+            self._run(
+                "DELETE FROM checkpoints WHERE rowid <= (SELECT max(rowid) FROM checkpoints) - ?",
+                KEPT_CHECKPOINTS,
+            )
+
+    def newest_checkpoint(self) -> tuple[str, int, int] | None:
+        """``(name, generation, global_step)`` of the checkpoint that was committed last."""
+        found: tuple[str, int, int] | None = self._run(
+            "SELECT name, generation, global_step FROM checkpoints ORDER BY rowid DESC LIMIT 1"
+        ).fetchone()
+        return found
+
+    def scores(self, metric: str) -> dict[tuple[int, int], float]:
+        """The results of one metric, by generation and global step."""
+        rows = self._run("SELECT generation, global_step, results FROM evaluations")
+        found = ((row[:2], json.loads(row[2])) for row in rows)
+        return {key: results[metric] for key, results in found if metric in results}
+
+    def _reserve(self) -> None:
+        """Makes the log and the file as long as they will need to be. SQLite writes over what it
+        has, and removes the log only when the file is closed."""
+        self._run("INSERT INTO reserve VALUES (zeroblob(?))", RESERVED_BYTES)
+        self._run("DELETE FROM reserve")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            # What failed may have ended the transaction already.
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._run("ROLLBACK")
+            raise
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
         assert self._connection is not None, "the store is not open"

@@ -1,7 +1,7 @@
 """The work of one run: batches, rounds, snapshots and evaluations, put together.
 
-Deterministic: time comes in, commands go out through ``send``. The store is its only effect
-besides; a round's decision is stored before it is sent.
+Deterministic: time comes in, commands go out through ``send``. The store and the disk are its only
+effects besides; a round's decision is stored before it is sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.curves import Curves
+from coordinator.disk import DiskWork
 from coordinator.evaluation import Evaluations
 from coordinator.guard import Guard
 from coordinator.ledger import Ledger
@@ -20,8 +21,10 @@ from coordinator.saving import Saving
 from coordinator.snapshots import Failed, Snapshots, Taken
 from coordinator.store import Store
 from coordinator.work import (
+    Attempt,
     Command,
     Decision,
+    Positions,
     Release,
     Report,
     Round,
@@ -39,11 +42,19 @@ log = get_logger()
 FIRST_LOSS = "first_loss"
 """The store's key of the guard's reference, which a resumed job keeps."""
 
-Positions = Mapping[int, IntervalSet]
+EVALUATED_AGAIN = 2
+"""Epochs whose evaluation was under way when a generation ended, at most; shards keep no more."""
+
+WARNINGS = 50
+"""The newest are kept."""
 
 
 class Training:
-    """What is to be done and what is done. ``failure`` says why the job must stop."""
+    """What is to be done and what is done. ``failure`` says why the job must stop.
+
+    It is rebuilt by :meth:`begin` for each generation; results, counters, the guard and warnings
+    stay.
+    """
 
     def __init__(
         self,
@@ -51,16 +62,32 @@ class Training:
         store: Store,
         curves: Curves,
         send: Callable[[Command], None],
-        prepare: Callable[[SnapshotOrder], None],
+        disk: DiskWork,
     ) -> None:
-        """``send`` reaches every shard; ``prepare`` makes the directory of an order, or raises
-        CheckpointError."""
-        description = run.description
-        self._run = run
+        """``send`` reaches every shard."""
         self._store = store
         self._curves = curves
         self._send = send
-        self._prepare = prepare
+        self._disk = disk
+        self.progress = Progress()
+        self.failure: str | None = None
+        self.warnings: list[str] = []
+        self.results = store.evaluations()
+        first_loss = store.get(FIRST_LOSS)
+        self._guard = Guard(run.description.mode, first_loss)
+        self._guarded = first_loss
+        self._unstored: dict[str, Callable[[], None]] = {}
+        self.schedule: Ledger | Rounds | None = None
+        self._rebuild(run)
+
+    def _rebuild(self, run: Run) -> None:
+        description = run.description
+        newest = self._store.newest_checkpoint()
+        saved_step = run.restored.global_step if run.restored else None
+        if run.restored is None and newest is not None and newest[1] >= run.since:
+            # One of another history is not what the shards hold, whatever its step.
+            saved_step = newest[2]
+        self.run = run
         self.evaluations = Evaluations(description.eval_records, description.batch_size)
         self.snapshots = Snapshots(run.plan.shards)
         self.saving = Saving(
@@ -69,33 +96,32 @@ class Training:
             every=description.checkpoint_every,
             last_epoch=description.epochs - 1,
             evaluates=description.eval_records > 0,
-            restored_step=run.restored.global_step if run.restored else None,
+            saved_step=saved_step,
+            first_saved=newest is not None or run.restored is not None,
+            generation=run.generation,
+            writes_epochs=description.keep_best is not None,
         )
-        self.progress = Progress()
-        self.failure: str | None = None
-        self.warnings: list[str] = []
-        self.results: list[tuple[str, int, dict[str, float]]] = []
-        self.ledger: Ledger | None = None
-        self.rounds: Rounds | None = None
-        first_loss = None
-        if run.restored is not None:
-            first_loss = store.get(FIRST_LOSS)
-            self.results = store.evaluations(run.restored.global_step)
-        self._guard = Guard(description.mode, first_loss)
-        self._guarded = first_loss
+        self._undecided: Decision | None = None
+        self._orders = 0
+        self._unfinished: dict[str, int] = {}
+        self._closed = False
 
     @property
-    def schedule(self) -> Ledger | Rounds | None:
-        """Who trains what next; None until :meth:`begin`."""
-        return self.ledger or self.rounds
+    def ledger(self) -> Ledger | None:
+        """The schedule of async training, once it has begun."""
+        return self.schedule if isinstance(self.schedule, Ledger) else None
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The schedule of sync training, once it has begun."""
+        return self.schedule if isinstance(self.schedule, Rounds) else None
 
     @property
     def span(self) -> Span:
         """Where training stands."""
         if self.schedule is not None:
             return self.schedule.span
-        step = self._run.restored.global_step if self._run.restored else 0
-        return Span(step, self._run.description.total_updates, 0, 0, 0)
+        return Span(0, self.run.description.total_updates, 0, 0, 0)
 
     @property
     def trained(self) -> bool:
@@ -103,30 +129,40 @@ class Training:
         return self.schedule is not None and self.schedule.finished
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing is leased that is not done, and no decision waits for the disk."""
+        leased = self.schedule is not None and not self.schedule.idle
+        return not leased and self._undecided is None
+
+    @property
     def loss(self) -> float:
         """Mean loss of the last steps; NaN before the first."""
         return self._guard.loss
 
-    def begin(self, applied: Sequence[Positions], skipped: Sequence[Positions]) -> None:
-        """All shards stand where training starts; ``applied`` and ``skipped`` are their
-        applied-sets and the skipped part of them, per shard and epoch. What all have is done."""
-        description, run = self._run.description, self._run
+    def begin(
+        self, run: Run, applied: Sequence[Positions], skipped: Sequence[Positions], version: int
+    ) -> None:
+        """All shards have begun the generation of ``run``. ``applied`` and ``skipped`` are their
+        applied-sets and the skipped part of them, per shard and epoch: what all have is done.
+        ``version`` is what they stand at, in sync mode."""
+        description = run.description
         done = _common(applied)
         gone = _common(skipped)
-        self.progress = Progress(self._count_batches(gone))
+        self._rebuild(run)
+        self.progress.skipped = self._count_batches(gone)
         if description.mode == "sync":
-            self.rounds = Rounds(
+            self.schedule = Rounds(
                 records=description.train_records,
                 batch_size=description.batch_size,
                 epochs=description.epochs,
                 replicas=description.replicas,
                 generation=run.generation,
-                first_round=run.restored.global_step if run.restored else 0,
+                first_round=version,
                 first_attempt=run.first_attempt,
                 skipped_records=sum(len(positions) for positions in gone.values()),
             )
         else:
-            self.ledger = Ledger(
+            self.schedule = Ledger(
                 records=description.train_records,
                 batch_size=description.batch_size,
                 epochs=description.epochs,
@@ -134,6 +170,19 @@ class Training:
                 done=done,
                 skipped=gone,
             )
+        self._evaluate_again(self.schedule.finished_epochs)
+
+    def halt(self) -> None:
+        """The generation is over: nothing that was ordered in it will come."""
+        for order in self.snapshots.pending:
+            self._disk.discard(order)
+
+    def retry(self) -> None:
+        """Tries again to store what the disk has refused. Call it now and then."""
+        for what, store in list(self._unstored.items()):
+            self._store_soon(what, store)
+        if self._undecided is not None and self.rounds is not None:
+            self._decide(self.rounds)
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Round | Wait:
         """A batch or more to train."""
@@ -143,12 +192,18 @@ class Training:
             self.progress.leased(now)
         return work
 
-    def release(self, worker: str, lost: bool) -> int:
-        """Takes back what ``worker`` holds; how many batches and tasks that was. Its batches have
-        failed if it is ``lost``, and not if it has given them back."""
-        batches = self.schedule.release(worker) if self.schedule else []
-        self.progress.failed += len(batches) if lost else 0
-        return len(batches) + self.evaluations.release(worker)
+    def revoke(self, worker: str, lost: bool) -> list[Attempt]:
+        """``worker`` is gone: what it holds and has not committed, which nobody else gets before
+        :meth:`release`. Its batches have failed if it is ``lost``, and not if it has given them
+        back. Evaluations change nothing on a shard, and are open to others at once."""
+        attempts = self.schedule.revoke(worker) if self.schedule else []
+        self.progress.failed += len(attempts) if lost else 0
+        self.evaluations.release(worker)
+        return attempts
+
+    def release(self, worker: str) -> int:
+        """No shard takes anything from ``worker`` any more; how many batches are open again."""
+        return self.schedule.release(worker) if self.schedule else 0
 
     def record(self, worker: str, reports: Sequence[Report], now: float) -> None:
         """Async: batches that are done on all shards. Raises InvalidArgument."""
@@ -175,6 +230,8 @@ class Training:
         rounds = self.rounds
         if rounds is None:
             raise InvalidArgument("this job is async: batches are reported with LeaseWork")
+        if self._closed:
+            return
         if rounds.commit(worker, round_number, report).counted is None:
             return
         self._batch_done(worker, report, now)
@@ -189,29 +246,63 @@ class Training:
 
     def order_due(self) -> None:
         """Orders the snapshots that are due and that no decision carries."""
-        if self.rounds is not None and not self.trained:
+        if self.rounds is not None and not self.trained and not self._closed:
             return
         while (order := self.saving.next_order(self.span.step, self.trained)) is not None:
             self._order(order)
         self._take_warnings()
 
-    def snapshot_taken(self, taken: Taken) -> None:
+    def request_checkpoint(self) -> int:
+        """A checkpoint of now or later is wanted; its number, for :meth:`is_saved`."""
+        wanted = not self.trained and self.saving.request(self.span.step)
+        return self._orders + 1 if wanted else self._orders
+
+    def close(self) -> int:
+        """Nothing is decided any more, and the state that training has come to is saved; the
+        number of its checkpoint. Async: what is pushed still is done again by who goes on."""
+        self._closed = True
+        self._undecided = None
+        return self.request_checkpoint()
+
+    def is_saved(self, number: int) -> bool:
+        """Whether the checkpoint of this number is committed, or has failed; at the end of
+        training, whether the final one is."""
+        if self.trained:
+            return self.saving.final_saved
+        return number <= self._orders and number not in self._unfinished.values()
+
+    def checked(self, taken: Taken) -> Taken | Failed:
+        """A snapshot that all shards have taken: in sync mode all must be of its round."""
+        versions = {file.version for file in taken.files}
+        if self.rounds is None or versions <= {taken.order.global_step}:
+            return taken
+        return Failed(taken.order, f"shards have taken it at rounds {sorted(versions)}")
+
+    def snapshot_taken(self, order: SnapshotOrder) -> None:
         """Every shard has it, and a checkpoint is committed."""
-        self.snapshots.written(taken.order.name)
-        self.saving.taken(taken.order.name)
-        self.evaluations.snapshot_taken(taken.order.name)
-        if taken.order.write:
-            self._store.put_checkpoint(
-                taken.order.name, self._run.generation, taken.order.global_step
-            )
+        self._finished(order)
+        self.saving.taken(order.name)
+        self.evaluations.snapshot_taken(order.name)
+
+    def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
+        """Remembers a checkpoint that was committed, of this generation or an earlier one."""
+        self._store_soon(
+            f"checkpoint {order.name}",
+            lambda: self._store.put_checkpoint(order.name, generation, order.global_step),
+        )
 
     def snapshot_failed(self, failed: Failed) -> None:
         """A shard could not take it, or it cannot be committed."""
-        self.snapshots.written(failed.order.name)
+        self._finished(failed.order)
         if self.snapshots.release(failed.order.name):
             self._send(Release(failed.order.name))
         self.failure = self.failure or self.saving.failed(failed)
         self._take_warnings()
+
+    def scores(self) -> dict[tuple[int, int], float]:
+        """The results by which checkpoints are compared, by generation and global step."""
+        best = self.run.description.keep_best
+        return self._store.scores(best.metric) if best else {}
 
     def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
         """An evaluation's results. Raises InvalidArgument."""
@@ -219,9 +310,10 @@ class Training:
         if result is None:
             return
         row = (evaluation, result.global_step, dict(values))
-        self._stored(
+        generation = self.run.generation
+        self._store_soon(
             f"evaluation {evaluation}",
-            lambda: self._store.put_evaluation(row[0], self._run.generation, row[1], row[2]),
+            lambda: self._store.put_evaluation(row[0], generation, row[1], row[2]),
         )
         self.results = [*(r for r in self.results if r[0] != evaluation), row]
         self._curves.epoch(values, result.global_step)
@@ -240,18 +332,23 @@ class Training:
 
     def _decide(self, rounds: Rounds) -> None:
         step = rounds.round + 1
-        trained = step == rounds.total_rounds
-        ended = [rounds.span.epoch] if rounds.ends_epoch else []
-        self.saving.stepped(rounds.round, step, ended)
-        order = self.saving.next_order(step, trained, by_decision=True)
-        if order is not None and not self._make_directory(order):
-            order = None
-        decision: Decision = rounds.decide((order,) if order else ())
-        reports = rounds.reports()
+        if self._undecided is None:
+            trained = step == rounds.total_rounds
+            ended = [rounds.span.epoch] if rounds.ends_epoch else []
+            self.saving.stepped(rounds.round, step, ended)
+            order = self.saving.next_order(step, trained, by_decision=True)
+            if order is not None and not self._make_directory(order):
+                order = None
+            self._undecided = rounds.decide((order,) if order else ())
+        decision = self._undecided
         # First to the disk, then to the world: a restarted coordinator must not decide otherwise.
-        what = f"the decision of round {decision.round}"
-        if not self._stored(what, lambda: self._store.put_decision(decision)):
+        try:
+            self._store.put_decision(decision)
+        except sqlite3.Error as error:
+            self.warn(f"round {decision.round} waits: its decision cannot be stored: {error}")
             return
+        self._undecided = None
+        reports = rounds.reports()
         rounds.close(decision)
         self._send(decision)
         if any(not report.skipped for report in reports):
@@ -259,14 +356,25 @@ class Training:
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._take_warnings()
 
-    def _stored(self, what: str, store: Callable[[], None]) -> bool:
-        """Whether the store has taken it; a ledger that cannot be written ends the job."""
+    def _evaluate_again(self, finished: Sequence[int]) -> None:
+        """Epochs that ended before this generation began and whose result is not there."""
+        known = {name for name, _, _ in self.results}
+        left = [epoch for epoch in finished if f"epoch-{epoch}" not in known]
+        if left and self.run.description.eval_records:
+            for epoch in left[:-EVALUATED_AGAIN]:
+                self.warn(f"epoch {epoch} is not evaluated: its state is gone")
+            step = self.span.step
+            self.saving.stepped(step, step, left[-EVALUATED_AGAIN:])
+
+    def _store_soon(self, what: str, store: Callable[[], None]) -> None:
+        """Stores what the job can go on without; tries again later if the disk refuses."""
         try:
             store()
         except sqlite3.Error as error:
-            self.failure = self.failure or f"{what} cannot be stored: {error}"
-            return False
-        return True
+            self._unstored[what] = store
+            self.warn(f"{what} cannot be stored: {error}; tried again")
+        else:
+            self._unstored.pop(what, None)
 
     def _order(self, order: SnapshotOrder) -> None:
         if self._make_directory(order):
@@ -277,19 +385,24 @@ class Training:
         """Where a checkpoint goes; False when there is no place, which is noted."""
         if not order.write:
             return True
+        self._orders += 1
+        self._unfinished[order.name] = self._orders
         try:
-            self._prepare(order)
+            self._disk.prepare(order)
         except CheckpointError as error:
             self.snapshots.withdraw(order.name)
             self.snapshot_failed(Failed(order, str(error)))
             return False
         return True
 
+    def _finished(self, order: SnapshotOrder) -> None:
+        self._unfinished.pop(order.name, None)
+        self.snapshots.written(order.name)
+
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)
         if report.skipped:
-            log.warning("batch skipped", batch=str(report.batch), worker=worker)
-            self._warn(f"{report.batch} was skipped: its gradient is NaN or infinite")
+            self.warn(f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})")
         self.failure = self.failure or self._guard.batch(report.batch, report.skipped)
 
     def _step_done(self, step: int, loss: float, staleness: int) -> None:
@@ -297,7 +410,8 @@ class Training:
         self.failure = self.failure or self._guard.step(loss)
         if self._guard.first_loss != self._guarded:
             self._guarded = self._guard.first_loss
-            self._stored("the first loss", lambda: self._store.put(FIRST_LOSS, self._guarded))
+            first = self._guarded
+            self._store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, first))
 
     def _epochs_done(self, epochs: Sequence[int], step: int) -> None:
         for epoch in epochs:
@@ -308,14 +422,16 @@ class Training:
     def _take_warnings(self) -> None:
         warnings, self.saving.warnings = self.saving.warnings, []
         for warning in warnings:
-            log.warning(warning)
-            self._warn(warning)
+            self.warn(warning)
 
-    def _warn(self, warning: str) -> None:
-        self.warnings = [*self.warnings, warning][-50:]
+    def warn(self, warning: str) -> None:
+        """What a person should know; once."""
+        if warning not in self.warnings:
+            log.warning(warning)
+            self.warnings = [*self.warnings, warning][-WARNINGS:]
 
     def _count_batches(self, positions: Positions) -> int:
-        size = self._run.description.batch_size
+        size = self.run.description.batch_size
         return sum(
             -(-stop // size) - start // size for p in positions.values() for start, stop in p
         )

@@ -5,11 +5,15 @@ The pure cores speak these; ``messages`` turns them into protobuf and back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from psrpc.batch import BatchId
+from psrpc.intervals import IntervalSet
+
+Positions: TypeAlias = Mapping[int, IntervalSet]
+"""Positions of records, by epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +175,14 @@ class Schedule(Protocol):
         """Whether every batch of the job is done."""
 
     @property
+    def idle(self) -> bool:
+        """Whether nobody holds anything that is not done."""
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """All epochs that are done."""
+
+    @property
     def span(self) -> Span:
         """Where training stands."""
 
@@ -183,8 +195,12 @@ class Schedule(Protocol):
     def report(self, worker: str, reports: Sequence[Report], now: float, /) -> list[Report]:
         """Records batches that are done on all shards; returns those that count now."""
 
-    def release(self, worker: str) -> list[BatchId]:
-        """Takes back what ``worker`` holds, so that others get it; returns what that was."""
+    def revoke(self, worker: str) -> list[Attempt]:
+        """What ``worker``, which is gone, holds and has not committed. Nobody else gets it yet."""
+
+    def release(self, worker: str) -> int:
+        """No shard takes anything from ``worker`` any more, so others get what it held; how many
+        batches that are."""
 
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose batches have all been done since the last call."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.client import CoordinatorClient
+from coordinator.client import CommandStream, CoordinatorClient
 from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
+from coordinator.disk import ThreadedDisk
 from coordinator.engine import Engine
 from coordinator.run import Restored, Run
 from coordinator.server import Server
@@ -70,7 +71,7 @@ def make_run(
     run_dir: Path,
     shards: int = 1,
     restored: Restored | None = None,
-    generation: int = 1,
+    generation: int = 0,
     **changes: Any,
 ) -> Run:
     """A run of the small job."""
@@ -115,7 +116,8 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
     async def main() -> None:
         stopped = asyncio.Event()
         with Store(run.run_dir / "ledger.sqlite") as store:
-            course = Course(run, store, clock or ManualClock())
+            disk = ThreadedDisk(run)
+            course = Course(run, store, clock or ManualClock(), disk)
             async with Server("127.0.0.1:0") as server:
                 await server.start(Engine(course, store))
                 served = Served(f"127.0.0.1:{server.port}", course, asyncio.get_running_loop())
@@ -123,7 +125,8 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
                 stops.append(stopped)
                 ready.set()
                 await stopped.wait()
-            await course.close()
+            await disk.close()
+            course.close()
 
     def run_loop() -> None:
         try:
@@ -148,7 +151,8 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
 
 
 class ShardDouble:
-    """A shard without parameters: registers, watches, reports snapshots as files of 3 bytes."""
+    """A shard without parameters: registers, watches, begins as it is told, and reports snapshots
+    as files of 3 bytes."""
 
     def __init__(self, client: CoordinatorClient, index: int, incarnation: int = 0) -> None:
         self.client = client
@@ -157,6 +161,10 @@ class ShardDouble:
         self.generation = 0
         self.run_dir = Path()
         self.version = 0
+        self.initialized = False
+        self.applied: dict[int, Any] = {}
+        self.revoked = 0
+        self.told: list[pb.Begin] = []
 
     def register(self) -> pb.RegisterShardResponse:
         response = self.client.register_shard(
@@ -169,36 +177,72 @@ class ShardDouble:
                 software=SOFTWARE,
             )
         )
-        self.generation = response.generation
         self.run_dir = Path(response.run_dir)
         return response
 
-    def ready(
-        self, version: int = 0, initialized: bool = False, applied: dict[int, Any] | None = None
-    ) -> None:
-        self.version = version
+    def holds(self, version: int, applied: dict[int, Any] | None = None) -> None:
+        """It holds parameters from now on, as if it had restored or trained them."""
+        self.initialized, self.version, self.applied = True, version, applied or {}
+
+    def begin(self, stream: Iterator[pb.WatchResponse], error: str = "") -> pb.Begin:
+        """Carries out the order to begin, which comes next."""
+        begin = next(stream).begin
+        self.told.append(begin)
+        self.generation = begin.generation
+        if begin.fresh:
+            self.initialized, self.version, self.applied = False, 0, {}
+        self.revoked = 0
+        self.ready(error)
+        return begin
+
+    def ready(self, error: str = "") -> None:
         self.client.report_shard_ready(
             pb.ReportShardReadyRequest(
                 shard=self.index,
                 incarnation=self.incarnation,
                 generation=self.generation,
-                version=version,
-                initialized=initialized,
+                version=self.version,
+                initialized=self.initialized,
                 applied=[
                     types.AppliedEpoch(
                         epoch=epoch, applied=[types.Interval(start=a, stop=b) for a, b in parts]
                     )
-                    for epoch, parts in (applied or {}).items()
+                    for epoch, parts in self.applied.items()
                 ],
+                error=error,
             )
         )
 
-    def watch(self) -> Any:
+    def watch(self) -> CommandStream:
         return self.client.watch(
             pb.WatchRequest(
-                shard=self.index, incarnation=self.incarnation, generation=self.generation
+                shard=self.index,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                initialized=self.initialized,
+                version=self.version,
             )
         )
+
+    def heartbeat(self, **more: Any) -> pb.HeartbeatShardResponse:
+        return self.client.heartbeat_shard(
+            pb.HeartbeatShardRequest(
+                shard=self.index,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                version=self.version,
+                revoked=self.revoked,
+                **more,
+            )
+        )
+
+    def refuse(self, stream: Iterator[pb.WatchResponse]) -> pb.Revocation:
+        """Obeys the revocation that comes next, and says so."""
+        revocation = next(stream).revocation
+        assert revocation.number
+        self.revoked = revocation.number
+        self.heartbeat()
+        return revocation
 
     def take(self, order: types.SnapshotOrder, error: str = "") -> None:
         """Does as a snapshot order says."""

@@ -1,0 +1,146 @@
+"""The slow work of a job on its disk, as its course asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from coordinator.checkpoints import Checkpoints, Chosen, choose_checkpoint
+from coordinator.run import Run
+from coordinator.saving import CHECKPOINTS
+from coordinator.snapshots import Taken
+from coordinator.work import SnapshotOrder
+from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.manifest import TEMPORARY
+from psrpc.storage import DISK, Storage
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What came of writing a manifest: ``error`` says why there is no checkpoint."""
+
+    taken: Taken
+    generation: int
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The newest good checkpoint, or None and why there is none. ``seen`` when there are some that
+    are not good."""
+
+    chosen: Chosen | None
+    reason: str = ""
+    seen: bool = False
+
+
+class DiskWork(Protocol):
+    """Makes, commits, removes and chooses checkpoints. What may take long calls back once, on the
+    engine's loop and never before it has returned."""
+
+    def prepare(self, order: SnapshotOrder) -> None:
+        """Makes the directory that shards write to. Raises CheckpointError."""
+
+    def discard(self, order: SnapshotOrder) -> None:
+        """Removes what shards wrote of a checkpoint that failed."""
+
+    def commit(
+        self,
+        taken: Taken,
+        generation: int,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Committed], None],
+    ) -> None:
+        """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
+        :meth:`Checkpoints.retain` does."""
+
+    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
+        """Finds the newest good checkpoint besides ``refused``, names and why."""
+
+
+class ThreadedDisk:
+    """The real disk, on a thread of its own, one piece of work at a time. Used from one event
+    loop."""
+
+    def __init__(self, run: Run, storage: Storage = DISK) -> None:
+        self._run = run
+        self._storage = storage
+        self._checkpoints = Checkpoints(run, storage)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def prepare(self, order: SnapshotOrder) -> None:
+        """See :class:`DiskWork`."""
+        self._checkpoints.prepare(order)
+
+    def discard(self, order: SnapshotOrder) -> None:
+        """See :class:`DiskWork`."""
+        self._checkpoints.discard(order)
+
+    def commit(
+        self,
+        taken: Taken,
+        generation: int,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Committed], None],
+    ) -> None:
+        """See :class:`DiskWork`."""
+        self._start(lambda: commit(self._checkpoints, taken, generation, scores, in_use), done)
+
+    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
+        """See :class:`DiskWork`."""
+        self._start(lambda: choose(self._run, refused, self._storage), done)
+
+    async def close(self) -> None:
+        """Waits for the work that is under way."""
+        await asyncio.gather(*self._tasks)
+
+    def _start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        async def run() -> None:
+            async with self._turn:
+                result = await asyncio.to_thread(work)
+            done(result)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def commit(
+    checkpoints: Checkpoints,
+    taken: Taken,
+    generation: int,
+    scores: Mapping[tuple[int, int], float],
+    in_use: Collection[str],
+) -> Committed:
+    """Commits a checkpoint and removes old ones. Blocks."""
+    try:
+        checkpoints.commit(taken, generation)
+    except (CheckpointError, OSError) as error:
+        return Committed(taken, generation, str(error))
+    try:
+        return Committed(taken, generation, warnings=checkpoints.retain(scores, in_use))
+    except OSError as error:
+        return Committed(taken, generation, warnings=(f"old checkpoints stay: {error}",))
+
+
+def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:
+    """Finds the newest good checkpoint of a run. Blocks."""
+    try:
+        chosen = choose_checkpoint(run.run_dir, run.description, run.run_id, refused, storage)
+    except (CheckpointError, InvalidJob, OSError) as error:
+        return Choice(None, str(error), seen=bool(_present(run, storage)))
+    return Choice(chosen)
+
+
+def _present(run: Run, storage: Storage) -> list[str]:
+    """Names of checkpoints, good or not."""
+    names = storage.directories(run.run_dir / CHECKPOINTS)
+    return [name for name in names if not name.startswith(TEMPORARY)]

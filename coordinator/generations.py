@@ -1,0 +1,198 @@
+"""The generations of a run: when one is formed, from what, and whether all have begun it.
+
+Deterministic: orders go out through ``send_to``; the store and the disk are its only effects
+besides. A raised generation is stored before anyone hears of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.disk import Choice, DiskWork
+from coordinator.formation import Formation
+from coordinator.recovery import Holding, Origin, choose_origin, why_restore
+from coordinator.run import Restored, Run
+from coordinator.store import GENERATION, SINCE, Store
+from coordinator.work import Begin, Command, Decision, Positions
+from psrpc.errors import CheckpointError
+from psrpc.logs import get_logger
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a shard holds once it has begun: its applied-set, and the skipped part of it."""
+
+    holding: Holding
+    applied: Positions
+    skipped: Positions
+
+
+class Generations:
+    """Forms generations; ``run`` is the run as of the present one. ``failure`` says why the job
+    cannot go on. Not thread-safe."""
+
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        disk: DiskWork,
+        send_to: Callable[[int, Command], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``changed`` is called when a choice that took time has been made."""
+        self.run = run
+        self.formation = Formation(run.plan.shards, run.generation)
+        self.failure = ""
+        self.warnings: list[str] = []
+        self._store = store
+        self._disk = disk
+        self._send_to = send_to
+        self._changed = changed
+        self.formed = False
+        """Whether a generation was formed since this process began."""
+        self._standings: dict[int, Standing] = {}
+        self._refused: dict[str, str] = {}
+        self._choosing = False
+        self._choice: Choice | None = None
+
+    @property
+    def standings(self) -> list[Standing]:
+        """What all shards hold, by index, once the formation is complete."""
+        return [self._standings[shard] for shard in range(self.run.plan.shards)]
+
+    @property
+    def restoring(self) -> str:
+        """The checkpoint that shards may be reading now; empty if none."""
+        told = (self.formation.told(shard) for shard in range(self.run.plan.shards))
+        return next((t.restore.rpartition("/")[2] for t in told if t and t.restore), "")
+
+    def form_if_due(self) -> bool:
+        """Forms a generation if one has to be and can be; whether it did. Call it at every change
+        and every tick."""
+        formation, run = self.formation, self.run
+        if not formation.due or self._choosing or self.failure:
+            return False
+        holdings, mode = formation.holdings, run.description.mode
+        decision = self._last_decision()
+        choice, self._choice = self._choice, None
+        chosen = choice.chosen if choice else None
+        if why_restore(holdings, mode, run.since, decision) and (
+            choice is None or (chosen is not None and chosen.restored.name in self._refused)
+        ):
+            self._choosing = True
+            self._disk.choose(dict(self._refused), self._chosen)
+            return False
+        generation = 1 + max(run.generation, *(h.generation for h in holdings))
+        try:
+            origin = choose_origin(
+                holdings,
+                mode,
+                generation,
+                run.policy,
+                since=run.since,
+                decision=decision,
+                checkpoint=chosen.restored.directory if chosen else None,
+                committed=bool(self._refused) or self._committed(choice),
+            )
+        except CheckpointError as error:
+            self.failure = f"{error}: {choice.reason}" if choice else str(error)
+            return False
+        for remark in chosen.remarks if chosen else ():
+            self._warn(remark)
+        return self._form(generation, origin, chosen.restored if chosen else None)
+
+    def begun(self, shard: int, standing: Standing) -> None:
+        """A shard stands at the present generation."""
+        told = self.formation.told(shard)
+        if told is None:
+            return
+        if not standing.holding.initialized and (told.keep or told.restore):
+            self.failed(shard, f"it holds no parameters, though told to {_words(told)}")
+            return
+        self._standings[shard] = standing
+        self.formation.begun(shard, standing.holding)
+        if self.formation.complete and self.run.description.mode == "sync":
+            self._check_versions()
+
+    def failed(self, shard: int, error: str) -> None:
+        """A shard could not do what it was told: a checkpoint that it could not restore is not
+        used again, parameters that it could not keep are as good as lost."""
+        told = self.formation.told(shard)
+        if told is None:
+            return
+        what = f"shard {shard} cannot {_words(told)}: {error}"
+        self._warn(what)
+        if told.restore:
+            self._refused[told.restore.rpartition("/")[2]] = what
+        elif not told.keep:
+            self.failure = what
+        self.formation.failed(shard)
+
+    def waiting_for(self) -> str:
+        """What the forming of a generation waits for, in words, besides shards that are away."""
+        if self._choosing:
+            return "the newest good checkpoint to be found"
+        return self.formation.waiting_for()
+
+    def _check_versions(self) -> None:
+        versions = {s.holding.version for s in self.standings}
+        restored = self.run.restored
+        if restored is not None and versions != {restored.global_step}:
+            what = f"shards have restored versions {sorted(versions)} from {restored.directory}"
+            self._refused[restored.name] = what
+        elif len(versions) > 1:
+            what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
+        else:
+            return
+        self._warn(what)
+        self.formation.dissolve()
+
+    def _form(self, generation: int, origin: Origin, restored: Restored | None) -> bool:
+        everywhere = all(begin.restore for begin in origin.begins)
+        run = replace(
+            self.run,
+            generation=generation,
+            since=self.run.since if origin.kept and self.run.since else generation,
+            restored=restored if everywhere else None,
+        )
+        try:
+            self._store.put_all({GENERATION: run.generation, SINCE: run.since})
+        except sqlite3.Error as error:
+            self._warn(f"generation {generation} cannot be stored: {error}; tried again")
+            return False
+        log.info("generation formed", generation=generation, why=origin.reason)
+        self.run = run
+        self.formed = True
+        self._standings.clear()
+        self.formation.form(generation, origin.begins)
+        for shard, begin in enumerate(origin.begins):
+            self._send_to(shard, begin)
+        return True
+
+    def _chosen(self, choice: Choice) -> None:
+        self._choosing = False
+        self._choice = choice
+        self._changed()
+
+    def _committed(self, choice: Choice | None) -> bool:
+        noted = self._store.newest_checkpoint() is not None
+        return noted or (choice is not None and choice.seen)
+
+    def _last_decision(self) -> Decision | None:
+        if self.run.description.mode == "async":
+            return None
+        return self._store.last_decision(self.run.since)
+
+    def _warn(self, what: str) -> None:
+        log.warning(what)
+        self.warnings.append(what)
+
+
+def _words(begin: Begin) -> str:
+    if begin.restore:
+        return f"restore {begin.restore}"
+    return "keep what it holds" if begin.keep else "begin with nothing"

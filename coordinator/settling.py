@@ -1,0 +1,167 @@
+"""What is settled before anyone is let in: a new run, or one that goes on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from coordinator.checkpoints import choose_checkpoint, remove_unfinished
+from coordinator.description import JobDescription
+from coordinator.run import Run
+from coordinator.run_directory import RunDirectory
+from coordinator.store import ENDED, GENERATION, SINCE, Store
+from psrpc.errors import AlreadyExists, InvalidJob
+from psrpc.logs import get_logger
+from psrpc.plan import Plan
+
+log = get_logger()
+
+IDENTITY = "identity"
+POLICY = "policy"
+
+FREE_TO_CHANGE = ("checkpoint_every", "keep_best", "keep_checkpoints")
+"""Settings of a job that a run may go on with other values of."""
+
+
+class Options(Protocol):
+    """What a run is settled from; see ServeOptions."""
+
+    @property
+    def job(self) -> Path: ...
+    @property
+    def shards(self) -> int: ...
+    @property
+    def mode(self) -> str | None: ...
+    @property
+    def replicas(self) -> int | None: ...
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+    @property
+    def resume(self) -> bool: ...
+
+
+def settle(
+    options: Options,
+    description: JobDescription,
+    plan: Plan,
+    directory: RunDirectory,
+    store: Store,
+) -> Run:
+    """The run to serve, which is stored.
+
+    A directory without a run gets one. A run that has not ended goes on, with the same job; its
+    shards may be there still. One that has ended, or is to go on as another job, is resumed.
+
+    Raises:
+        AlreadyExists: the run has ended, and nobody said --resume.
+        InvalidJob: the run is of another job, or the job does not fit the checkpoint to resume.
+        CheckpointError: there is no good checkpoint to resume.
+    """
+    identity = _identity(options, description, plan)
+    known = store.get(IDENTITY)
+    ended = store.get(ENDED)
+    run_id, token = secrets.token_hex(8), ""
+    if known is not None:
+        run_id = known["run_id"]
+        if not options.resume:
+            _check_goes_on(directory.path, known, identity, ended)
+        if ended is None and not _difference(known, identity):
+            # Its shards may be there, and look again for the word that they know.
+            token = directory.token()
+    if options.resume:
+        run_id = _check_checkpoint(directory.path, description, run_id if known else None)
+    if known is not None or options.resume:
+        remove_unfinished(directory.path)
+        log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
+    _store(
+        store,
+        {
+            GENERATION: store.get(GENERATION) or 0,
+            POLICY: store.get(POLICY) or 1,
+            IDENTITY: {"run_id": run_id, **identity},
+            ENDED: None,
+        },
+    )
+    directory.write_job(
+        {
+            "job": str(options.job),
+            "overrides": list(options.overrides),
+            "mode": options.mode,
+            "replicas": options.replicas,
+            "description": description.document,
+        }
+    )
+    return Run(
+        run_id=run_id,
+        run_dir=directory.path,
+        job_path=str(options.job),
+        overrides=overrides_for_workers(options),
+        token=token or directory.new_token(),
+        description=description,
+        plan=plan,
+        generation=store.get(GENERATION) or 0,
+        policy=store.get(POLICY) or 1,
+        since=store.get(SINCE) or 0,
+    )
+
+
+def overrides_for_workers(options: Options) -> tuple[str, ...]:
+    """The overrides as a worker must apply them; --replicas is one of them."""
+    if options.replicas is None:
+        return options.overrides
+    return (*options.overrides, f"replicas={options.replicas}")
+
+
+def _identity(options: Options, description: JobDescription, plan: Plan) -> dict[str, Any]:
+    """By what a run is known again, as JSON gives it back."""
+    split = (override.partition("=") for override in overrides_for_workers(options))
+    overrides = {key.strip(): value for key, _, value in split}
+    return {
+        "job": description.name,
+        "job_sha256": description.job_sha256,
+        "mode": description.mode,
+        "replicas": description.replicas,
+        "overrides": {k: v for k, v in overrides.items() if k not in FREE_TO_CHANGE},
+        "data": description.data_fingerprint,
+        "shards": plan.shards,
+        "plan": plan.hash.hex(),
+    }
+
+
+def _check_goes_on(
+    path: Path, known: Mapping[str, Any], identity: Mapping[str, Any], ended: Any
+) -> None:
+    if ended is not None:
+        raise AlreadyExists(
+            f"run directory {path} holds a run that has ended ({ended['phase']}); say --resume to "
+            "go on with it, or choose another --run-dir"
+        )
+    key = _difference(known, identity)
+    if key:
+        raise InvalidJob(
+            f"run directory {path} holds a run that has not ended, of another job: its {key} is "
+            f"{known.get(key)!r}, this one's {identity[key]!r}. Start it as it was, say --resume "
+            "to go on with the change, or choose another --run-dir"
+        )
+
+
+def _difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    """What two jobs differ in; empty if they are the same."""
+    return next((key for key, value in identity.items() if known.get(key) != value), "")
+
+
+def _store(store: Store, values: Mapping[str, Any]) -> None:
+    """Nothing is written that is there already: the disk may be full."""
+    changed = {key: value for key, value in values.items() if store.get(key) != value}
+    if changed:
+        store.put_all(changed)
+
+
+def _check_checkpoint(path: Path, description: JobDescription, run_id: str | None) -> str:
+    chosen = choose_checkpoint(path, description, run_id)
+    for remark in chosen.remarks:
+        log.warning("resuming", remark=remark)
+    log.info("resuming", checkpoint=str(path / chosen.restored.directory))
+    return chosen.run_id
