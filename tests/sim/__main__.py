@@ -1,0 +1,110 @@
+"""``python -m tests.sim``: simulates clusters with faults, seed after seed."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from random import Random
+
+from tests.sim.faults import PLANNED, RATES
+from tests.sim.options import draw
+from tests.sim.run import Verdict, quiet, run_seed
+
+PROGRESS_S = 5.0
+CHUNK = 8
+"""Seeds that are handed to a process at once."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 1 when a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, metavar="N", help="run one seed, twice")
+    which.add_argument("--seeds", type=_range, metavar="A..B", help="run seeds A to B - 1")
+    parser.add_argument("--trace", action="store_true", help="show all that happens")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="do not stop at the first seed that fails"
+    )
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        with quiet():
+            return _one(options.seed, options.trace)
+    return _many(options.seeds, options.jobs, options.keep_going)
+
+
+def _range(text: str) -> range:
+    first, _, last = text.partition("..")
+    return range(int(first), int(last))
+
+
+def _one(seed: int, trace: bool) -> int:
+    print(f"seed {seed}: {draw(Random(seed))}")
+    verdict = run_seed(seed, print if trace else None)
+    print(
+        f"{verdict.events} events in {verdict.simulated_s:.1f} simulated seconds; faults: "
+        f"{_listed(verdict.fired)}; {_listed(verdict.counts)}; digest {verdict.digest:08x}"
+    )
+    if verdict.failure:
+        print(verdict)
+    again = run_seed(seed)
+    if again.digest != verdict.digest:
+        print(f"seed {seed} is not the same twice: {again.digest:08x} the second time")
+        return 1
+    return 1 if verdict.failure else 0
+
+
+def _many(seeds: range, jobs: int, keep_going: bool) -> int:
+    began = said = time.monotonic()
+    fired: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    done, failed, simulated_s, events = 0, [], 0.0, 0
+    for verdict in _verdicts(seeds, jobs):
+        done += 1
+        fired += verdict.fired
+        counts += verdict.counts
+        simulated_s += verdict.simulated_s
+        events += verdict.events
+        if verdict.failure:
+            failed.append(verdict.seed)
+            print(verdict, flush=True)
+            if not keep_going:
+                break
+        now = time.monotonic()
+        if now - said >= PROGRESS_S:
+            said = now
+            print(f"{done} of {len(seeds)} seeds, {len(failed)} failed", file=sys.stderr)
+    spent = time.monotonic() - began
+    print(
+        f"{done} seeds in {spent:.1f} s ({spent * 1000 * jobs / max(1, done):.1f} ms each), "
+        f"{simulated_s:.0f} simulated seconds, {events} events; failed: "
+        f"{', '.join(map(str, failed)) or 'none'}\n"
+        f"faults: {_listed({kind: fired[kind] for kind in (*RATES, *PLANNED)} | fired)}\n"
+        f"led to: {_listed(counts)}"
+    )
+    return 1 if failed else 0
+
+
+def _verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
+    if jobs == 1:
+        with quiet():
+            yield from map(run_seed, seeds)
+        return
+    with multiprocessing.Pool(jobs, _quiet_for_good) as pool:
+        yield from pool.imap(run_seed, seeds, CHUNK)
+
+
+def _quiet_for_good() -> None:
+    quiet().__enter__()
+
+
+def _listed(counts: Counter[str] | dict[str, int]) -> str:
+    return ", ".join(f"{kind} {number}" for kind, number in sorted(counts.items())) or "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""A whole cluster in one thread: its processes, who starts them again, and what happens to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from coordinator.description import JobDescription
+from coordinator.saving import CHECKPOINTS
+from tests.coordinator.parts import describe
+from tests.sim.coordinator import Coordinator, StoreFile
+from tests.sim.disk import Disk
+from tests.sim.faults import Faults
+from tests.sim.invariants import SLOT, Invariants, Violation
+from tests.sim.network import Network
+from tests.sim.options import Options
+from tests.sim.place import RUN_DIR
+from tests.sim.schedule import Process, Schedule, Steps
+from tests.sim.shard import Shard
+from tests.sim.witness import ARENA, Witness, optimizer
+from tests.sim.worker import Worker
+
+RESTART_S = (0.05, 2.0)
+"""How long until a process that ended is started again."""
+
+PAUSE_S = (0.3, 25.0)
+"""For how long a process is stopped: shorter and longer than a lease."""
+
+LIVENESS_S = 300.0
+"""The job must have ended so long after the last fault."""
+
+
+class Life(Protocol):
+    """What runs in a process."""
+
+    process: Process
+
+    def live(self) -> Steps:
+        """Its main thread; returns why it ended."""
+
+    def doing(self) -> str:
+        """What it does or waits for, in words."""
+
+
+class Cluster:
+    """Everything that one seed implies."""
+
+    def __init__(
+        self, seed: int, options: Options, show: Callable[[str], None] | None = None
+    ) -> None:
+        self.seed = seed
+        self.options = options
+        self.schedule = Schedule(seed, show)
+        self.random: Random = self.schedule.random
+        self.faults = Faults(self.random, options.rates, options.faults_s, self.schedule.now)
+        self.network = Network(self.schedule, self.faults)
+        self.disk = Disk(self.random, self.faults)
+        self.witness = Witness(options)
+        self.invariants = Invariants(self)
+        self.counts: Counter[str] = Counter()
+        """What has happened besides faults: restarts, fall-backs, generations."""
+        self.ended = ""
+        """The phase in which the job has ended; empty while it goes on."""
+        self.lives: dict[str, Life] = {}
+        """The newest start of each process, by name."""
+        self.store = StoreFile()
+        self.description = self._describe()
+        self.generation = 0
+        """The newest that a coordinator has formed."""
+        self._starts = 0
+
+    # -- a run -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Starts everything and lets it happen. Raises Violation; any other error is a bug."""
+        options, random, schedule = self.options, self.random, self.schedule
+        names = [f"shard-{index}" for index in range(options.shards)]
+        names += [f"worker-{index}" for index in range(options.workers)]
+        for name in ("coordinator", *names):
+            schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
+        for kind, number in options.planned.items():
+            for _ in range(number):
+                at = random.uniform(0.1, options.faults_s)
+                schedule.after(at, None, self._happen, kind)
+        if not schedule.run(options.faults_s + LIVENESS_S, lambda: bool(self.ended)):
+            raise Violation(f"the job does not end; {self.awaited()}")
+        if self.ended != "done":
+            raise Violation(f"the job ends as {self.ended}")
+        self.invariants.check_end()
+
+    def awaited(self) -> str:
+        """What everybody waits for, in words."""
+        return "; ".join(
+            f"{life.process}{'' if life.process.alive else ' (dead)'}: {life.doing()}"
+            for life in self.lives.values()
+        )
+
+    def final_parts(self) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[Any] | None]]:
+        """Parameters and velocity of every shard that is there at the end."""
+        for life in self.lives.values():
+            if isinstance(life, Shard) and life.process.alive and life.updates is not None:
+                assert life.engine is not None
+                if life.engine.report().generation == self.generation:
+                    slots = life.updates.slots().elements
+                    velocity = slots[SLOT][ARENA] if self.options.momentum else None
+                    yield repr(life.process), life.updates.snapshot()[ARENA], velocity
+
+    def _describe(self) -> JobDescription:
+        options = self.options
+        return describe(
+            mode=options.mode,
+            replicas=options.replicas or None,
+            batch_size=options.batch_size,
+            epochs=options.epochs,
+            train_records=options.records,
+            eval_records=2 * options.batch_size if options.evaluates else 0,
+            variables=[
+                {"name": v.name, "shape": list(v.shape), "dtype": v.dtype, "role": v.role}
+                for v in self.witness.plan.variables
+            ],
+            optimizer=optimizer(options.momentum),
+            checkpoint_every=options.checkpoint_every,
+            keep_checkpoints=options.keep_checkpoints,
+            total_updates=options.total_updates,
+        )
+
+    # -- processes ---------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        self._starts += 1
+        process = Process(self.schedule, name, 1000 + self._starts)
+        self.schedule.trace("start", process)
+        if name in self.lives:
+            self.counts[f"{name.partition('-')[0]} restarts"] += 1
+        life: Life
+        if name == "coordinator":
+            life = Coordinator(self, process)
+        elif name.startswith("shard"):
+            index = int(name.removeprefix("shard-"))
+            # A new process may get the port of the one before it, or another.
+            port = 6000 + index + 100 * self.random.randint(0, 1)
+            life = Shard(self, process, index, f"shard:{port}")
+        else:
+            life = Worker(self, process)
+        self.lives[name] = life
+        process.at_death(lambda: self._died(process))
+        process.spawn(life.live(), lambda why: self.process_ended(process, why))
+
+    def process_ended(self, process: Process, why: object) -> None:
+        """A process has come to its end by itself."""
+        if process.alive:
+            self.schedule.trace(process, "ends:", why)
+            process.kill()
+
+    def _died(self, process: Process) -> None:
+        self.schedule.trace(process, "is gone")
+        if self.lives[process.name].process is process:
+            self.schedule.after(self.faults.between(*RESTART_S), None, self._start, process.name)
+
+    # -- what happens to them ----------------------------------------------------------------
+
+    def _happen(self, kind: str) -> None:
+        everybody = [life.process for life in self.lives.values() if life.process.alive]
+        if not everybody or self.faults.over:
+            return
+        process = self.random.choice(everybody)
+        if kind == "rot" and not self.disk.rot(RUN_DIR / CHECKPOINTS):
+            return
+        self.faults.fired[kind] += 1
+        self.schedule.trace(kind, process)
+        match kind:
+            case "crash":
+                process.kill()
+            case "crash of all" | "power cut":
+                for one in everybody:
+                    one.kill()
+                if kind == "power cut":
+                    self.disk.lose({one.name for one in everybody})
+            case "power cut of one":
+                process.kill()
+                self.disk.lose({process.name})
+            case "pause" | "pause and replacement":
+                process.stop()
+                pause_s = self.faults.between(*PAUSE_S)
+                if kind == "pause and replacement":
+                    # Of coordinators there is one: whoever replaces it kills it first.
+                    self.schedule.after(
+                        self.faults.between(0.0, pause_s), None, self._replace, process
+                    )
+                self.schedule.after(pause_s, None, process.go_on)
+
+    def _replace(self, process: Process) -> None:
+        if not process.alive or self.lives[process.name].process is not process:
+            return
+        if process.name == "coordinator":
+            process.kill()
+        else:
+            self._start(process.name)

@@ -1,0 +1,266 @@
+"""A disk that forgets, at a power cut, what was not synced; and fails before that, at times."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from random import Random
+from typing import BinaryIO
+
+from psrpc.storage import Written
+from tests.sim.faults import Faults
+from tests.sim.schedule import Crash, Process
+
+FULL_S = (0.05, 8.0)
+"""How long the disk stays full, in seconds."""
+
+
+class File:
+    """``lasts`` once its bytes were synced."""
+
+    def __init__(self, writer: str) -> None:
+        self.data = b""
+        self.lasts = False
+        self.writer = writer
+
+
+class Directory:
+    """Names, as they are and as they would be after a power cut."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, File | Directory] = {}
+        self._lasting: dict[str, File | Directory] = {}
+        self._changes: list[tuple[str, dict[str, File | Directory | None]]] = []
+        self._forsaken: list[tuple[str, dict[str, File | Directory | None]]] = []
+
+    def change(self, writer: str, change: dict[str, File | Directory | None]) -> None:
+        """Names appear, and disappear where None; all of them or none outlive a power cut."""
+        self._changes.append((writer, change))
+        _apply(self.names, change)
+
+    def sync(self) -> None:
+        """What was changed lasts, except what a sync has failed for."""
+        for _, change in self._changes:
+            _apply(self._lasting, change)
+        self._changes.clear()
+
+    def fail_to_sync(self) -> None:
+        """The system takes what was changed for written from now on, and it is not."""
+        self._forsaken += self._changes
+        self._changes.clear()
+
+    def lose(self, writers: set[str], random: Random) -> bool:
+        """The machines of ``writers`` lose power: their changes from some moment on are gone, and
+        so are the bytes that were not synced. Whether anything was lost."""
+        mine = sum(writer in writers for writer, _ in self._changes)
+        left = random.randint(0, mine) if mine else 0
+        lost = left < mine
+        kept = [item for item in self._forsaken if item[0] not in writers]
+        lost |= len(kept) < len(self._forsaken)
+        self._forsaken = list(kept)
+        for writer, change in self._changes:
+            if writer in writers:
+                left -= 1
+                if left < 0:
+                    continue
+            kept.append((writer, change))
+        self.names = dict(self._lasting)
+        for _, change in kept:
+            _apply(self.names, change)
+        self._changes = kept[len(self._forsaken) :]
+        for node in self.names.values():
+            if isinstance(node, Directory):
+                lost |= node.lose(writers, random)
+            elif not node.lasts and node.writer in writers:
+                # Its length may have lasted, and its blocks not.
+                cut = random.randint(0, len(node.data))
+                hole = random.choice((b"", bytes(len(node.data) - cut)))
+                node.data, node.lasts, lost = node.data[:cut] + hole, True, True
+        return lost
+
+
+class Disk:
+    """The storage that all processes share. Paths are absolute."""
+
+    def __init__(self, random: Random, faults: Faults) -> None:
+        self.random = random
+        self.faults = faults
+        self.root = Directory()
+        self.full_until = -1.0
+        self._rotten: set[str] = set()
+
+    def lose(self, writers: set[str]) -> None:
+        """The machines of these processes lose power."""
+        if self.root.lose(writers, self.random):
+            self.faults.fired["writes lost"] += 1
+
+    def rot(self, checkpoints: PurePath) -> bool:
+        """A bit flips in a file of the newest checkpoint, if there is an older one; whether."""
+        try:
+            names = self.directory(checkpoints).names
+        except OSError:
+            return False
+        found = sorted((name for name in names if not name.startswith(".")), key=_age)
+        if len(found) < 2 or found[-1] in self._rotten or found[-2] in self._rotten:
+            return False
+        self._rotten.add(found[-1])
+        newest = names[found[-1]]
+        assert isinstance(newest, Directory)
+        name = self.random.choice(sorted(newest.names))
+        file = newest.names[name]
+        assert isinstance(file, File)
+        at = self.random.randrange(len(file.data))
+        flipped = file.data[at] ^ 1 << self.random.randrange(8)
+        file.data = file.data[:at] + bytes([flipped]) + file.data[at + 1 :]
+        return True
+
+    def find(self, path: PurePath) -> File | Directory:
+        """What is at a path. Raises FileNotFoundError."""
+        node: File | Directory = self.root
+        for name in path.parts[1:]:
+            found = node.names.get(name) if isinstance(node, Directory) else None
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+            node = found
+        return node
+
+    def directory(self, path: PurePath) -> Directory:
+        """The directory at a path. Raises OSError."""
+        node = self.find(path)
+        if not isinstance(node, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+        return node
+
+
+class View:
+    """The disk as one process uses it: a :class:`psrpc.storage.Storage`."""
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        self._disk = disk
+        self._process = process
+
+    def make_directory(self, path: Path) -> None:
+        """See :class:`psrpc.storage.Storage`."""
+        self._strike("make", path)
+        at = self._disk.root
+        for name in path.parts[1:-1]:
+            found = at.names.get(name)
+            if found is None:
+                found = Directory()
+                at.change(self._writer, {name: found})
+                at.sync()
+            assert isinstance(found, Directory)
+            at = found
+        if path.name in at.names:
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        at.change(self._writer, {path.name: Directory()})
+        self._crash()
+        at.sync()
+
+    def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
+        """See :class:`psrpc.storage.Storage`."""
+        directory = self._disk.directory(path.parent)
+        if path.name in directory.names:
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        data = b"".join(bytes(part) for part in parts)
+        file = File(self._writer)
+        directory.change(self._writer, {path.name: file})
+        file.data = data[: len(data) // 2]
+        self._strike("write", path)
+        file.data = data
+        self._crash()
+        if self._disk.faults.strikes("EIO"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        file.lasts = True
+        return Written(len(data), hashlib.sha256(data).hexdigest())
+
+    def sync(self, directory: Path) -> None:
+        """See :class:`psrpc.storage.Storage`."""
+        found = self._disk.directory(directory)
+        self._crash()
+        if self._disk.faults.strikes("EIO"):
+            found.fail_to_sync()
+            raise OSError(errno.EIO, "Input/output error", str(directory))
+        found.sync()
+        self._crash()
+
+    def rename(self, old: Path, new: Path) -> None:
+        """See :class:`psrpc.storage.Storage`."""
+        assert old.parent == new.parent, "across directories it would be two changes"
+        node, parent = self._disk.directory(old), self._disk.directory(new.parent)
+        there = parent.names.get(new.name)
+        if isinstance(there, File) or (there is not None and there.names):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(new))
+        self._strike("rename", new)
+        parent.change(self._writer, {old.name: None, new.name: node})
+        self._crash()
+
+    def remove(self, directory: Path) -> None:
+        """See :class:`psrpc.storage.Storage`."""
+        found = self._disk.directory(directory)
+        for name, node in list(found.names.items()):
+            self._crash()
+            if isinstance(node, Directory):
+                self.remove(directory / name)
+            else:
+                found.change(self._writer, {name: None})
+        self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
+
+    def open(self, path: Path) -> BinaryIO:
+        """See :class:`psrpc.storage.Storage`."""
+        node = self._disk.find(path)
+        if isinstance(node, Directory):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
+        return io.BytesIO(node.data)
+
+    def directories(self, path: Path) -> list[str]:
+        """See :class:`psrpc.storage.Storage`."""
+        try:
+            names = self._disk.directory(path).names
+        except FileNotFoundError:
+            return []
+        return sorted(name for name, node in names.items() if isinstance(node, Directory))
+
+    def free(self, path: Path) -> int:
+        """See :class:`psrpc.storage.Storage`."""
+        return 0 if self._full else 1 << 40
+
+    @property
+    def _writer(self) -> str:
+        return self._process.name
+
+    @property
+    def _full(self) -> bool:
+        return self._process.schedule.now() < self._disk.full_until
+
+    def _crash(self) -> None:
+        if self._disk.faults.strikes("crash at the disk"):
+            raise Crash
+
+    def _strike(self, what: str, path: Path) -> None:
+        self._process.schedule.trace(self._process, what, path)
+        self._crash()
+        faults = self._disk.faults
+        if faults.strikes("EIO"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        if faults.strikes("ENOSPC"):
+            self._disk.full_until = self._process.schedule.now() + faults.between(*FULL_S)
+        if self._full:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def _age(checkpoint: str) -> tuple[int, str]:
+    """Checkpoints are ordered by generation, then by step."""
+    step, _, generation = checkpoint.partition(".g")
+    return int(generation or 1), step
+
+
+def _apply(names: dict[str, File | Directory], change: dict[str, File | Directory | None]) -> None:
+    for name, node in change.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node

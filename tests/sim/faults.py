@@ -1,0 +1,67 @@
+"""Which faults happen in a run, how often, and how often they did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from random import Random
+
+RATES: Mapping[str, tuple[float, float]] = {
+    "request lost": (0.003, 0.1),
+    "request lost in silence": (0.001, 0.02),
+    "reply lost": (0.003, 0.1),
+    "reply lost in silence": (0.001, 0.02),
+    "delay": (0.003, 0.1),
+    "duplicate": (0.01, 0.2),
+    "stream broken": (0.003, 0.05),
+    "stream half open": (0.001, 0.02),
+    "crash after the effect": (0.002, 0.03),
+    "crash at the disk": (0.005, 0.05),
+    "crash at the store": (0.002, 0.03),
+    "store refuses": (0.002, 0.05),
+    "EIO": (0.005, 0.1),
+    "ENOSPC": (0.005, 0.1),
+}
+"""Kind -> least and greatest chance for each occasion, in a run that has this kind at all."""
+
+PLANNED = (
+    "crash",
+    "crash of all",
+    "power cut",
+    "power cut of one",
+    "pause",
+    "pause and replacement",
+    "rot",
+)
+"""Kinds that come at moments drawn beforehand."""
+
+
+class Faults:
+    """Draws them, and counts those that had an effect."""
+
+    def __init__(
+        self, random: Random, rates: Mapping[str, float], until_s: float, now: Callable[[], float]
+    ) -> None:
+        """After ``until_s`` nothing goes wrong any more."""
+        self._random = random
+        self._rates = rates
+        self._until_s = until_s
+        self._now = now
+        self.fired: Counter[str] = Counter()
+
+    @property
+    def over(self) -> bool:
+        """Whether the time of faults has passed."""
+        return self._now() >= self._until_s
+
+    def strikes(self, kind: str) -> bool:
+        """Whether a fault of this kind happens on this occasion."""
+        rate = self._rates.get(kind)
+        if rate is None or self._now() >= self._until_s or self._random.random() >= rate:
+            return False
+        self.fired[kind] += 1
+        return True
+
+    def between(self, least: float, greatest: float) -> float:
+        """A time in seconds."""
+        return self._random.uniform(least, greatest)

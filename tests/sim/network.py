@@ -1,0 +1,257 @@
+"""Calls and command streams between processes, over links that lose, delay and repeat."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from psrpc.errors import DeadlinePassed, PsError, Unreachable
+from tests.sim.faults import Faults
+from tests.sim.schedule import Effect, Process, Schedule, Task
+
+FAST_S, SLOW_S = 0.0005, 0.004
+"""A message takes as long as this, unless it is delayed."""
+
+LONGEST_DELAY_S = 15.0
+
+Respond = Callable[[Any], None]
+"""Takes what a call comes to, or its PsError."""
+
+
+class Server(Protocol):
+    """What listens at an address."""
+
+    process: Process
+
+    def handle(self, method: str, request: Any, respond: Respond) -> None:
+        """Carries a call out; answers now or later, at most once."""
+
+
+class Stream:
+    """A stream of messages from ``sender`` to ``reader``, in order, until it breaks."""
+
+    def __init__(self, network: Network, sender: Process, reader: Process) -> None:
+        self._network = network
+        self._sender = sender
+        self._reader = reader
+        self._arrived: deque[Any] = deque()
+        self._waiting: Task | None = None
+        self._last = 0.0
+        self._broken = False
+        self._over = False
+        self.on_break: Callable[[], None] = lambda: None
+        """Called when the sender learns that nobody reads any more."""
+        sender.at_death(lambda: self.break_off("its sender is gone"))
+        reader.at_death(lambda: self.break_off("its reader is gone"))
+
+    def send(self, message: Any) -> None:
+        """To the reader; what was sent before arrives before it."""
+        network = self._network
+        if self._broken:
+            return
+        if network.faults.strikes("stream broken"):
+            self.break_off("the connection broke")
+            return
+        self._deliver(message, network.latency())
+
+    def end(self, error: PsError | None) -> None:
+        """The sender ends it, after all that it has sent, with an error or in peace."""
+        if not self._broken:
+            self._broken = True
+            self._deliver(error or Unreachable("the stream has ended"), self._network.latency())
+
+    def receive(self) -> Effect:
+        """The next message. Raises Unreachable once the stream has broken."""
+
+        def effect(task: Task) -> None:
+            if self._arrived:
+                self._network.schedule.after(
+                    0.0, task.process, task.resume, self._arrived.popleft()
+                )
+            else:
+                self._waiting = task
+
+        return effect
+
+    def cancel(self) -> None:
+        """The reader ends it."""
+        self.break_off("cancelled")
+
+    def break_off(self, why: str) -> None:
+        """Breaks: what is under way is lost, and both sides learn of it, one maybe late."""
+        if self._broken:
+            return
+        self._broken = self._over = True
+        network = self._network
+        early, late = network.latency(), network.latency()
+        if network.faults.strikes("stream half open"):
+            late += network.faults.between(1.0, 15.0)
+        if network.schedule.random.random() < 0.5:
+            early, late = late, early
+        network.schedule.after(early, self._reader, self._arrive, Unreachable(why))
+        network.schedule.after(late, self._sender, lambda: self.on_break())
+
+    def _deliver(self, message: Any, latency_s: float) -> None:
+        schedule = self._network.schedule
+        self._last = max(self._last, schedule.now() + latency_s)
+        schedule.after(self._last - schedule.now(), self._reader, self._arrive, message)
+
+    def _arrive(self, message: Any) -> None:
+        if self._over and not isinstance(message, Unreachable):
+            return
+        if self._waiting is not None:
+            task, self._waiting = self._waiting, None
+            task.resume(message)
+        else:
+            self._arrived.append(message)
+
+
+class Network:
+    """Who listens where. A process that has died refuses connections; one that stands still
+    accepts them and does nothing."""
+
+    def __init__(self, schedule: Schedule, faults: Faults) -> None:
+        self.schedule = schedule
+        self.faults = faults
+        self._servers: dict[str, Server] = {}
+
+    def listen(self, address: str, server: Server) -> None:
+        """``server`` answers at ``address`` from now on, until its process is gone."""
+        self._servers[address] = server
+
+    def latency(self) -> float:
+        """Of one message, in seconds."""
+        if self.faults.strikes("delay"):
+            return self.faults.between(0.05, LONGEST_DELAY_S)
+        return self.schedule.random.uniform(FAST_S, SLOW_S)
+
+    def call(
+        self,
+        address: str,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        under_way: set[Call] | None = None,
+    ) -> Effect:
+        """The effect of one try of a call, which is in ``under_way`` for so long.
+
+        Raises:
+            Unreachable: nobody listens there, or the connection broke; it may have had its effect.
+            DeadlinePassed: no answer came in time.
+            PsError: as the other side raised it.
+        """
+
+        def effect(task: Task) -> None:
+            Call(self, task, address, method, request, deadline_s, under_way).begin()
+
+        return effect
+
+    def server_at(self, address: str) -> Server | None:
+        """Who answers at an address now."""
+        server = self._servers.get(address)
+        return server if server is not None and server.process.alive else None
+
+
+class Call:
+    """One try of a call."""
+
+    def __init__(
+        self,
+        network: Network,
+        task: Task,
+        address: str,
+        method: str,
+        request: Any,
+        deadline_s: float,
+        under_way: set[Call] | None,
+    ) -> None:
+        self._network = network
+        self._task = task
+        self._under_way = under_way
+        self._address = address
+        self._method = method
+        self._request = request
+        self._deadline_s = deadline_s
+        self._done = False
+
+    def give_up(self) -> None:
+        """The caller does not wait any longer."""
+        self._network.schedule.after(
+            0.0, self._task.process, self._end, Unreachable(self._text("given up"))
+        )
+
+    def begin(self) -> None:
+        """Sends it."""
+        if self._under_way is not None:
+            self._under_way.add(self)
+        network, caller = self._network, self._task.process
+        schedule, faults = network.schedule, network.faults
+        schedule.trace(caller, self._method, "to", self._address)
+        schedule.after(self._deadline_s, caller, self._end, DeadlinePassed(self._text("no answer")))
+        if faults.strikes("request lost"):
+            schedule.after(network.latency(), caller, self._end, Unreachable(self._text("reset")))
+            return
+        if faults.strikes("request lost in silence"):
+            return
+        schedule.after(network.latency(), None, self._arrive, True)
+        if faults.strikes("duplicate"):
+            schedule.after(3 * network.latency(), None, self._arrive, False)
+
+    def _arrive(self, first: bool) -> None:
+        network = self._network
+        server = network.server_at(self._address)
+        if server is None:
+            if first:
+                self._break(None)
+            return
+        process = server.process
+        answered = False
+
+        def respond(value: Any) -> None:
+            nonlocal answered
+            assert not answered, f"{process} answered {self._method} twice"
+            answered = True
+            self._answer(process, value, first)
+
+        def gone() -> None:
+            # Its kernel resets the connection.
+            if not answered and first:
+                self._break(process)
+
+        process.at_death(gone)
+        network.schedule.after(0.0, process, server.handle, self._method, self._request, respond)
+
+    def _answer(self, process: Process, value: Any, first: bool) -> None:
+        network = self._network
+        schedule, faults = network.schedule, network.faults
+        schedule.trace(
+            process, "answers", self._method, value if isinstance(value, PsError) else ""
+        )
+        if not first:
+            return
+        if faults.strikes("crash after the effect"):
+            # Nothing that it says from now on is heard.
+            schedule.after(0.0, process, process.kill)
+            self._break(process)
+        elif faults.strikes("reply lost"):
+            self._break(process)
+        elif not faults.strikes("reply lost in silence"):
+            schedule.after(network.latency(), self._task.process, self._end, value)
+
+    def _break(self, process: Process | None) -> None:
+        network = self._network
+        why = "connection refused" if process is None else "the connection broke"
+        network.schedule.after(
+            network.latency(), self._task.process, self._end, Unreachable(self._text(why))
+        )
+
+    def _end(self, value: Any) -> None:
+        if not self._done:
+            self._done = True
+            if self._under_way is not None:
+                self._under_way.discard(self)
+            self._task.resume(value)
+
+    def _text(self, why: str) -> str:
+        return f"{self._method} at {self._address}: {why}"

@@ -1,0 +1,73 @@
+"""One seed, from its options to its verdict."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+
+import structlog
+
+from tests.sim.cluster import Cluster
+from tests.sim.invariants import Violation
+from tests.sim.options import Options, draw
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a seed. ``failure`` is empty when everything held; ``digest`` is a checksum of
+    all that happened; ``fired`` counts faults, ``counts`` what they led to."""
+
+    seed: int
+    options: Options
+    failure: str
+    digest: int
+    simulated_s: float
+    events: int
+    fired: Counter[str]
+    counts: Counter[str]
+
+    def __str__(self) -> str:
+        return (
+            f"seed {self.seed} fails: {self.failure}\n"
+            f"its options: {self.options}\n"
+            f"again: python -m tests.sim --seed {self.seed} --trace"
+        )
+
+
+def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
+    """Runs what a seed implies. ``show`` gets a line for whatever happens."""
+    options = draw(Random(seed))
+    cluster = Cluster(seed, options, show)
+    failure = ""
+    try:
+        cluster.run()
+    except Violation as violation:
+        failure = str(violation)
+    except Exception:
+        failure = f"at {cluster.schedule.now():.3f} s: {traceback.format_exc()}"
+    return Verdict(
+        seed,
+        options,
+        failure,
+        cluster.schedule.digest,
+        cluster.schedule.now(),
+        cluster.schedule.events,
+        cluster.faults.fired,
+        cluster.counts,
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What the cores would log is not written while this lasts."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

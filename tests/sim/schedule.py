@@ -1,0 +1,216 @@
+"""One seeded order of events in simulated time, and the processes that they happen to."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from random import Random
+from typing import Any, TypeAlias
+
+from psrpc.clock import ManualClock
+from psrpc.errors import PsError
+
+Effect: TypeAlias = "Callable[[Task], None]"
+"""What a task yields: it arranges for ``resume`` or ``fail`` to be called later."""
+
+Steps: TypeAlias = Generator[Effect, Any, Any]
+
+
+class Crash(BaseException):
+    """The process dies here, in the middle of what it does."""
+
+
+class Process:
+    """One start of a process. A dead one does nothing more; a paused one does later, believing
+    what it believed, what it would have done meanwhile."""
+
+    def __init__(self, schedule: Schedule, name: str, incarnation: int) -> None:
+        self.schedule = schedule
+        self.name = name
+        self.incarnation = incarnation
+        self.alive = True
+        self.paused = False
+        self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._at_death: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"{self.name}#{self.incarnation}"
+
+    def spawn(self, steps: Steps, ended: Callable[[Any], None] | None = None) -> None:
+        """Begins a thread of this process; ``ended`` gets its result or its error."""
+        task = Task(self, steps, ended)
+        self.schedule.after(0.0, self, task.resume, None)
+
+    def at_death(self, function: Callable[[], None]) -> None:
+        """``function`` is called when the process has died or ended."""
+        self._at_death.append(function)
+
+    def kill(self) -> None:
+        """The process is gone, at once and for good."""
+        if self.alive:
+            self.alive = False
+            self._deferred.clear()
+            for function in self._at_death:
+                function()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """SIGCONT: what has come due meanwhile happens now, in its order."""
+        self.paused = False
+        deferred, self._deferred = self._deferred, []
+        for function, arguments in deferred:
+            self.schedule.after(0.0, self, function, *arguments)
+
+    def defer(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Keeps an event for when the process goes on."""
+        self._deferred.append((function, arguments))
+
+
+class Task:
+    """One thread of a process: a generator of effects."""
+
+    __slots__ = ("_ended", "_steps", "process")
+
+    def __init__(self, process: Process, steps: Steps, ended: Callable[[Any], None] | None) -> None:
+        self.process = process
+        self._steps = steps
+        self._ended = ended
+
+    def resume(self, value: Any) -> None:
+        """The effect has come to ``value``; an error is raised where the effect was yielded."""
+        try:
+            if isinstance(value, PsError):
+                effect = self._steps.throw(value)
+            else:
+                effect = self._steps.send(value)
+        except StopIteration as stop:
+            if self._ended is not None:
+                self._ended(stop.value)
+            return
+        effect(self)
+
+
+class Schedule:
+    """Events in the order of their time; those of one moment in the order they were made in.
+
+    ``random`` is the only source of chance in a run. ``digest`` is a checksum of the trace: the
+    same seed must come to the same one.
+    """
+
+    def __init__(self, seed: int, show: Callable[[str], None] | None = None) -> None:
+        self.random = Random(seed)
+        self.clock = ManualClock()
+        self.digest = 0
+        self.events = 0
+        self._show = show
+        self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]]
+        self._heap = []
+        self._made = 0
+        self._now = 0.0
+
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return self._now
+
+    def after(
+        self,
+        delay_s: float,
+        process: Process | None,
+        function: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
+        """Calls ``function`` in ``delay_s`` seconds, as something that ``process`` does."""
+        self._made += 1
+        heapq.heappush(self._heap, (self._now + delay_s, self._made, process, function, arguments))
+
+    def sleep(self, seconds: float) -> Effect:
+        """The effect of doing nothing for a while."""
+        return lambda task: self.after(seconds, task.process, task.resume, None)
+
+    def trace(self, *words: object) -> None:
+        """Notes what happens; only what every run of the seed notes alike."""
+        line = f"{self._now:.6f} {words}"
+        self.digest = zlib.crc32(line.encode(), self.digest)
+        if self._show is not None:
+            self._show(f"{self._now:9.3f}  " + " ".join(map(str, words)))
+
+    def run(self, until_s: float, over: Callable[[], bool]) -> bool:
+        """Lets things happen until ``over``; False when that has not come by ``until_s``."""
+        heap = self._heap
+        while heap and not over():
+            at, _, process, function, arguments = heapq.heappop(heap)
+            if at > until_s:
+                return False
+            if at > self._now:
+                self.clock.advance(at - self._now)
+                self._now = self.clock.now()
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.paused:
+                    process.defer(function, arguments)
+                    continue
+            self.events += 1
+            try:
+                function(*arguments)
+            except Crash:
+                assert process is not None, "nobody was there to crash"
+                process.kill()
+        return over()
+
+
+def gather(many: Sequence[Steps]) -> Effect:
+    """The effect of doing several things side by side; comes to their results, in order."""
+
+    def effect(task: Task) -> None:
+        results: list[Any] = [None] * len(many)
+        left = len(many)
+
+        def end(index: int, value: Any) -> None:
+            nonlocal left
+            results[index] = value
+            left -= 1
+            if not left:
+                task.resume(results)
+
+        for index, steps in enumerate(many):
+            Task(task.process, steps, partial(end, index)).resume(None)
+
+    return effect
+
+
+class Signal:
+    """Tasks wait for it; whoever sends it wakes all of them."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._waiting: list[Callable[[], None]] = []
+
+    def wait(self, timeout_s: float | None = None) -> Effect:
+        """The effect of waiting for the next :meth:`send`, for ``timeout_s`` at most."""
+
+        def effect(task: Task) -> None:
+            woken = False
+
+            def wake() -> None:
+                nonlocal woken
+                if not woken:
+                    woken = True
+                    task.resume(None)
+
+            self._waiting.append(lambda: self._schedule.after(0.0, task.process, wake))
+            if timeout_s is not None:
+                self._schedule.after(timeout_s, task.process, wake)
+
+        return effect
+
+    def send(self) -> None:
+        """Wakes everybody."""
+        waiting, self._waiting = self._waiting, []
+        for wake in waiting:
+            wake()

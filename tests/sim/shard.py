@@ -1,0 +1,385 @@
+"""A shard: the real engine, obeying real commands, on a simulated disk and network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.assembly import Extent
+from pserver.coordination import PLACE_S, RECONNECT
+from pserver.engine import ShardEngine
+from pserver.fence import ShardIdentity
+from pserver.obedience import obey
+from pserver.requests import PullRequest, Restored, Snapshot, SnapshotOrder
+from pserver.snapshots import SnapshotFiles, SnapshotWriter
+from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.errors import (
+    AlreadyExists,
+    DeadlinePassed,
+    JobFailed,
+    NotReady,
+    PsError,
+    ResourceExhausted,
+    StaleGeneration,
+    Unreachable,
+)
+from psrpc.plan import Plan
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.version import SOFTWARE
+from tests.sim.disk import View
+from tests.sim.network import Respond, Stream
+from tests.sim.place import CALL_S, COORDINATOR
+from tests.sim.schedule import Effect, Process, Signal, Steps
+from tests.sim.witness import ARENA
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+NDArray = npt.NDArray[Any]
+
+PATIENCE_S = 54.0
+"""How long a pull of a round waits in a shard."""
+
+WRITE_S = (0.001, 0.3)
+"""How long it takes to write a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
+
+    gradient: NDArray | None
+
+    def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
+        """See :class:`pserver.arrival.Arrival`."""
+        return
+
+    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+        """See :class:`pserver.arrival.Arrival`."""
+        if self.gradient is not None:
+            np.copyto(into[ARENA], self.gradient.view(into[ARENA].dtype))
+
+
+@dataclass(slots=True)
+class _Parked:
+    request: PullRequest
+    respond: Respond
+    until: float
+
+
+class Writer(SnapshotWriter):
+    """The real one, with a task in place of its thread."""
+
+    def __init__(self, files: SnapshotFiles, shard: Shard) -> None:
+        self._outgoing: list[pb.ReportSnapshotRequest] = []
+        super().__init__(files, self._outgoing.append)
+        self.files = files
+        self._shard = shard
+        self._handed = Signal(shard.process.schedule)
+
+    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
+        """See :class:`pserver.shelf.SnapshotSink`."""
+        self._shard.cut(snapshot)
+        super().taken(order, snapshot)
+
+    def _put(self, work: Any) -> None:
+        super()._put(work)
+        self._handed.send()
+
+    def run(self) -> Steps:
+        """Writes and reports, one after the other."""
+        schedule = self._shard.process.schedule
+        while True:
+            while not self._work:
+                yield self._handed.wait()
+            work = self._work.popleft()
+            report = work.report
+            if work.snapshot is not None:
+                yield schedule.sleep(schedule.random.uniform(*WRITE_S))
+                report = self.files.write(work.order, work.snapshot)
+                self._held -= 1
+            self._tell(report)
+            while self._outgoing:
+                yield from self._shard.report(self._outgoing.pop())
+
+
+class Shard:
+    """One start of a shard's process."""
+
+    def __init__(self, cluster: Cluster, process: Process, index: int, address: str) -> None:
+        self.process = process
+        self.index = index
+        self.address = address
+        self.engine: ShardEngine | None = None
+        self.updates: NumpyEngine | None = None
+        self._cluster = cluster
+        self._schedule = cluster.schedule
+        self._network = cluster.network
+        self._storage = View(cluster.disk, process)
+        self._writer: Writer | None = None
+        self._parked: list[_Parked] = []
+        self._due = Signal(cluster.schedule)
+        self._stream: Stream | None = None
+        self._unknown = False
+        self._doing = ""
+        self._registration = pb.RegisterShardRequest(
+            shard=index,
+            incarnation=process.incarnation,
+            address=address,
+            host="here",
+            pid=process.incarnation,
+            software=SOFTWARE,
+        )
+
+    # -- its life ----------------------------------------------------------------------------
+
+    def live(self) -> Steps:
+        """Registers, builds the engine, follows commands; returns why it ended."""
+        self._network.listen(self.address, self)
+        try:
+            job: pb.RegisterShardResponse = yield from self._register()
+        except PsError as error:
+            return error
+        self.process.spawn(self._beat(job.heartbeat_s), self._end)
+        # An update engine takes its time to be built.
+        yield self._schedule.sleep(self._schedule.random.uniform(0.0, 0.5))
+        plan = Plan.from_json(job.plan)
+        identity = ShardIdentity(
+            shard=self.index,
+            incarnation=self.process.incarnation,
+            generation=0,
+            policy=0,
+            mode=cast(Literal["async", "sync"], job.mode),
+            replicas=job.replicas,
+        )
+        files = SnapshotFiles(identity, plan, job.run_id, Path(job.run_dir), self._storage)
+        self._writer = Writer(files, self)
+        self.updates = NumpyEngine(json.loads(job.optimizer), plan, self.index)
+        self.engine = ShardEngine(identity, plan, self.updates, self._writer)
+        self.process.spawn(self._writer.run())
+        error = yield from self._follow(self.engine)
+        return error
+
+    def _end(self, why: Any) -> None:
+        self._cluster.process_ended(self.process, why)
+
+    def doing(self) -> str:
+        """See :class:`tests.sim.cluster.Life`."""
+        engine = self.engine
+        if engine is None:
+            return "registers"
+        report = engine.report()
+        return (
+            f"generation {report.generation} version {report.version}, "
+            f"{report.waiting_for or 'waits for nothing'}; {self._doing}"
+        )
+
+    def _register(self) -> Steps:
+        began = self._schedule.now()
+        while True:
+            try:
+                job: pb.RegisterShardResponse = yield from self._persist(
+                    "RegisterShard", self._registration
+                )
+            except AlreadyExists:
+                if self._schedule.now() - began >= PLACE_S:
+                    raise
+                yield self._schedule.sleep(PLACE_S / 20)
+            else:
+                return job
+
+    def _persist(self, method: str, request: Any) -> Steps:
+        """A call that is repeated while the coordinator cannot be reached."""
+        failures = 0
+        while True:
+            try:
+                response = yield self._network.call(COORDINATOR, method, request, CALL_S)
+            except (Unreachable, DeadlinePassed):
+                failures += 1
+                yield self._pause(failures)
+            else:
+                return response
+
+    def _pause(self, failures: int) -> Effect:
+        pause_s = RECONNECT.pause_s(failures, self._schedule.random.random())
+        return self._schedule.sleep(pause_s)
+
+    def _beat(self, heartbeat_s: float) -> Steps:
+        while True:
+            yield self._due.wait(heartbeat_s)
+            request = pb.HeartbeatShardRequest(
+                shard=self.index, incarnation=self.process.incarnation
+            )
+            if self.engine is not None:
+                report = self.engine.report()
+                request.generation = report.generation
+                request.version = report.version
+                request.revoked = report.revoked
+                request.waiting_for = report.waiting_for
+                request.failure = self.engine.failure
+            try:
+                answer: pb.HeartbeatShardResponse = yield self._network.call(
+                    COORDINATOR, "HeartbeatShard", request, CALL_S
+                )
+            except (Unreachable, DeadlinePassed):
+                pass
+            except PsError as error:
+                return error
+            else:
+                if answer.unknown:
+                    self._unknown = True
+                    if self._stream is not None:
+                        self._stream.cancel()
+            if request.failure:
+                return JobFailed(request.failure)
+
+    # -- commands: as in pserver.coordination ------------------------------------------------
+
+    def _follow(self, engine: ShardEngine) -> Steps:
+        failures = 0
+        while True:
+            try:
+                if self._unknown:
+                    self._unknown = False
+                    self._doing = "registers again"
+                    try:
+                        yield self._network.call(
+                            COORDINATOR, "RegisterShard", self._registration, CALL_S
+                        )
+                    except (AlreadyExists, StaleGeneration) as error:
+                        return error
+                self._doing = "watches"
+                self._stream = yield from self._watch(engine)
+                while True:
+                    command: pb.WatchResponse = yield self._stream.receive()
+                    failures = 0
+                    kind = command.WhichOneof("command")
+                    self._schedule.trace(self.process, "obeys", kind)
+                    if kind == "shutdown":
+                        shutdown = command.shutdown
+                        return JobFailed(shutdown.reason) if shutdown.failed else None
+                    yield from self._obey(engine, command)
+            except StaleGeneration:
+                self._unknown = True
+            except (Unreachable, DeadlinePassed, NotReady):
+                pass
+            except ResourceExhausted as error:
+                self._schedule.trace(self.process, "lags behind:", error)
+            except PsError as error:
+                return error
+            failures += 1
+            yield self._pause(failures)
+
+    def _watch(self, engine: ShardEngine) -> Steps:
+        report = engine.report()
+        request = pb.WatchRequest(
+            shard=self.index,
+            incarnation=self.process.incarnation,
+            generation=report.generation,
+            initialized=report.initialized,
+            version=report.version,
+        )
+        stream: Stream = yield self._network.call(
+            COORDINATOR, "Watch", (request, self.process), CALL_S
+        )
+        if self._unknown:
+            stream.cancel()
+        return stream
+
+    def _obey(self, engine: ShardEngine, command: pb.WatchResponse) -> Steps:
+        ready = obey(engine, command, self._read)
+        kind = command.WhichOneof("command")
+        self.changed(begun=kind == "begin")
+        if ready is not None:
+            self._doing = f"reports generation {ready.generation}"
+            try:
+                yield from self._persist("ReportShardReady", ready)
+            except StaleGeneration:
+                pass
+            self._doing = "watches"
+        if kind in ("begin", "revocation"):
+            self._due.send()
+
+    def _read(self, name: str) -> Restored:
+        assert self._writer is not None
+        restored = self._writer.files.read(name)
+        self._cluster.counts["shards restored"] += 1
+        return restored
+
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def cut(self, snapshot: Snapshot) -> None:
+        """A snapshot was taken."""
+        self._cluster.invariants.check_snapshot(self, snapshot)
+
+    def report(self, request: pb.ReportSnapshotRequest) -> Steps:
+        """Tells what came of it."""
+        try:
+            yield from self._persist("ReportSnapshot", request)
+        except PsError as error:
+            self._schedule.trace(self.process, "is not heard on", request.name, error)
+
+    # -- calls of workers --------------------------------------------------------------------
+
+    def handle(self, method: str, request: Any, respond: Respond) -> None:
+        """See :class:`tests.sim.network.Server`."""
+        engine = self.engine
+        if engine is None:
+            respond(NotReady(f"shard {self.index} builds its update engine"))
+            return
+        try:
+            answer: Any
+            if method == "Pull":
+                if isinstance(request.source, int):
+                    until = self._schedule.now() + PATIENCE_S
+                    self._pull(_Parked(request, respond, until))
+                    return
+                answer = engine.pull(request, 0.0)
+            else:
+                header, gradient = request
+                sent = Sent(gradient)
+                if method == "Initialize":
+                    answer = engine.initialize(header, sent, 0.0)
+                elif method == "Push":
+                    answer = engine.push(header, sent, 0.0)
+                else:
+                    assert method == "PushPull"
+                    answer = engine.push_pull(header, sent, 0.0, "plain")
+        except PsError as error:
+            self.changed()
+            respond(error)
+        else:
+            self.changed()
+            respond(answer)
+
+    def _pull(self, parked: _Parked) -> None:
+        assert self.engine is not None
+        try:
+            values = self.engine.pull(parked.request, 0.0)
+        except NotReady as error:
+            if self._schedule.now() < parked.until:
+                if not self._parked:
+                    self._schedule.after(PATIENCE_S + 0.1, self.process, self.changed)
+                self._parked.append(parked)
+            else:
+                parked.respond(error)
+        except PsError as error:
+            parked.respond(error)
+        else:
+            parked.respond(values)
+            if parked.request.decision is not None:
+                self.changed()
+
+    def changed(self, begun: bool = False) -> None:
+        """Something may have changed in the engine: looks at it, and lets the parked look again."""
+        self._cluster.invariants.check_shard(self, begun)
+        if self._parked:
+            parked, self._parked = self._parked, []
+            for one in parked:
+                self._pull(one)

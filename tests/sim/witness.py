@@ -1,0 +1,175 @@
+"""A model whose parameters show which batches were trained, and how often.
+
+Every shard holds three variables. ``witness`` has one entry for each batch of the job; the
+gradient of a batch is one-hot, scaled so that the update adds exactly 1 to its entry. ``plus`` and
+``minus`` get opposite gradients, which depend on the parameters that they were computed from.
+
+With momentum m = 1/2 the velocity v goes with the parameters p: v' = m v + u and p' = p + v', so
+that the sum of all updates u is (1 - m) p + m v. All of these are exact in float32 here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.applied import AppliedSet
+from pserver.staging import Part, weighted_mean
+from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.plan import Plan, VariableSpec, make_plan
+from tests.sim.options import Options
+
+NDArray = npt.NDArray[Any]
+
+UNIT = 16
+"""Elements of 64 bytes: arenas are cut only between them."""
+
+ARENA = "float32.trainable"
+MOMENTUM = 0.5
+FEEDBACK = 0.125
+
+
+def optimizer(momentum: bool) -> dict[str, Any]:
+    """SGD of rate 1, so that an update is the gradient's negative."""
+    config: dict[str, Any] = {"learning_rate": 1.0}
+    if momentum:
+        config["momentum"] = MOMENTUM
+    return {"class_name": "SGD", "config": config}
+
+
+@lru_cache(maxsize=64)
+def witness_plan(shards: int, batches: int) -> Plan:
+    """The same three variables on every shard, each of whole units."""
+    rows = -(-batches // UNIT) * UNIT
+    return make_plan(
+        [
+            VariableSpec(f"{name}_{shard}", (size,), "float32", "trainable")
+            for shard in range(shards)
+            for name, size in (("witness", rows), ("plus", UNIT), ("minus", UNIT))
+        ],
+        shards,
+        "cut",
+    )
+
+
+class Witness:
+    """The model of one job, and what its parameters must be."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.plan = witness_plan(options.shards, options.total_batches)
+        self.batches = [
+            cut_batch(epoch, index, options.records, options.batch_size)
+            for epoch in range(options.epochs)
+            for index in range(options.batches)
+        ]
+        self._index = {batch: index for index, batch in enumerate(self.batches)}
+        self.rows = self.plan.arenas[0].shard_length(0) - 2 * UNIT
+        self._noise = [
+            np.random.default_rng(index).standard_normal(UNIT, np.float32) / 8
+            for index in range(1, 4)
+        ]
+
+    @property
+    def skipped(self) -> frozenset[BatchId]:
+        """The batches whose gradient is not finite."""
+        return frozenset(self.batches[index] for index in self.options.skipped)
+
+    def initial(self) -> NDArray:
+        """``[arena length]``: no batch was trained."""
+        return np.zeros(self.plan.arenas[0].length, np.float32)
+
+    def shard_part(self, arena: NDArray, shard: int) -> NDArray:
+        """A view of a shard's part of the whole arena."""
+        cuts = self.plan.arenas[0].cuts
+        return arena[cuts[shard] : cuts[shard + 1]]
+
+    def gradient(self, batch: BatchId, parameters: NDArray, shard: int) -> NDArray | None:
+        """A shard's part of the gradient, from the whole arena; None when it is not finite."""
+        if batch in self.skipped:
+            return None
+        index = self._index[batch]
+        scale = np.float32(self._scale(batch))
+        mine = self.shard_part(parameters, shard)
+        gradient = np.zeros(len(mine), np.float32)
+        gradient[index] = -scale
+        plus = gradient[self.rows : self.rows + UNIT]
+        np.multiply(mine[self.rows : self.rows + UNIT], np.float32(FEEDBACK), out=plus)
+        plus += self._noise[index % 3]
+        plus *= scale
+        np.negative(plus, out=gradient[self.rows + UNIT :])
+        return gradient
+
+    def _scale(self, batch: BatchId) -> float:
+        """What the weight of the batch in its round has to be undone by."""
+        if self.options.mode == "async":
+            return 1.0
+        return sum(other.count for other in self._round_of(batch)) / batch.count
+
+    def _round_of(self, batch: BatchId) -> list[BatchId]:
+        """The batches of its round that count."""
+        options = self.options
+        within = self._index[batch] % options.batches // options.replicas * options.replicas
+        first = batch.epoch * options.batches + within
+        last = min(first + options.replicas, (batch.epoch + 1) * options.batches)
+        return [b for b in self.batches[first:last] if b not in self.skipped]
+
+    def updates(self, part: NDArray, velocity: NDArray | None) -> NDArray:
+        """``[rows]``: how often each batch is in a shard's parameters and slots."""
+        sums = part[: self.rows]
+        if velocity is not None:
+            sums = (1 - MOMENTUM) * sums + MOMENTUM * velocity[: self.rows]
+        return sums
+
+    def expected(self, applied: Sequence[Mapping[str, Any]]) -> NDArray:
+        """``[rows]``: the same by the applied-set."""
+        found = np.zeros(self.rows, np.float32)
+        members = AppliedSet.from_epochs(applied)
+        skipped = self.skipped
+        for index, batch in enumerate(self.batches):
+            if batch not in skipped and members.contains(batch):
+                found[index] = 1
+        return found
+
+    def torn(self, part: NDArray) -> bool:
+        """Whether the pair of a shard does not sum to zero."""
+        return bool(np.any(part[self.rows : self.rows + UNIT] + part[self.rows + UNIT :]))
+
+    def loss(self, parameters: NDArray) -> float:
+        """What an evaluation comes to: the sum of all witnesses."""
+        return float(
+            sum(
+                self.shard_part(parameters, shard)[: self.rows].sum()
+                for shard in range(self.options.shards)
+            )
+        )
+
+    def final(self) -> tuple[NDArray, NDArray | None]:
+        """Sync: shard 0's parameters and velocity at the end, by the update engine alone."""
+        options = self.options
+        plan = witness_plan(1, options.total_batches)
+        engine = NumpyEngine(optimizer(options.momentum), plan, 0)
+        engine.load({ARENA: np.zeros(plan.arenas[0].length, np.float32)})
+        parameters = np.zeros(self.plan.arenas[0].length, np.float32)
+        per_epoch = batches_per_epoch(options.records, options.batch_size)
+        for epoch in range(options.epochs):
+            for first in range(0, per_epoch, options.replicas):
+                at = epoch * per_epoch + first
+                members = self._round_of(self.batches[at])
+                if not members:
+                    continue
+                total = sum(batch.count for batch in members)
+                parts = []
+                for batch in members:
+                    gradient = self.gradient(batch, parameters, 0)
+                    assert gradient is not None
+                    parts.append(Part(np.float32(batch.count / total), {ARENA: gradient}))
+                engine.apply(weighted_mean(tuple(parts)))
+                self.shard_part(parameters, 0)[:] = engine.snapshot()[ARENA]
+        slots = engine.slots().elements
+        return engine.snapshot()[ARENA], slots["momentums"][ARENA] if options.momentum else None

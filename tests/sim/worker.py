@@ -1,0 +1,377 @@
+"""A worker: the real protocol (``worker.conduct``), performed on a simulated network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinator.client import FIRST_RETRY_S, RETRY_S
+from pserver.assembly import Extent
+from pserver.fence import Fence
+from pserver.requests import InitializeRequest, PullRequest, PushRequest, PushResult, Values
+from pserver.staging import Attempt
+from pserver.wire import from_decision
+from psrpc.batch import BatchId
+from psrpc.errors import DeadlinePassed, NotReady, PsError, SegmentLost, Unreachable
+from psrpc.retry import RetryPolicy
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.sim.network import Call
+from tests.sim.place import CALL_S, COORDINATOR, EXCHANGE_S, POLL_S, SHA
+from tests.sim.schedule import Effect, Process, Schedule, Signal, Steps, gather
+from tests.sim.witness import ARENA
+from worker import actions as does
+from worker.conduct import conduct
+from worker.ending import Stopped
+from worker.membership import Membership
+from worker.performer import POLL_S as POLL_PAUSE_S
+from worker.standing import FAREWELL_S, HURRY_S, PAUSE_S
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+RECONNECT = RetryPolicy(first_s=FIRST_RETRY_S, longest_s=RETRY_S)
+
+
+class Worker:
+    """One start of a worker's process."""
+
+    def __init__(self, cluster: Cluster, process: Process) -> None:
+        self.process = process
+        self._cluster = cluster
+        self._schedule = cluster.schedule
+        self._network = cluster.network
+        self._witness = cluster.witness
+        self._membership = Membership(process.incarnation)
+        self._retry = RetryPolicy(budget_s=cluster.options.patience_s)
+        self._shards: Sequence[pb.ShardAddress] = ()
+        self._fences: list[Fence] = []
+        self._parameters = self._witness.initial()
+        self._versions = [0] * cluster.options.shards
+        self._batch: BatchId | None = None
+        self._ahead: _Ahead | None = None
+        self._doing = ""
+        self._due = Signal(cluster.schedule)
+        self._hurried = False
+        self._calls: set[Call] = set()
+
+    def live(self) -> Steps:
+        """Takes part until the job ends; returns why it left."""
+        self.process.spawn(self._beat())
+        actions = conduct()
+        action = next(actions)
+        while True:
+            try:
+                answer = yield from self._perform(action)
+            except (PsError, Stopped) as error:
+                try:
+                    action = actions.throw(error)
+                except (PsError, Stopped) as end:
+                    return end
+            else:
+                action = actions.send(answer)
+
+    def _beat(self) -> Steps:
+        while True:
+            yield from self._beat_once(CALL_S)
+            every_s = self._membership.heartbeat_s
+            yield self._due.wait(min(every_s, HURRY_S) if self._hurried else every_s)
+
+    def _beat_once(self, deadline_s: float) -> Steps:
+        beat = self._membership.beat(self._doing)
+        if beat is not None:
+            try:
+                response = yield self._call("HeartbeatWorker", beat.request, deadline_s)
+            except PsError:
+                return
+            self._membership.heard(beat, response)
+            if self._membership.outdated:
+                for call in list(self._calls):
+                    call.give_up()
+
+    def doing(self) -> str:
+        """See :class:`tests.sim.cluster.Life`."""
+        return f"{self._membership.worker} {self._doing}"
+
+    # -- the actions -------------------------------------------------------------------------
+
+    def _perform(self, action: does.Action) -> Steps:
+        """Carries an action out; returns what it is answered by, or raises."""
+        self._doing = f"{type(action).__name__} in generation {self._membership.generation}"
+        member = self._membership
+        answer: Any = None
+        match action:
+            case does.Register():
+                request = member.register("here", self.process.incarnation, SHA, "cpu")
+                member.registered((yield from self._persist("RegisterWorker", request, CALL_S)))
+            case does.Join():
+                yield from self._join()
+            case does.Rejoin():
+                if self._ahead is not None:
+                    while self._ahead.result is None:
+                        yield self._ahead.signal.wait()
+                self._ahead = None
+                member.rejoins()
+                yield self._schedule.sleep(PAUSE_S)
+                member.check()
+            case does.Lease():
+                if action.after:
+                    yield self._schedule.sleep(POLL_PAUSE_S)
+                answer = yield from self._lease()
+            case does.LeaseAhead():
+                self._ahead = _Ahead(self._schedule)
+                self.process.spawn(self._lease_ahead(self._ahead))
+            case does.TakeLease():
+                answer = yield from self._take_lease()
+            case does.Pull():
+                yield from self._pull(action)
+            case does.Compute():
+                yield self._schedule.sleep(self._cluster.options.batch_s)
+                self._batch = action.batch
+                finite = action.batch not in self._witness.skipped
+                answer = does.Computed(1.0 if finite else float("nan"), finite)
+            case does.PushPull() | does.Push():
+                answer = yield from self._push(action)
+            case does.Done():
+                member.done(action.batch)
+            case does.Commit():
+                request = member.commit(action.round, action.batch)
+                response = yield from self._persist("CommitBatch", request, POLL_S)
+                answer = response.lease
+                self._cluster.invariants.check_lease(self, answer)
+            case does.Initialize():
+                yield from self._initialize()
+                answer = pb.InitializeDone()
+            case does.Evaluate():
+                answer = yield from self._evaluate(action.task)
+            case does.Merge():
+                total, records = action.merge.states.variables[0].values
+                answer = pb.MergeDone(
+                    evaluation=action.merge.evaluation, results={"loss": total / records}
+                )
+            case does.ReportWork():
+                yield from self._persist("ReportWork", member.report(action.done), CALL_S)
+            case does.Leave():
+                yield from self._leave(action)
+            case does.Expect() | does.Settle() | does.TakeBack():
+                pass
+        return answer
+
+    def _join(self) -> Steps:
+        member = self._membership
+        while True:
+            try:
+                cluster: pb.GetClusterResponse = yield from self._persist(
+                    "GetCluster", member.get_cluster(), POLL_S
+                )
+                break
+            except NotReady:
+                yield self._schedule.sleep(PAUSE_S)
+                member.check()
+        member.joined(cluster)
+        self._cluster.invariants.check_worker(self, cluster.generation, None)
+        self._shards = cluster.shards
+        self._fences = [
+            Fence(cluster.generation, cluster.policy, self._witness.plan.hash, shard.incarnation)
+            for shard in cluster.shards
+        ]
+
+    def _lease(self) -> Steps:
+        member = self._membership
+        asked = member.lease()
+        response: pb.LeaseWorkResponse = yield from self._persist(
+            "LeaseWork", asked.request, POLL_S
+        )
+        member.leased(asked, response.lease)
+        self._cluster.invariants.check_lease(self, response.lease)
+        return response.lease
+
+    def _lease_ahead(self, ahead: _Ahead) -> Steps:
+        try:
+            ahead.result = yield from self._lease()
+        except (PsError, Stopped) as error:
+            ahead.result = error
+        ahead.signal.send()
+
+    def _take_lease(self) -> Steps:
+        ahead = self._ahead
+        assert ahead is not None
+        if ahead.result is None:
+            # What is done by now must be reported: whether there is more may depend on it.
+            self._due.send()
+        while ahead.result is None:
+            yield ahead.signal.wait()
+        self._membership.check()
+        if isinstance(ahead.result, Exception):
+            raise ahead.result
+        return ahead.result
+
+    def _pull(self, action: does.Pull) -> Steps:
+        decision = None if action.decision is None else from_decision(action.decision)
+        requests = [
+            PullRequest(fence, self._membership.worker, action.round, decision)
+            for fence in self._fences
+        ]
+        answers, _ = yield from self._all("Pull", requests)
+        self._receive(answers)
+        self._cluster.invariants.check_pull(self, self._parameters, action.round)
+
+    def _receive(self, answers: Sequence[Values]) -> None:
+        for shard, values in enumerate(answers):
+            np.copyto(self._witness.shard_part(self._parameters, shard), values.arrays[ARENA])
+            self._versions[shard] = values.version
+        self._cluster.invariants.check_worker(
+            self, self._membership.generation, tuple(self._versions)
+        )
+
+    def _push(self, action: does.Push | does.PushPull) -> Steps:
+        assert action.batch == self._batch
+        requests = []
+        for shard, fence in enumerate(self._fences):
+            gradient = self._witness.gradient(action.batch, self._parameters, shard)
+            assert (gradient is None) == action.skip
+            header = PushRequest(
+                fence=fence,
+                worker=self._membership.worker,
+                attempt=Attempt(action.batch, action.attempt),
+                base_version=self._versions[shard],
+                examples=action.batch.count,
+                skipped=action.skip,
+                extents=() if gradient is None else (Extent(0, gradient.nbytes, "plain"),),
+            )
+            requests.append((header, gradient))
+        method = type(action).__name__
+        answers, asked_again = yield from self._all(method, requests)
+        results: list[PushResult] = answers
+        if isinstance(action, does.PushPull):
+            results = [result for result, _ in answers]
+            self._receive([values for _, values in answers])
+            self._cluster.invariants.check_pull(self, self._parameters, None)
+        return does.Pushed(
+            max(result.staleness for result in results),
+            tuple(k for k, r in enumerate(results) if r.outcome == "already_applied"),
+            frozenset(asked_again),
+        )
+
+    def _initialize(self) -> Steps:
+        values = self._witness.initial()
+        requests = []
+        for shard, fence in enumerate(self._fences):
+            part = self._witness.shard_part(values, shard)
+            header = InitializeRequest(fence, (Extent(0, part.nbytes, "plain"),))
+            requests.append((header, part))
+        yield from self._all("Initialize", requests)
+
+    def _evaluate(self, task: pb.EvaluateTask) -> Steps:
+        requests = [
+            PullRequest(fence, self._membership.worker, task.snapshot) for fence in self._fences
+        ]
+        answers, _ = yield from self._all("Pull", requests)
+        parameters = self._witness.initial()
+        for shard, values in enumerate(answers):
+            np.copyto(self._witness.shard_part(parameters, shard), values.arrays[ARENA])
+        self._cluster.invariants.check_pull(self, parameters, task.snapshot)
+        yield self._schedule.sleep(self._cluster.options.batch_s)
+        records = task.stop - task.start
+        state = pb.MetricVariable(
+            shape=[2], values=[self._witness.loss(parameters) * records, records]
+        )
+        return pb.EvaluateDone(
+            evaluation=task.evaluation,
+            task=task.task,
+            records=records,
+            states=pb.MetricStates(variables=[state]),
+        )
+
+    def _leave(self, action: does.Leave) -> Steps:
+        if self._membership.worker:
+            yield from self._beat_once(FAREWELL_S)
+            request = self._membership.leave(action.reason, action.fatal)
+            try:
+                yield self._call("LeaveWorker", request, FAREWELL_S)
+            except PsError:
+                return
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _call(self, method: str, request: Any, deadline_s: float) -> Effect:
+        return self._network.call(COORDINATOR, method, request, deadline_s)
+
+    def _persist(self, method: str, request: Any, deadline_s: float) -> Steps:
+        """A call to the coordinator, repeated while that cannot be reached."""
+        failures = 0
+        while True:
+            self._membership.check()
+            try:
+                response = yield self._call(method, request, deadline_s)
+            except (Unreachable, DeadlinePassed):
+                failures += 1
+                pause_s = RECONNECT.pause_s(failures, self._schedule.random.random())
+                yield self._schedule.sleep(pause_s)
+            else:
+                return response
+
+    def _all(self, method: str, requests: Sequence[Any]) -> Steps:
+        """A call to each shard, side by side; the answers, and who had to be asked again."""
+        self._membership.check()
+        given_up: list[PsError] = []
+        asked_again: set[int] = set()
+        results = yield gather(
+            [
+                self._one(shard, method, request, given_up, asked_again)
+                for shard, request in enumerate(requests)
+            ]
+        )
+        self._hurried = False
+        errors = [result for result in results if isinstance(result, PsError)]
+        if errors:
+            self._membership.check()
+            raise min(errors, key=lambda error: error.retryable)
+        return results, asked_again
+
+    def _one(
+        self,
+        shard: int,
+        method: str,
+        request: Any,
+        given_up: list[PsError],
+        asked_again: set[int],
+    ) -> Steps:
+        began, failures = self._schedule.now(), 0
+        address = self._shards[shard].address
+        while True:
+            try:
+                answer = yield self._network.call(address, method, request, EXCHANGE_S, self._calls)
+                return answer
+            except PsError as error:
+                if not error.retryable:
+                    given_up.append(error)
+                    return error
+                if self._cluster.options.shared_memory and not isinstance(error, NotReady):
+                    # The shard may still write there.
+                    lost = SegmentLost(str(error))
+                    given_up.append(lost)
+                    return lost
+                last = error
+            if not self._hurried:
+                self._hurried = True
+                self._due.send()
+            failures += 1
+            asked_again.add(shard)
+            pause_s = self._retry.pause_s(failures, self._schedule.random.random())
+            if (
+                given_up
+                or self._membership.interrupted
+                or self._schedule.now() - began + pause_s > self._retry.budget_s
+            ):
+                return last
+            yield self._schedule.sleep(pause_s)
+
+
+class _Ahead:
+    """A request for work that goes on beside the batches."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.result: pb.Lease | Exception | None = None
+        self.signal = Signal(schedule)
