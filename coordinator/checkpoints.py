@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from coordinator.description import JobDescription
-from coordinator.retention import Kept, superfluous
+from coordinator.pruning import Pruner
 from coordinator.run import Restored, Run
 from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
-from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good, verify
+from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good
 from psrpc.errors import CheckpointError, InvalidJob
-from psrpc.manifest import TEMPORARY, find_checkpoints, remove_checkpoint
+from psrpc.manifest import TEMPORARY
 from psrpc.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10
@@ -37,8 +37,8 @@ class Checkpoints:
         plan = run.plan
         self._nbytes = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
         """What a checkpoint takes, as far as one can tell."""
-        self._verified: set[str] = set()
-        self._damaged: set[str] = set()
+        keep, best = run.description.keep_checkpoints, run.description.keep_best
+        self._pruner = Pruner(self._directory, keep, best, storage)
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to, before the order goes out.
@@ -112,43 +112,7 @@ class Checkpoints:
             scores: the results that ``keep_best`` compares, by generation and global step.
             in_use: names of checkpoints that are still to be evaluated or restored.
         """
-        description = self._run.description
-        try:
-            found = find_checkpoints(self._directory, self._storage).manifests
-        except CheckpointError as error:
-            return (str(error),)
-        present = [Kept(m.name, m.generation, m.global_step) for _, m in found]
-        if len(present) <= description.keep_checkpoints:
-            return ()
-        warnings = []
-        for directory, manifest in found:
-            if manifest.name in self._verified:
-                break
-            if manifest.name in self._damaged:
-                continue
-            try:
-                verify(directory, manifest, self._storage)
-            except CheckpointError as error:
-                self._damaged.add(manifest.name)
-                warnings.append(f"a checkpoint is damaged: {error}")
-            else:
-                self._verified.add(manifest.name)
-                break
-        else:
-            return (*warnings, "no checkpoint is good, and none is removed")
-        for name in superfluous(
-            present,
-            description.keep_checkpoints,
-            description.keep_best,
-            scores,
-            damaged=self._damaged,
-            in_use=in_use,
-        ):
-            try:
-                remove_checkpoint(self._directory / name, self._storage)
-            except CheckpointError as error:
-                warnings.append(str(error))
-        return tuple(warnings)
+        return self._pruner.prune(scores, in_use)
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         from coordinator import export as export_command
 
         export_command.add_arguments(export)
+    checkpoint = commands.add_parser("checkpoint", help="look after a run's checkpoints")
+    if asked == "checkpoint":
+        from coordinator import checkpoint_cli
+
+        checkpoint_cli.add_arguments(checkpoint)
 
     args = parser.parse_args(arguments)
     try:
         if args.command == "serve":
             return _serve(args)
-        return int((up_command if args.command == "up" else export_command).run(args))
+        if args.command == "up":
+            return int(up_command.run(args))
+        return int((export_command if args.command == "export" else checkpoint_cli).run(args))
     except PsError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1 if isinstance(error, JobFailed) else 2

@@ -46,6 +46,7 @@ __all__ = [
     "ManifestFile",
     "ShardState",
     "WrittenFile",
+    "check_file",
     "commit",
     "load_state",
     "load_variables",
@@ -147,6 +148,19 @@ def load_variables(
         ).reshape(spec.shape)
         for name, spec in specs.items()
     }
+
+
+def check_file(
+    directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
+) -> None:
+    """Reads one file through, as a restart would.
+
+    Raises:
+        CheckpointError: a restart would refuse it.
+    """
+    with _opened(directory, manifest, file, storage) as reader:
+        for _ in reader:
+            pass
 
 
 def common_applied(

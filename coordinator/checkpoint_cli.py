@@ -1,0 +1,260 @@
+"""``coordinator checkpoint``: looks at a run's checkpoints, compares them, removes old ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.checkpoint_diff import diff_checkpoints
+from coordinator.checkpoints import WRITTEN_UTC
+from coordinator.description import JobDescription, parse_description
+from coordinator.display import duration
+from coordinator.pruning import Pruner
+from coordinator.retention import Kept, Objective, best_of
+from coordinator.run_directory import JOB, LEDGER, RunDirectory
+from coordinator.saving import CHECKPOINTS
+from coordinator.store import Store
+from psrpc.checkpoint import check_file
+from psrpc.errors import CheckpointError, InvalidJob, PsError
+from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the commands of ``coordinator checkpoint`` and their options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    ls = actions.add_parser("ls", help="list a run's checkpoints, newest first")
+    _add_run_dir(ls)
+    ls.add_argument("--json", action="store_true", help="print a JSON list, sizes in bytes")
+    ls.set_defaults(action=_ls)
+    verify = actions.add_parser(
+        "verify",
+        help="read checkpoints through and say which file is good",
+        description="Reads every file and compares it with its manifest. Ends with status 1 if "
+        "any is bad.",
+    )
+    verify.add_argument(
+        "source", type=Path, metavar="RUN_DIR|CHECKPOINT_DIR", help="all of a run, or one"
+    )
+    verify.set_defaults(action=_verify)
+    diff = actions.add_parser(
+        "diff",
+        help="compare what two checkpoints hold",
+        description="Compares variables, optimizer slots, steps and applied batches, whatever the "
+        "number of shards. Ends with status 1 if they differ.",
+    )
+    diff.add_argument("one", type=Path, metavar="A", help="the directory of a checkpoint")
+    diff.add_argument("other", type=Path, metavar="B", help="the directory of another")
+    diff.set_defaults(action=_diff)
+    prune = actions.add_parser(
+        "prune",
+        help="remove the checkpoints that the job does not want kept",
+        description="Keeps the newest of keep_checkpoints and the best one, as the job says; a "
+        "coordinator does the same after each checkpoint. None is removed before the newest has "
+        "been read back. Refuses while a coordinator runs.",
+    )
+    _add_run_dir(prune)
+    prune.add_argument("--keep", type=int, metavar="N", help="keep so many, not what the job says")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.set_defaults(action=_prune)
+
+
+def _add_run_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command; returns its exit status: 0, 1 when something is bad or differs, 2 after
+    one line on standard error."""
+    try:
+        return int(args.action(args))
+    except PsError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _ls(args: argparse.Namespace) -> int:
+    found = _find(args.run_dir)
+    rows = list_checkpoints(found, _objective_of(args.run_dir), args.run_dir, datetime.now(UTC))
+    if args.json:
+        print(json.dumps(rows, indent=1))  # noqa: T201
+        return 0
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("name", "generation", "step", "written", "size", ""):
+        right = title in ("generation", "step", "size")
+        table.add_column(title, justify="right" if right else "left", no_wrap=bool(title))
+    for row in rows:
+        age = row["age_s"]
+        table.add_row(
+            row["name"],
+            str(row["generation"]),
+            str(row["global_step"]),
+            "" if age is None else f"{duration(age)} ago",
+            f"{row['nbytes'] / 1e6:.1f} MB",
+            Text(", ".join(row["marks"]), "green"),
+        )
+    _console().print(table if rows else "no checkpoints")
+    for path, reason in found.refused:
+        _say(path.name, reason, "red")
+    return 0
+
+
+def list_checkpoints(
+    found: Found, objective: Objective | None, run_dir: Path, now: datetime
+) -> list[dict[str, Any]]:
+    """One row for each manifest, newest first, as ``ls --json`` prints them. Files are not read,
+    so the newest one may still be damaged."""
+    scores = _scores(run_dir, objective)
+    best = best_of(_kept(found), objective, scores)
+    rows = []
+    for index, (path, manifest) in enumerate(found.manifests):
+        marks = ["newest"] if index == 0 else []
+        if manifest.name == best:
+            marks.append("best")
+        rows.append(
+            {
+                "name": manifest.name,
+                "path": str(path),
+                "generation": manifest.generation,
+                "global_step": manifest.global_step,
+                "shards": manifest.plan.shards,
+                WRITTEN_UTC: manifest.details.get(WRITTEN_UTC),
+                "age_s": _age_s(manifest, now),
+                "nbytes": sum(file.nbytes for file in manifest.files),
+                "score": scores.get((manifest.generation, manifest.global_step)),
+                "marks": marks,
+            }
+        )
+    return rows
+
+
+def _verify(args: argparse.Namespace) -> int:
+    source: Path = args.source.resolve()
+    if (source / MANIFEST).exists():
+        checkpoints, refused = [(source, read_manifest(source))], []
+    else:
+        found = _find(source)
+        checkpoints, refused = list(found.manifests), list(found.refused)
+    bad = bool(refused)
+    newest = ""
+    for path, manifest in checkpoints:
+        whole = True
+        for file in manifest.files:
+            try:
+                check_file(path, manifest, file)
+            except CheckpointError as error:
+                whole = False
+                _say(f"{path.name}/{file.name}", str(error), "red")
+            else:
+                _say(f"{path.name}/{file.name}", "good", "green")
+        bad = bad or not whole
+        newest = newest or (path.name if whole else "")
+    for path, reason in refused:
+        _say(path.name, reason, "red")
+    _console().print(f"the newest good one is {newest or 'none'}", soft_wrap=True)
+    return 1 if bad or not newest else 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    difference = diff_checkpoints(args.one.resolve(), args.other.resolve())
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("", "shape", "norm of difference", "greatest difference"):
+        table.add_column(title, justify="right" if "difference" in title else "left", no_wrap=True)
+    for row in difference.arrays:
+        table.add_row(row.name, row.shape, f"{row.norm:.6g}", f"{row.greatest:.6g}")
+    for line in difference.facts:
+        _console().print(Text(line), soft_wrap=True)
+    if difference.arrays:
+        _console().print(table)
+    _console().print(f"{difference.equal} equal, {len(difference.arrays)} different arrays")
+    return 1 if difference.differs else 0
+
+
+def _prune(args: argparse.Namespace) -> int:
+    run_dir: Path = args.run_dir
+    if args.keep is not None and args.keep < 1:
+        raise InvalidJob(f"--keep is {args.keep}; expected a whole number of at least 1")
+    _find(run_dir)
+    with RunDirectory(run_dir, resume=True):
+        description = _description(run_dir)
+        keep = args.keep or description.keep_checkpoints
+        pruner = Pruner(run_dir / CHECKPOINTS, keep, description.keep_best)
+        scores = _scores(run_dir, description.keep_best)
+        removable = pruner.find(scores)
+        failed = [] if args.dry_run else pruner.remove(removable.names)
+        for warning in (*removable.warnings, *failed):
+            print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
+    there = {path.name for path, _ in find_checkpoints(run_dir / CHECKPOINTS).manifests}
+    for name in removable.names:
+        if args.dry_run:
+            _say(name, "would be removed", "yellow")
+        elif name not in there:
+            _say(name, "removed", "yellow")
+    left = len(there - set(removable.names) if args.dry_run else there)
+    _console().print(f"{left} left")
+    return 1 if failed else 0
+
+
+def _find(run_dir: Path) -> Found:
+    if not (run_dir / CHECKPOINTS).is_dir():
+        raise CheckpointError(f"{run_dir} has no {CHECKPOINTS}/; expected the directory of a run")
+    return find_checkpoints(run_dir / CHECKPOINTS)
+
+
+def _kept(found: Found) -> list[Kept]:
+    return [Kept(m.name, m.generation, m.global_step) for _, m in found.manifests]
+
+
+def _description(run_dir: Path) -> JobDescription:
+    path = run_dir / JOB
+    try:
+        return parse_description(json.dumps(json.loads(path.read_text())["description"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidJob(f"{path} does not say what the job keeps") from None
+
+
+def _objective_of(run_dir: Path) -> Objective | None:
+    """By what the run's best checkpoint is chosen; None too where nobody can say."""
+    try:
+        return _description(run_dir).keep_best
+    except InvalidJob:
+        return None
+
+
+def _scores(run_dir: Path, objective: Objective | None) -> Mapping[tuple[int, int], float]:
+    if objective is None:
+        return {}
+    store = Store(run_dir / LEDGER)
+    try:
+        store.open_to_read()
+        return store.scores(objective.metric)
+    except sqlite3.Error as error:
+        raise CheckpointError(f"{run_dir / LEDGER} cannot be read: {error}") from None
+    finally:
+        store.close()
+
+
+def _age_s(manifest: Manifest, now: datetime) -> float | None:
+    try:
+        written = datetime.fromisoformat(str(manifest.details.get(WRITTEN_UTC)))
+        return round((now - written).total_seconds(), 1)
+    except (ValueError, TypeError):
+        return None
+
+
+def _say(what: str, how: str, style: str) -> None:
+    _console().print(Text.assemble(f"{what}  ", (how, style)), soft_wrap=True)
+
+
+def _console() -> Console:
+    # Made anew, since it is bound to the standard output of the moment.
+    return Console(highlight=False)

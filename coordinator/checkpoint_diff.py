@@ -1,0 +1,138 @@
+"""What two checkpoints hold that is not the same, whatever the number of their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from psrpc.checkpoint import ShardState, load_state, read_manifest
+from psrpc.intervals import IntervalSet
+from psrpc.manifest import Manifest
+from psrpc.plan import make_plan
+from psrpc.shard_file import NDArray
+
+
+@dataclass(frozen=True)
+class ArrayDifference:
+    """Two arrays of one name. ``norm`` is the Euclidean norm of their difference, ``greatest`` its
+    greatest magnitude; both are NaN where the shapes differ or one is missing."""
+
+    name: str
+    shape: str
+    norm: float
+    greatest: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``facts`` are lines on all that is no array; ``equal`` counts arrays of the same bits."""
+
+    facts: tuple[str, ...]
+    arrays: tuple[ArrayDifference, ...]
+    equal: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return bool(self.facts or self.arrays)
+
+
+def diff_checkpoints(one: Path, other: Path) -> Difference:
+    """Compares two checkpoints; both are held in memory.
+
+    Raises:
+        CheckpointError: one is damaged, or none.
+    """
+    manifests = read_manifest(one), read_manifest(other)
+    states = _load(one, manifests[0]), _load(other, manifests[1])
+    arrays, equal = _compare_arrays(
+        *(_arrays(m, s) for m, s in zip(manifests, states, strict=True))
+    )
+    facts = [
+        f"{name}: {ours} and {theirs}"
+        for name, ours, theirs in (
+            ("run", *(m.run_id for m in manifests)),
+            ("generation", *(m.generation for m in manifests)),
+            ("global step", *(m.global_step for m in manifests)),
+            ("shards", *(m.plan.shards for m in manifests)),
+            ("versions", *([f.version for f in m.files] for m in manifests)),
+            ("mode", *(m.mode for m in manifests)),
+            ("batch size", *(m.batch_size for m in manifests)),
+            ("data", *(m.data_fingerprint for m in manifests)),
+            ("optimizer", *(m.optimizer for m in manifests)),
+        )
+        if ours != theirs
+    ]
+    facts += _compare_applied(states[0].applied, states[1].applied)
+    return Difference(tuple(facts), tuple(arrays), equal)
+
+
+def _load(directory: Path, manifest: Manifest) -> ShardState:
+    plan = make_plan(manifest.plan.variables, 1, "cut")
+    return load_state(directory, plan, 0)
+
+
+def _arrays(manifest: Manifest, state: ShardState) -> dict[str, NDArray]:
+    """Everything by the name that it has in the files, whole and in shape."""
+    plan = make_plan(manifest.plan.variables, 1, "cut")
+    found: dict[str, NDArray] = {}
+    for arena in plan.arenas:
+        for piece in plan.shard_slices(arena, 0):
+            variable = piece.variable
+            place = slice(piece.offset, piece.offset + variable.size)
+            found[variable.name] = state.values[arena.name][place].reshape(variable.shape)
+            for slot, elements in state.elements.items():
+                if arena.name in elements:
+                    found[f"{slot} of {variable.name}"] = elements[arena.name][place].reshape(
+                        variable.shape
+                    )
+    for slot, variables in state.variables.items():
+        found |= {f"{slot} of {name}": array for name, array in variables.items()}
+    return found | {name: np.asarray(array) for name, array in state.scalars.items()}
+
+
+def _compare_arrays(
+    ours: Mapping[str, NDArray], theirs: Mapping[str, NDArray]
+) -> tuple[list[ArrayDifference], int]:
+    found = []
+    equal = 0
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        one, other = ours.get(name), theirs.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            shapes = " and ".join("none" if a is None else str(list(a.shape)) for a in (one, other))
+            found.append(ArrayDifference(name, shapes, np.nan, np.nan))
+        elif one.tobytes() == other.tobytes():
+            equal += 1
+        else:
+            apart = one.astype("float64") - other.astype("float64")
+            found.append(
+                ArrayDifference(
+                    name,
+                    str(list(one.shape)),
+                    float(np.linalg.norm(apart)),
+                    float(np.max(np.abs(apart))),
+                )
+            )
+    return found, equal
+
+
+def _compare_applied(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    lines = []
+    epochs = [{entry["epoch"]: entry for entry in one} for one in (ours, theirs)]
+    for epoch in sorted(epochs[0].keys() | epochs[1].keys()):
+        for kind in ("applied", "skipped"):
+            one, other = (
+                IntervalSet((a, b) for a, b in one.get(epoch, {}).get(kind, ())) for one in epochs
+            )
+            if one != other:
+                both = len(one.intersection(other))
+                lines.append(
+                    f"epoch {epoch}: {len(one)} and {len(other)} positions {kind}, {both} in both"
+                )
+    return lines

@@ -1,0 +1,98 @@
+"""Removes checkpoints that are not to be kept, none before a newer one has been read back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.retention import Kept, Objective, superfluous
+from psrpc.errors import CheckpointError
+from psrpc.manifest import Found, find_checkpoints, remove_checkpoint, verify
+from psrpc.storage import DISK, Storage
+
+
+@dataclass(frozen=True)
+class Removable:
+    """Names of checkpoints that may go, oldest first, and what was found to be wrong."""
+
+    names: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Pruner:
+    """The checkpoints of one run. Not thread-safe."""
+
+    def __init__(
+        self, checkpoints: Path, keep: int, objective: Objective | None, storage: Storage = DISK
+    ) -> None:
+        """``keep`` and ``objective`` are as in :func:`coordinator.retention.superfluous`."""
+        self._checkpoints = checkpoints
+        self._keep = keep
+        self._objective = objective
+        self._storage = storage
+        self._verified: set[str] = set()
+        self._damaged: set[str] = set()
+
+    def find(
+        self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
+    ) -> Removable:
+        """What :meth:`prune` would remove. Reads the newest checkpoint back, once."""
+        try:
+            found = find_checkpoints(self._checkpoints, self._storage)
+        except CheckpointError as error:
+            return Removable(warnings=(str(error),))
+        if len(found.manifests) <= self._keep:
+            return Removable()
+        warnings = self._verify_newest(found)
+        if not any(manifest.name in self._verified for _, manifest in found.manifests):
+            return Removable(warnings=(*warnings, "no checkpoint is good, and none is removed"))
+        names = superfluous(
+            [Kept(m.name, m.generation, m.global_step) for _, m in found.manifests],
+            self._keep,
+            self._objective,
+            scores,
+            damaged=self._damaged,
+            in_use=in_use,
+        )
+        return Removable(names, tuple(warnings))
+
+    def prune(
+        self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Removes what may go; returns warnings.
+
+        Args:
+            scores: the objective's results, by generation and global step.
+            in_use: names of checkpoints that are still to be evaluated or restored.
+        """
+        removable = self.find(scores, in_use)
+        return (*removable.warnings, *self.remove(removable.names))
+
+    def remove(self, names: Sequence[str]) -> list[str]:
+        """Removes these, as :meth:`find` has named them; returns warnings."""
+        warnings = []
+        for name in names:
+            try:
+                remove_checkpoint(self._checkpoints / name, self._storage)
+            except CheckpointError as error:
+                warnings.append(str(error))
+        return warnings
+
+    def _verify_newest(self, found: Found) -> list[str]:
+        """Goes back to a checkpoint that is good; returns what is wrong with those before."""
+        warnings = []
+        for directory, manifest in found.manifests:
+            if manifest.name in self._verified:
+                break
+            if manifest.name in self._damaged:
+                continue
+            try:
+                verify(directory, manifest, self._storage)
+            except CheckpointError as error:
+                self._damaged.add(manifest.name)
+                warnings.append(f"a checkpoint is damaged: {error}")
+            else:
+                self._verified.add(manifest.name)
+                break
+        return warnings
