@@ -12,7 +12,7 @@ from random import Random
 
 from tests.sim.faults import PLANNED, RATES
 from tests.sim.options import draw
-from tests.sim.run import Verdict, quiet, run_seed
+from tests.sim.run import Verdict, run_seed, silence
 
 PROGRESS_S = 5.0
 CHUNK = 8
@@ -31,9 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep-going", action="store_true", help="do not stop at the first seed that fails"
     )
     options = parser.parse_args(arguments)
+    silence()
     if options.seed is not None:
-        with quiet():
-            return _one(options.seed, options.trace)
+        return _one(options.seed, options.trace)
     return _many(options.seeds, options.jobs, options.keep_going)
 
 
@@ -91,15 +91,10 @@ def _many(seeds: range, jobs: int, keep_going: bool) -> int:
 
 def _verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
     if jobs == 1:
-        with quiet():
-            yield from map(run_seed, seeds)
+        yield from map(run_seed, seeds)
         return
-    with multiprocessing.Pool(jobs, _quiet_for_good) as pool:
+    with multiprocessing.Pool(jobs, silence) as pool:
         yield from pool.imap(run_seed, seeds, CHUNK)
-
-
-def _quiet_for_good() -> None:
-    quiet().__enter__()
 
 
 def _listed(counts: Counter[str] | dict[str, int]) -> str:

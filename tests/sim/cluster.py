@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
@@ -29,6 +30,8 @@ RESTART_S = (0.05, 2.0)
 
 PAUSE_S = (0.3, 25.0)
 """For how long a process is stopped: shorter and longer than a lease."""
+
+REFUSED = r"snapshot \S+ could not be taken: .*(error|space)"
 
 LIVENESS_S = 300.0
 """The job must have ended so long after the last fault."""
@@ -88,9 +91,18 @@ class Cluster:
                 schedule.after(at, None, self._happen, kind)
         if not schedule.run(options.faults_s + LIVENESS_S, lambda: bool(self.ended)):
             raise Violation(f"the job does not end; {self.awaited()}")
+        if self._ended_by_the_disk():
+            self.counts["jobs ended by the disk"] += 1
+            return
         if self.ended != "done":
             raise Violation(f"the job ends as {self.ended}")
         self.invariants.check_end()
+
+    def _ended_by_the_disk(self) -> bool:
+        """Whether the first or the last checkpoint could not be written: the one reason for which
+        a job may fail here."""
+        refused = self.faults.fired["EIO"] + self.faults.fired["ENOSPC"]
+        return bool(refused) and re.match(REFUSED, self.ended) is not None
 
     def awaited(self) -> str:
         """What everybody waits for, in words."""
@@ -141,8 +153,10 @@ class Cluster:
             life = Coordinator(self, process)
         elif name.startswith("shard"):
             index = int(name.removeprefix("shard-"))
-            # A new process may get the port of the one before it, or another.
-            port = 6000 + index + 100 * self.random.randint(0, 1)
+            # A new process may get the port of one before it that is gone, or another.
+            ports = (6000 + index, 6100 + index, 6200 + self._starts)
+            free = [p for p in ports if self.network.server_at(f"shard:{p}") is None]
+            port = self.random.choice(free)
             life = Shard(self, process, index, f"shard:{port}")
         else:
             life = Worker(self, process)

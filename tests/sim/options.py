@@ -71,7 +71,7 @@ def draw(random: Random) -> Options:
     epochs = random.randint(1, min(3, MOST_BATCHES // batches))
     batch_size = random.randint(1, 3)
     total = batches * epochs
-    skipped = random.sample(range(total), random.randint(1, 2)) if random.random() < 0.2 else []
+    skipped = random.sample(range(total), random.randint(1, 2)) if total > 1 and random.random() < 0.2 else []
     calm = random.random() < 0.05
     rates = {}
     for kind, (least, greatest) in RATES.items():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -62,12 +61,6 @@ def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
     )
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """What the cores would log is not written while this lasts."""
-    before = structlog.get_config()
+def silence() -> None:
+    """What the cores would log is not written from now on."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

@@ -61,16 +61,17 @@ class Worker:
         self.process.spawn(self._beat())
         actions = conduct()
         action = next(actions)
+        answer: Any = None
         while True:
+            error: PsError | Stopped | None = None
             try:
                 answer = yield from self._perform(action)
-            except (PsError, Stopped) as error:
-                try:
-                    action = actions.throw(error)
-                except (PsError, Stopped) as end:
-                    return end
-            else:
-                action = actions.send(answer)
+            except (PsError, Stopped) as raised:
+                error = raised
+            try:
+                action = actions.throw(error) if error else actions.send(answer)
+            except (PsError, Stopped) as end:
+                return end
 
     def _beat(self) -> Steps:
         while True:
