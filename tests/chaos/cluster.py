@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +28,8 @@ class Process:
     Attributes:
         name: of its place, e.g. ``shard-0``; the same for those that replace it.
         started: monotonic seconds; ``ended`` too.
-        ordered: it was killed, or replaced by another, on purpose.
+        ordered: it was killed, or has a rival, on purpose; it may end how it likes.
+        link: through which others reach a shard.
     """
 
     name: str
@@ -40,14 +40,20 @@ class Process:
     status: int | None = None
     ordered: bool = False
     port: int | None = None
+    link: Link | None = None
 
-    def find_port(self) -> int | None:
+    def address(self) -> tuple[str, int] | None:
         """Where it listens; None before it has said so."""
         if self.port is None and self.log.exists():
             for line in self.log.read_text(errors="replace").splitlines():
                 if '"listening"' in line:
                     self.port = int(json.loads(line)["port"])
-        return self.port
+        return None if self.port is None else ("127.0.0.1", self.port)
+
+    def joined(self) -> bool:
+        """Whether it has become a part of the job."""
+        text = self.log.read_text(errors="replace")
+        return '"ready"' in text or '"joined the job"' in text
 
 
 @dataclass
@@ -82,7 +88,6 @@ class Cluster:
         self._launcher = launcher
         self._proxy = proxy
         self._living: dict[int, Process] = {}
-        self._newest: dict[str, Process] = {}
         self._due: dict[str, float] = {}
         self._held_back: set[str] = set()
 
@@ -94,8 +99,6 @@ class Cluster:
         for name in ("observer", *options.shard_names, *options.worker_names):
             label = name if name == "observer" else f"coordinator/{name}"
             self.links[label] = self._proxy.link(self._coordinator_address)
-        for name in options.shard_names:
-            self.links[name] = self._proxy.link(self._address_of(name))
         for name in self.names:
             self._start(name)
 
@@ -112,6 +115,15 @@ class Cluster:
         """All that have not ended."""
         return list(self._living.values())
 
+    def link(self, name: str) -> Link:
+        """A link by its name; one to a shard is that to its newest process."""
+        if name in self.links:
+            return self.links[name]
+        processes = self.living(name) or [p for p in self.history if p.name == name]
+        link = processes[-1].link
+        assert link is not None
+        return link
+
     def poll(self, now: float) -> None:
         """Takes note of ends, and starts again who is due."""
         for ended in self._launcher.exits():
@@ -119,6 +131,7 @@ class Cluster:
             process.ended, process.status = now, ended.status
             if process.name == "coordinator" and ended.status == 0:
                 self.done = True
+                self._send_away()
             if not self.living(process.name):
                 pause_s = RESTART_S * 2 ** self.failures(process.name)
                 self._due.setdefault(process.name, now + pause_s)
@@ -152,10 +165,12 @@ class Cluster:
         self._held_back.discard(name)
 
     def replace(self, name: str) -> Process:
-        """Starts another process for a place that somebody still has, or believes to have."""
-        for process in self.living(name):
+        """Starts another process for a place that somebody still has, or believes to have. Which
+        of them keeps it is theirs to find out."""
+        rivals = [*self.living(name), self._start(name)]
+        for process in rivals:
             process.ordered = True
-        return self._start(name)
+        return rivals[-1]
 
     def write_stacks(self) -> None:
         """Has every process write down where its threads are."""
@@ -163,32 +178,38 @@ class Cluster:
             self._launcher.signal(process.pid, signal.SIGCONT)
             self._launcher.signal(process.pid, STACKS)
 
+    def _send_away(self) -> None:
+        """Ends who came too late for the job, and would look for its coordinator for minutes."""
+        for process in self.everyone():
+            if not process.joined():
+                process.ordered = True
+                self._launcher.signal(process.pid, signal.SIGTERM)
+
     def _start(self, name: str) -> Process:
-        number = self.starts(name) + 1
-        log = self.folders.logs / f"{name}.{number}.log"
-        entry = name.split("-")[0]
-        pid = self._launcher.start(entry, self._arguments(name), log, self._environment())
-        process = Process(name, pid, log, time.monotonic())
+        log = self.folders.logs / f"{name}.{self.starts(name) + 1}.log"
+        process = Process(name, 0, log, time.monotonic())
+        if name.startswith("shard"):
+            process.link = self._proxy.link(process.address)
+        arguments = self._arguments(process)
+        process.pid = self._launcher.start(name.split("-")[0], arguments, log, self._environment())
         self.history.append(process)
-        self._living[pid] = self._newest[name] = process
+        self._living[process.pid] = process
         return process
 
-    def _arguments(self, name: str) -> list[str]:
+    def _arguments(self, process: Process) -> list[str]:
         common = ["--log-format", "json", "--die-with-parent"]
-        if name == "coordinator":
-            options = self.options
+        options = self.options
+        if process.name == "coordinator":
             return [
                 *("serve", "--job", "witness.py", "--shards", str(options.shards)),
                 *("--run-dir", str(self.folders.run), "--bind", "127.0.0.1:0", *common),
             ]
-        where = ["--coordinator", self.links[f"coordinator/{name}"].address, *common]
-        if name.startswith("shard"):
-            index = name.removeprefix("shard-")
-            advertise = self.links[name].address
-            bind = ["--bind", "127.0.0.1:0", "--advertise", advertise]
+        where = ["--coordinator", self.links[f"coordinator/{process.name}"].address, *common]
+        if process.link is not None:
+            index = process.name.removeprefix("shard-")
+            bind = ["--bind", "127.0.0.1:0", "--advertise", process.link.address]
             return ["serve", "--shard", index, *bind, *where]
-        shm = [] if self.options.shm else ["--no-shm"]
-        return ["run", *where, *shm]
+        return ["run", *where, *([] if options.shm else ["--no-shm"])]
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -205,14 +226,6 @@ class Cluster:
         except (OSError, ValueError):
             return None
         return host, int(port)
-
-    def _address_of(self, name: str) -> Callable[[], tuple[str, int] | None]:
-        def find() -> tuple[str, int] | None:
-            process = self._newest.get(name)
-            port = process.find_port() if process is not None else None
-            return None if port is None else ("127.0.0.1", port)
-
-        return find
 
 
 def is_stopped(pid: int, wait_s: float) -> bool:

@@ -11,10 +11,14 @@ from functools import partial
 
 from tests.chaos.cluster import Cluster, Process, is_stopped
 from tests.chaos.proxy import Link, Proxy
+from tests.chaos.roles import LEASE_S
 from tests.chaos.schedule import STARTING, Fault
 
 PATIENCE_S = 2.0
 """A fault that waits for a step comes anyway when the job stands still for so long."""
+
+REPLACE_S = LEASE_S + 0.2
+"""When a process that stands still is replaced."""
 
 STOPPED_S = 1.0
 """How long a process may take to stand still."""
@@ -30,6 +34,7 @@ class Record:
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.
         proof: what shows that it was one; empty when nothing does.
+        later: what comes in its course, so many seconds after it began; ``undo`` ends it.
     """
 
     fault: Fault
@@ -37,6 +42,7 @@ class Record:
     began: float | None = None
     ended: float | None = None
     proof: str = ""
+    later: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
 
 
@@ -63,12 +69,19 @@ class Injector:
         if step != self._step:
             self._step, self._moved = step, now
         for record in self.records:
-            began, lasts_s = record.began, record.fault.lasts_s
-            if began is not None and record.ended is None and now >= began + lasts_s:
-                self._end(record, now)
+            if record.began is not None and record.ended is None:
+                self._go_on(record, now - record.began, now)
         waiting = next((record for record in self.records if record.began is None), None)
         if waiting is not None:
             self._consider(waiting, now, training)
+
+    def _go_on(self, record: Record, age_s: float, now: float) -> None:
+        while record.later and age_s >= record.later[0][0]:
+            record.later.pop(0)[1]()
+        if age_s >= record.fault.lasts_s:
+            for undo in record.undo:
+                undo()
+            record.ended = now
 
     def _consider(self, record: Record, now: float, training: bool) -> None:
         assert self._last is not None
@@ -102,7 +115,7 @@ class Injector:
                 record, processes
             )
             return True
-        links = [self._cluster.links[name] for name in fault.targets]
+        links = [self._cluster.link(name) for name in fault.targets]
         if fault.kind != "refuse" and not all(link.connections for link in links):
             return False
         self._disturb(record, links)
@@ -119,14 +132,15 @@ class Injector:
         for process in processes:
             if self._cluster.signal(process, signal.SIGSTOP) and is_stopped(process.pid, STOPPED_S):
                 record.proof += f"stood still: {process.name}; "
+        if record.fault.kind == "replace":
+            # By then the place is free.
+            record.later += [(REPLACE_S, partial(self._cluster.replace, p.name)) for p in processes]
         record.undo += [partial(self._wake, record.fault, process) for process in processes]
 
     def _wake(self, fault: Fault, process: Process) -> None:
         if fault.ends == "kill":
             self._cluster.signal(process, signal.SIGKILL)
             return
-        if fault.kind == "replace" and process.ended is None:
-            self._cluster.replace(process.name)
         self._cluster.signal(process, signal.SIGCONT)
 
     def _disturb(self, record: Record, links: list[Link]) -> None:
@@ -177,8 +191,3 @@ class Injector:
         record.proof = f"{free} blocks left of the disk" if free == 0 else ""
         record.undo.append(filler.unlink)
         return True
-
-    def _end(self, record: Record, now: float) -> None:
-        for undo in record.undo:
-            undo()
-        record.ended = now

@@ -105,10 +105,17 @@ class Launcher:
 def _serve(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
     """The launcher's own process; whatever happens, its children end with it."""
     alive: set[int] = set()
+    # An end of a child wakes the loop.
+    wake, woken = socket.socketpair()
+    wake.setblocking(False)
+    woken.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     try:
         # An owner that has died is no news.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            _obey(owner, entries, alive)
+            _obey(owner, woken, entries, alive)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -119,14 +126,10 @@ def _serve(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
         os._exit(0)
 
 
-def _obey(owner: socket.socket, entries: Mapping[str, Entry], alive: set[int]) -> None:
+def _obey(
+    owner: socket.socket, woken: socket.socket, entries: Mapping[str, Entry], alive: set[int]
+) -> None:
     """Does what the owner says, until it has gone."""
-    wake, woken = socket.socketpair()
-    wake.setblocking(False)
-    woken.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     buffer = b""
     while True:
         ready, _, _ = select.select([owner, woken], [], [])
@@ -143,7 +146,7 @@ def _obey(owner: socket.socket, entries: Mapping[str, Entry], alive: set[int]) -
         for line in lines:
             request = json.loads(line)
             if request["do"] == "start":
-                pid = _fork(request, entries, (owner, wake, woken))
+                pid = _fork(request, entries, (owner, woken))
                 alive.add(pid)
                 answer = pid
             else:

@@ -138,7 +138,7 @@ def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault
         return Fault(kind, _victims(rng, options), step, after_s, lasts_s, ends)
     if kind == "replace":
         members = (*options.shard_names, *options.worker_names)
-        return Fault(kind, (rng.choice(members),), step, after_s, rng.uniform(1.6, 3.0))
+        return Fault(kind, (rng.choice(members),), step, after_s, rng.uniform(1.9, 3.5))
     if kind == "full":
         return Fault(kind, (), step, after_s, rng.uniform(0.3, 1.5))
     some = rng.sample(links(options), rng.choice((1, 1, 2)))
