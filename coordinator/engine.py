@@ -239,9 +239,9 @@ class Engine:
         """A worker goes. With ``fatal`` the job fails for its reason."""
         if self._members.leave_worker(name, incarnation):
             log.info("worker left", worker=name, why=reason)
-            self.course.revoke(name, lost=False)
             if fatal:
                 self.course.fail(reason or f"{name} failed and gave no reason")
+            self.course.revoke(name, lost=False)
 
     async def _await_work(self, work: Work, caller: Caller, received: int) -> Work:
         deadline = asyncio.get_running_loop().time() + POLL_S

@@ -223,6 +223,8 @@ class Rounds:
         """Which commits the round waits for, in words; empty when a micro-batch is open."""
         if not self._open or any(m.open for m in self._open):
             return ""
+        if self.complete:
+            return f"the decision of round {self._round} to be stored"
         holders = sorted(
             {h for m in self._open if m.committed is None for h in m.attempts.values()}
             | {w for m in self._open if m.committed is None for w in m.revoked}

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,18 @@ class Served:
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
 
+    def wait_until(self, true: Callable[[], bool]) -> None:
+        """Looks at every ring of the coordinator's bell whether something has come true."""
+
+        async def ring() -> None:
+            await self.course.bell.wait(self.loop.time() + 0.05)
+
+        for _ in range(200):
+            if true():
+                return
+            asyncio.run_coroutine_threadsafe(ring(), self.loop).result(10)
+        raise AssertionError("it never came true")
+
 
 @contextmanager
 def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
@@ -148,6 +160,22 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
             started[0].loop.call_soon_threadsafe(stops[0].set)
         thread.join(10)
         assert not failure, failure
+
+
+class QueuedDisk(ThreadedDisk):
+    """The real disk, whose slow work is done when a test says so."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.queue: list[Callable[[], None]] = []
+
+    def _start(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.queue.append(lambda: done(work()))
+
+    def work(self) -> None:
+        """Does what was asked for, and what comes of it."""
+        while self.queue:
+            self.queue.pop(0)()
 
 
 class ShardDouble:
@@ -273,6 +301,7 @@ class WorkerDouble:
         self.incarnation = incarnation
         self.generation = generation
         self.name = ""
+        self.received = 0
 
     def register(self, sha: str = SHA, software: str = SOFTWARE) -> str:
         self.name = self.client.register_worker(
@@ -293,15 +322,18 @@ class WorkerDouble:
         )
 
     def lease(self, done: list[pb.BatchReport] | None = None) -> pb.Lease:
-        return self.client.lease_work(
+        lease = self.client.lease_work(
             pb.LeaseWorkRequest(
                 worker=self.name,
                 incarnation=self.incarnation,
                 generation=self.generation,
                 policy=1,
                 done=done or [],
+                received=self.received,
             )
         ).lease
+        self.received = max([self.received, *(a.attempt for a in lease.train.batches)])
+        return lease
 
     def commit(self, work: pb.RoundWork, **fate: Any) -> pb.Lease:
         return self.client.commit_batch(
@@ -347,6 +379,7 @@ def report(attempt: types.Attempt, loss: float = 1.0, **fate: Any) -> pb.BatchRe
 
 __all__ = [
     "SHA",
+    "QueuedDisk",
     "Served",
     "ShardDouble",
     "WorkerDouble",

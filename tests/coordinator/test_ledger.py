@@ -71,7 +71,8 @@ def test_what_did_not_arrive_is_given_again_and_what_did_is_not() -> None:
 def test_a_batch_counts_once_whoever_reports_it() -> None:
     ledger = make()
     slow = lease(ledger, "slow")[0]
-    assert ledger.release("slow") == [slow.batch]
+    assert ledger.revoke("slow") == [slow]
+    assert ledger.release("slow") == 1
     quick = lease(ledger, "quick")[0]
     assert quick.batch == slow.batch
     assert quick.number != slow.number

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.membership import Membership, ShardFigures, ShardSilent, WorkerSilent
+from coordinator.membership import (
+    KEPT_WORKERS,
+    STARTING_S,
+    Membership,
+    ShardFigures,
+    ShardSilent,
+    WorkerSilent,
+)
 from psrpc.errors import AlreadyExists, InvalidArgument, StaleGeneration
 
 
@@ -12,8 +19,8 @@ def make(shards: int = 2) -> Membership:
     return Membership(shards, lease_s=10.0)
 
 
-def add(members: Membership, index: int, incarnation: int, now: float = 0.0) -> None:
-    members.register_shard(index, incarnation, f"host:{index}", "host", 42, now)
+def add(members: Membership, index: int, incarnation: int, now: float = 0.0) -> bool:
+    return members.register_shard(index, incarnation, f"host:{index}", "host", 42, now)
 
 
 def states(members: Membership) -> list[str]:
@@ -44,30 +51,77 @@ def test_a_place_is_held_by_one_process() -> None:
     assert members.shards[0].incarnation == 11
 
 
-def test_a_place_is_free_again_when_its_holder_fell_silent_without_parameters() -> None:
+def test_a_place_is_free_once_its_command_stream_has_ended() -> None:
     members = make()
     add(members, 0, 11)
-    ticks(members, 0, 11)
-    assert states(members) == ["silent", "missing"]
-    add(members, 0, 12, 11.0)
+    members.shard_watches(0, 11, 0.0)
+    with pytest.raises(AlreadyExists):
+        add(members, 0, 12)
+    members.shard_stopped_watching(0, 11)
+    assert add(members, 0, 12, 1.0)
     assert states(members) == ["starting", "missing"]
     with pytest.raises(StaleGeneration, match="held by another process"):
-        members.shard_beat(0, 11, ShardFigures(), 12.0)
+        members.shard_beat(0, 11, ShardFigures(), 1.0)
+    with pytest.raises(StaleGeneration, match="taken over by another process"):
+        add(members, 0, 11, 1.0)
+    members.shard_stopped_watching(0, 11)
+    assert members.shards[0].incarnation == 12
 
 
-def test_the_place_of_a_silent_shard_with_parameters_is_not_given_away() -> None:
+def test_a_place_is_free_once_its_lease_has_lapsed() -> None:
     members = make()
     add(members, 0, 11)
-    members.shard_ready(0, 11, initialized=True, now=0.0)
+    members.shard_watches(0, 11, 0.0)
     ticks(members, 0, 11)
-    with pytest.raises(AlreadyExists, match=r"held parameters .*--resume"):
-        add(members, 0, 12, 11.0)
+    assert states(members) == ["silent", "missing"]
+    assert add(members, 0, 12, 11.0)
 
 
-def test_silence_is_said_once_and_forgiven() -> None:
+def test_the_place_of_a_shard_that_never_watched_is_free_earlier() -> None:
+    members = make()
+    add(members, 0, 11)
+    with pytest.raises(AlreadyExists):
+        add(members, 0, 12, STARTING_S)
+    assert add(members, 0, 12, STARTING_S + 0.1)
+
+
+def test_a_restarted_coordinator_knows_who_was_replaced_and_whom_to_ask_again() -> None:
+    members = Membership(2, 10.0, former={0: [11, 12]})
+    assert not members.knows_shard(0, 13)
+    assert members.knows_shard(0, 11)
+    assert members.knows_shard(7, 1)
+    for old in (11, 12):
+        with pytest.raises(StaleGeneration, match="taken over"):
+            add(members, 0, old)
+    with pytest.raises(StaleGeneration, match="held by another process"):
+        members.shard_beat(0, 11, ShardFigures(), 0.0)
+    assert add(members, 0, 13)
+    assert not add(members, 0, 13)
+    assert members.knows_shard(0, 14)
+
+
+def test_a_restarted_coordinator_gives_workers_their_names_again() -> None:
+    members = Membership(1, 10.0, names={5: "worker-0", 6: "worker-7"})
+    assert members.register_worker(6, "h", 1, "cpu", 0.0).name == "worker-7"
+    assert members.register_worker(9, "h", 1, "cpu", 0.0).name == "worker-8"
+    assert members.register_worker(5, "h", 1, "cpu", 0.0).name == "worker-0"
+
+
+def test_workers_that_are_gone_are_forgotten_in_the_end() -> None:
+    members = make()
+    for incarnation in range(1, KEPT_WORKERS + 50):
+        name = members.register_worker(incarnation, "h", 1, "cpu", 0.0).name
+        members.leave_worker(name, incarnation)
+    members.register_worker(10**6, "h", 1, "cpu", 0.0)
+    assert len(members.workers) == KEPT_WORKERS + 1
+    assert members.active_workers == 1
+
+
+def test_silence_is_said_once_and_forgiven_to_shards_alone() -> None:
     members = make(1)
     add(members, 0, 11)
-    members.shard_ready(0, 11, initialized=False, now=0.0)
+    members.shard_watches(0, 11, 0.0)
+    members.shard_ready(0, 11, now=0.0)
     worker = members.register_worker(5, "host", 1, "cpu", 0.0)
     effects = ticks(members, 0, 12)
     assert effects == [
@@ -79,8 +133,10 @@ def test_silence_is_said_once_and_forgiven() -> None:
     members.shard_beat(0, 11, ShardFigures(version=3), 12.5)
     assert members.shards[0].state == "ready"
     assert not members.worker_seen("worker-0", 5, 12.5)
-    assert worker.state == "active"
-    assert members.worker_seen("worker-0", 5, 12.5)
+    assert worker.state == "silent"
+    with pytest.raises(StaleGeneration, match="taken for gone"):
+        members.worker("worker-0", 5)
+    assert members.register_worker(5, "host", 1, "cpu", 12.5).name == "worker-1"
 
 
 def test_a_late_tick_renews_every_lease_before_it_judges() -> None:
@@ -104,13 +160,18 @@ def test_workers_get_rising_ids_and_keep_them() -> None:
     assert not members.leave_worker("worker-0", 7)
     assert members.register_worker(7, "h", 7, "cpu", 0.0).name == "worker-2"
     with pytest.raises(StaleGeneration, match="worker-0 is not registered"):
-        members.worker("worker-0", 7, 0.0)
+        members.worker("worker-0", 7)
     with pytest.raises(StaleGeneration, match="worker-1 is not registered"):
-        members.worker("worker-1", 999, 0.0)
+        members.worker("worker-1", 999)
 
 
 def test_what_is_missing_is_named() -> None:
     members = make(3)
     add(members, 1, 1)
     assert members.waiting_for_shards(0.0) == "shards 0, 2 to register; shard 1 at host:1 to start"
-    assert not members.shards_ready
+    members.shard_watches(1, 1, 0.0)
+    members.shard_ready(1, 1, 0.0)
+    members.shard_stopped_watching(1, 1)
+    assert members.waiting_for_shards(0.0).endswith("shard 1 at host:1 to come back")
+    assert members.shards_there(STARTING_S) == 1
+    assert members.shards_there(STARTING_S + 0.1) == 0

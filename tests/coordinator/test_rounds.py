@@ -89,27 +89,51 @@ def test_workers_beyond_the_open_micro_batches_wait_and_hear_for_whom() -> None:
     assert rounds.lease("worker-1", 0, 0, 3) == rounds.lease("worker-3", 0, 0, 3)
 
 
-def test_a_lapsed_micro_batch_gets_a_second_attempt_and_the_first_commit_wins() -> None:
+def test_a_revoked_micro_batch_is_open_once_it_is_released_and_its_late_commit_is_nothing() -> None:
     rounds = make(replicas=1)
     slow = lease(rounds, "slow")
-    assert rounds.release("slow") == [slow.attempt.batch]
+    assert rounds.revoke("slow") == [slow.attempt]
+    assert rounds.revoke("slow") == []
+    assert rounds.lease("quick", 0, 0, 1) == Wait("round 0 has 0 of 1 micro-batches; awaited: slow")
+    late = rounds.commit("slow", 0, done(slow))
+    assert (late.counted, late.reason) == (None, f"attempt {slow.attempt.number} was superseded")
+    assert rounds.release("slow") == 1
+    assert rounds.release("slow") == 0
     quick = lease(rounds, "quick")
     assert quick.attempt.batch == slow.attempt.batch
-    assert quick.attempt.number != slow.attempt.number
-    assert rounds.commit("slow", 0, done(slow)).counted == done(slow)
-    late = rounds.commit("quick", 0, done(quick))
-    assert late.counted is None
-    assert str(slow.attempt.number) in late.reason
-    assert rounds.decide().attempts == (slow.attempt,)
+    assert rounds.commit("slow", 0, done(slow)).counted is None
+    assert rounds.commit("quick", 0, done(quick)).counted == done(quick)
+    assert rounds.decide().attempts == (quick.attempt,)
 
 
-def test_shards_never_hold_more_than_two_attempts() -> None:
+def test_what_was_committed_before_the_revocation_stays() -> None:
+    rounds = make(replicas=2)
+    work = lease(rounds, "w")
+    rounds.commit("w", 0, done(work))
+    assert rounds.revoke("w") == []
+    assert play(rounds).attempts[0] == work.attempt
+
+
+def test_attempt_numbers_are_never_used_again() -> None:
     rounds = make(replicas=1)
     numbers = []
     for worker in "abcd":
         numbers.append(lease(rounds, worker).attempt.number)
+        rounds.revoke(worker)
         rounds.release(worker)
-    assert numbers == [1, 2, 1, 1]
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_a_round_is_idle_when_nobody_holds_what_is_not_committed() -> None:
+    rounds = make(replicas=2)
+    assert rounds.idle
+    work = lease(rounds, "w")
+    assert not rounds.idle
+    rounds.commit("w", 0, done(work))
+    assert rounds.idle
+    lease(rounds, "v")
+    rounds.revoke("v")
+    assert rounds.idle
 
 
 def test_a_commit_of_a_decided_round_changes_nothing() -> None:
@@ -187,6 +211,9 @@ def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas
             if isinstance(work, Round):
                 given_out[worker] = work
         elif action < 0.6:
+            rounds.revoke(worker)
+            given_out.pop(worker, None)
+        elif action < 0.7:
             rounds.release(worker)
         elif worker in given_out:
             rounds.commit(worker, given_out[worker].round, done(given_out[worker]))
@@ -199,38 +226,66 @@ def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas
     assert expected.finished
 
 
-def stage(shard: staging.Staging, attempt: Attempt) -> None:
-    """A push to a shard; refused if the shard has no room for the attempt."""
-    staged = staging.Attempt(attempt.batch, attempt.number)
-    if shard.admit(staged):
-        shard.stage(staged, staging.Staged(attempt.batch.count, {}))
+class StagingShard:
+    """What a shard stages, and whom it refuses."""
+
+    def __init__(self) -> None:
+        self.staging = staging.Staging(1)
+        self.refused: set[str] = set()
+
+    def push(self, worker: str, attempt: Attempt) -> None:
+        staged = staging.Attempt(attempt.batch, attempt.number)
+        if worker not in self.refused and self.staging.admit(staged):
+            self.staging.stage(staged, staging.Staged(attempt.batch.count, {}))
+
+    def refuse(self, worker: str, attempts: list[Attempt]) -> None:
+        self.refused.add(worker)
+        for attempt in attempts:
+            self.staging.drop(staging.Attempt(attempt.batch, attempt.number))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_however_workers_die_between_two_shards_the_round_can_be_applied(
     order: tuple[int, int],
 ) -> None:
-    """Each of three workers reaches none, one or both of two shards and falls silent; whether it
-    comes back to push to the rest and commit, before or after a fourth does, changes nothing."""
+    """Each of three workers reaches none, one or both of two shards, falls silent and is revoked;
+    it comes back to push to some and to commit while the shards are told, before its work is given
+    away, or after. Shards hold one attempt at most, and the one that counts is on both."""
     reached = ((), (0,), (1,), (0, 1))
     for pushes in itertools.product(reached, repeat=3):
-        for back in (None, 0, 1, 2):
-            for late in (False, True):
-                rounds = make(replicas=1)
-                shards = (staging.Staging(1), staging.Staging(1))
-                works = []
-                for number, some in enumerate(pushes):
-                    works.append(lease(rounds, f"w{number}"))
-                    for index in some:
-                        stage(shards[index], works[-1].attempt)
-                    rounds.release(f"w{number}")
-                works.append(lease(rounds, "w3"))
-                finishing = [3] if back is None else [3, back] if late else [back, 3]
-                for number in finishing:
-                    for index in order:
-                        stage(shards[index], works[number].attempt)
-                for number in finishing:
-                    rounds.commit(f"w{number}", 0, done(works[number]))
-                named = tuple(staging.Attempt(a.batch, a.number) for a in rounds.decide().attempts)
-                for shard in shards:
-                    assert isinstance(shard.decide(named), staging.Ready)
+        for back in ("while told", "before", "after"):
+            rounds = make(replicas=1)
+            shards = (StagingShard(), StagingShard())
+            works: dict[str, Round] = {}
+
+            def come_back(worker: str) -> None:
+                for index in order:
+                    shards[index].push(worker, works[worker].attempt)  # noqa: B023
+                late = rounds.commit(worker, 0, done(works[worker]))  # noqa: B023
+                assert late.counted is None
+
+            for number, some in enumerate(pushes):
+                worker = f"w{number}"
+                works[worker] = lease(rounds, worker)
+                for index in some:
+                    shards[index].push(worker, works[worker].attempt)
+                taken = rounds.revoke(worker)
+                shards[order[0]].refuse(worker, taken)
+                if back == "while told":
+                    come_back(worker)
+                shards[order[1]].refuse(worker, taken)
+                if back == "before":
+                    come_back(worker)
+                assert isinstance(rounds.lease("other", 0, 0, 1), Wait)
+                rounds.release(worker)
+            last = lease(rounds, "w3")
+            if back == "after":
+                for worker in works:
+                    come_back(worker)
+            for shard in shards:
+                shard.push("w3", last.attempt)
+                assert len(shard.staging) == 1
+            assert rounds.commit("w3", 0, done(last)).counted
+            named = tuple(staging.Attempt(a.batch, a.number) for a in rounds.decide().attempts)
+            for shard in shards:
+                assert isinstance(shard.staging.decide(named), staging.Ready)

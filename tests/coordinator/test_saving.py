@@ -31,7 +31,8 @@ class Parts:
             every=10,
             last_epoch=4,
             evaluates=evaluates,
-            restored_step=restored,
+            saved_step=restored,
+            first_saved=restored is not None,
             generation=generation,
             writes_epochs=writes_epochs,
         )
@@ -263,3 +264,12 @@ NOTHING = Facts(False, False, False, False, False, False)
 def test_phases_follow_the_facts(phase: Phase, facts: Facts, expected: str | None) -> None:
     transition = next_phase(phase, facts)
     assert (transition.phase if transition else None) == expected
+
+
+def test_a_checkpoint_that_is_asked_for_is_written_unless_there_is_one_of_the_step() -> None:
+    parts = Parts(restored=3)
+    assert not parts.saving.request(3)
+    assert parts.saving.next_order(3, trained=False) is None
+    assert parts.saving.request(4)
+    parts.finish(parts.saving.next_order(4, trained=False))
+    assert not parts.saving.request(4)

@@ -13,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator import client as client_module
 from coordinator import engine as engine_module
 from coordinator.client import CoordinatorClient
-from coordinator.run import Restored
 from psrpc.channel import open_channel
 from psrpc.clock import ManualClock
 from psrpc.errors import (
@@ -38,7 +37,8 @@ def start_training(
     for shard in shard_doubles:
         shard.register()
         streams.append(iter(shard.watch()))
-        shard.ready()
+    for shard, stream in zip(shard_doubles, streams, strict=True):
+        assert shard.begin(stream).fresh
     worker_doubles = [WorkerDouble(client, 1000 + n) for n in range(workers)]
     for worker in worker_doubles:
         worker.register()
@@ -50,6 +50,17 @@ def start_training(
         assert (order.name, order.write, order.keep) == ("step-00000000", True, False)
         shard.take(order)
     return shard_doubles, streams, worker_doubles
+
+
+def await_free(shard: ShardDouble) -> None:
+    """Registers; the end of the holder's stream is on its way."""
+    for _ in range(1000):
+        try:
+            shard.register()
+        except AlreadyExists:
+            continue
+        return
+    raise AssertionError("the place is not free")
 
 
 def test_async_job_from_registration_to_the_end(tmp_path: Path) -> None:
@@ -148,7 +159,7 @@ def test_a_parked_call_is_released_by_news(tmp_path: Path) -> None:
         parked.start()
         shard = ShardDouble(client, 0)
         shard.register()
-        shard.ready()
+        shard.begin(iter(shard.watch()))
         parked.join(4)  # POLL_S is 5: only the news can have released it
         assert [s.address for s in answers[0].shards] == ["127.0.0.1:6000"]
 
@@ -195,9 +206,9 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
         with pytest.raises(StaleGeneration, match="worker-5 is not registered"):
             stranger.lease()
         assert stranger.heartbeat().unknown
-        old = WorkerDouble(client, 10, generation=0)
+        old = WorkerDouble(client, 10, generation=7)
         old.register()
-        with pytest.raises(StaleGeneration, match="generation 0; it is 1"):
+        with pytest.raises(StaleGeneration, match="generation 7; it is 0"):
             old.lease()
 
 
@@ -208,36 +219,42 @@ def test_a_lapsed_worker_loses_its_batches_to_another(tmp_path: Path) -> None:
         CoordinatorClient(served.address) as client,
         CoordinatorClient(served.address) as other_client,
     ):
-        shards, streams, [slow] = start_training(client)
+        [shard], [stream], [slow] = start_training(client)
         held = slow.lease().train.batches[0]
         quick = WorkerDouble(other_client, 2)
         quick.register()
         for _ in range(4):
             clock.advance(4)
             quick.heartbeat()
-            served.do(served.course.members.shard_seen, 0, 100, clock.now())
+            shard.heartbeat()
             served.do(served.course.tick)
+        assert "shard 0 to refuse worker-0" in client.get_job_status().waiting_for
+        assert quick.lease().train.batches[0].batch.first > held.batch.first
+        assert shard.refuse(stream).worker == "worker-0"
         again = quick.lease().train.batches[0]
         assert again.batch == held.batch
         assert again.attempt > held.attempt
         status = client.get_job_status()
         assert [w.state for w in status.workers] == ["silent", "active"]
         assert status.failed == 1
+        # It comes back: nothing it says counts, and it gets another name.
         assert slow.heartbeat().unknown
-        # Both report it; it counts once.
-        slow.lease([report(held)])
+        with pytest.raises(StaleGeneration, match="worker-0 was silent for too long"):
+            slow.lease([report(held)])
+        assert client.get_job_status().batches == 0
+        assert slow.register() == "worker-2"
         quick.lease([report(again)])
         assert client.get_job_status().batches == 1
-        del shards, streams
 
 
 def test_a_worker_that_leaves_gives_its_batches_back(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
-        _, _, [first] = start_training(client)
+        [shard], [stream], [first] = start_training(client)
         held = first.lease().train.batches[0]
         first.leave("told to stop")
         second = WorkerDouble(client, 2)
         second.register()
+        shard.refuse(stream)
         assert second.lease().train.batches[0].batch == held.batch
         assert client.get_job_status().failed == 0
 
@@ -288,23 +305,26 @@ def test_a_shard_that_cannot_go_on_fails_the_job_for_everyone(tmp_path: Path) ->
         assert next(stream).shutdown.reason == reason
 
 
-def test_a_shard_that_is_lost_with_its_parameters_ends_the_job(tmp_path: Path) -> None:
+def test_a_shard_that_stays_away_is_waited_for_and_named(tmp_path: Path) -> None:
     clock = ManualClock()
     with (
         serving(make_run(tmp_path, shards=2), clock) as served,
         CoordinatorClient(served.address) as client,
     ):
-        _, streams, [worker] = start_training(client, shards=2)
-        assert worker.lease().WhichOneof("work") == "train"
-        for _ in range(31):
+        shards, _, [worker] = start_training(client, shards=2)
+        worker.lease()
+        for _ in range(100):
             clock.advance(4)
             worker.heartbeat()
-            served.do(served.course.members.shard_seen, 0, 100, clock.now())
-            assert client.get_job_status().phase == "training"
+            shards[0].heartbeat()
             served.do(served.course.tick)
-        reason = "shard 1 at 127.0.0.1:6001 has been silent for 124 s, and nobody else has its"
-        assert worker.lease().finished.reason.startswith(reason)
-        assert next(streams[0]).shutdown.failed
+        status = client.get_job_status()
+        assert status.phase == "training"
+        assert status.waiting_for.startswith("shard 1 at 127.0.0.1:6001 has been silent for 400 s")
+        assert status.warnings == [
+            "shard 1 at 127.0.0.1:6001 has been silent for 12 s; it has to come back or to be "
+            "replaced"
+        ]
 
 
 def test_watch_repeats_what_a_shard_missed(tmp_path: Path) -> None:
@@ -318,35 +338,73 @@ def test_watch_repeats_what_a_shard_missed(tmp_path: Path) -> None:
         assert list(stream) == []  # the newer stream ended the older one
 
 
-def test_resume_rebuilds_what_is_done_from_all_shards(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path, shards=2, restored=Restored("step-00000002", 2), generation=2, epochs=1
-    )
-    with serving(run) as served, CoordinatorClient(served.address) as client:
-        one, two = ShardDouble(client, 0), ShardDouble(client, 1)
-        assert one.register().restore == "checkpoints/step-00000002"
-        two.register()
-        one.ready(2, initialized=True, applied={0: [(0, 8)]})
-        two.ready(3, initialized=True, applied={0: [(0, 4), (8, 10)]})
-        worker = WorkerDouble(client, 1, generation=2)
-        worker.register()
+def test_a_lost_shard_is_replaced_and_what_it_lacks_is_done_again(tmp_path: Path) -> None:
+    with (
+        serving(make_run(tmp_path, shards=2, epochs=1)) as served,
+        CoordinatorClient(served.address) as client,
+        CoordinatorClient(served.address) as other_client,
+    ):
+        [lost, kept], streams, [worker] = start_training(client, shards=2)
+        first = worker.lease().train.batches[0]
+        worker.lease([report(first)])
+        assert client.get_job_status().global_step == 1
+        streams[0].close()
+        held = worker.lease()
+        new = ShardDouble(other_client, 0, incarnation=7)
+        await_free(new)
+        # Nothing of the generation counts any more, and it has not gone back for who looks on.
+        with pytest.raises(StaleGeneration, match="generation 1 is over"):
+            worker.lease([report(a) for a in held.train.batches])
         status = client.get_job_status()
-        assert (status.phase, status.global_step) == ("training", 1)
-        assert worker.lease().train.batches[0].batch.first == 4
-        assert worker.lease().train.batches[0].batch.first == 8
+        assert (status.phase, status.generation, status.global_step) == ("recovering", 1, 1)
+        with pytest.raises(StaleGeneration, match="taken over by another process"):
+            lost.register()
+
+        stream = iter(new.watch())
+        begin = next(stream).begin
+        assert (begin.generation, begin.restore) == (2, "checkpoints/step-00000000")
+        new.generation = 2
+        new.holds(0)
+        new.ready()
+        kept.holds(2, {0: [(0, 8)]})
+        assert kept.begin(streams[1]).keep
+        worker.generation = worker.cluster().generation
+        status = client.get_job_status()
+        assert (status.phase, status.generation, status.global_step) == ("training", 2, 0)
+        again = worker.lease().train.batches[0]
+        assert again.batch == first.batch
+        assert again.attempt > 1 << 40
 
 
-def test_resume_in_sync_needs_every_shard_at_the_round(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path, restored=Restored("step-00000002", 2), generation=2, mode="sync", replicas=1
-    )
-    with serving(run) as served, CoordinatorClient(served.address) as client:
+def test_heartbeats_tell_who_has_to_register_again(tmp_path: Path) -> None:
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        shard = ShardDouble(client, 0)
+        assert shard.heartbeat().unknown
+        shard.register()
+        assert not shard.heartbeat().unknown
+        with pytest.raises(StaleGeneration, match="held by another process"):
+            ShardDouble(client, 0, incarnation=5).heartbeat()
+        worker = WorkerDouble(client, 1)
+        worker.register()
+        shard.begin(iter(shard.watch()))
+        assert worker.heartbeat().generation == 1
+
+
+def test_a_shard_that_leaves_is_let_go_once_its_state_is_saved(tmp_path: Path) -> None:
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
         shard = ShardDouble(client, 0)
         shard.register()
-        shard.ready(1, initialized=True)
-        status = client.get_job_status()
-        assert status.phase == "failed"
-        assert "restored version 1" in status.reason
+        assert shard.heartbeat(leaving=True).saved  # there is nothing to save yet
+        [shard], [stream], [worker] = start_training(client)
+        batch = worker.lease().train.batches[0]
+        worker.lease([report(batch)])
+        assert not shard.heartbeat(leaving=True).saved
+        order = next(stream).snapshot
+        assert (order.name, order.write) == ("step-00000001", True)
+        assert not shard.heartbeat(leaving=True).saved
+        shard.take(order)
+        served.wait_until(lambda: shard.heartbeat(leaving=True).saved)
+        assert client.get_job_status().newest_checkpoint == "checkpoints/step-00000001"
 
 
 def test_nan_in_a_row_stops_the_job(tmp_path: Path) -> None:
@@ -369,7 +427,7 @@ def test_a_shard_that_cannot_write_the_first_checkpoint_fails_the_job(tmp_path: 
         shard = ShardDouble(client, 0)
         shard.register()
         stream = iter(shard.watch())
-        shard.ready()
+        shard.begin(stream)
         worker = WorkerDouble(client, 1)
         worker.register()
         worker.lease()
@@ -416,9 +474,8 @@ def test_a_command_stream_is_cancelled_from_another_thread(tmp_path: Path) -> No
         stream.cancel()
         reader.join(5)
         assert not reader.is_alive()
-        assert commands == []
+        assert [command.WhichOneof("command") for command in commands] in ([], ["begin"])
         stranger = ShardDouble(client, 0, incarnation=99)
-        stranger.generation = 1
         with pytest.raises(StaleGeneration, match="held by another process"):
             next(iter(stranger.watch()))
 

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import store as store_module
 from coordinator.run_directory import RunDirectory
-from coordinator.store import Store
+from coordinator.store import KEPT_DECISIONS, RESERVED_BYTES, Store
 from coordinator.work import Attempt, Decision, SnapshotOrder
 from psrpc.batch import BatchId
 from psrpc.errors import AlreadyExists, InvalidJob
+
+FIRST = "first_loss"
 
 DECISION = Decision(
     2, 7, (Attempt(BatchId(0, 4, 4), 1 << 40),), (SnapshotOrder("s", 8, True, True, "d"),)
@@ -27,27 +30,81 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
         store.put_evaluation("epoch-0", 1, 10, {"loss": 0.5})
         store.put_evaluation("epoch-1", 1, 20, {"loss": 0.4})
         store.put_evaluation("epoch-1", 2, 21, {"loss": 0.3})
-        store.put_checkpoint("step-00000008", 2, 8)
+        assert store.newest_checkpoint() is None
+        store.put_checkpoint("step-00000016", 1, 16)
+        store.put_checkpoint("step-00000008.g2", 2, 8)
     with Store(path) as store:
         assert store.get("generation") == 2
+        assert store.last_decision(1) == DECISION
         assert store.last_decision(2) == DECISION
-        assert store.last_decision(1) is None
+        assert store.last_decision(3) is None
+        assert store.incarnations("shard") == [("0", 2**63 - 1)]
+        assert store.newest_checkpoint() == ("step-00000008.g2", 2, 8)
         assert store.evaluations() == [
             ("epoch-0", 10, {"loss": 0.5}),
             ("epoch-1", 21, {"loss": 0.3}),
         ]
-        assert store.evaluations(up_to_step=20) == [
-            ("epoch-0", 10, {"loss": 0.5}),
-            ("epoch-1", 20, {"loss": 0.4}),
-        ]
+        assert store.scores("loss") == {(1, 10): 0.5, (1, 20): 0.4, (2, 21): 0.3}
+        assert store.scores("accuracy") == {}
 
 
-def test_old_decisions_are_dropped_and_the_newest_stay(tmp_path: Path) -> None:
-    with Store(tmp_path / "ledger.sqlite") as store:
-        for number in (0, 999, 1000, 2000):
-            store.put_decision(Decision(1, number, ()))
-        rows = store._run("SELECT round FROM decisions ORDER BY round").fetchall()
-        assert [row[0] for row in rows] == [1000, 2000]
+def rows(store: Store, table: str) -> int:
+    found = store._run(f"SELECT count(*) FROM {table}").fetchone()
+    return int(found[0])
+
+
+def test_the_newest_decision_is_the_one_of_the_newest_generation() -> None:
+    with Store(Path(":memory:")) as store:
+        store.put_decision(Decision(1, 9, ()))
+        store.put_decision(Decision(2, 7, ()))
+        assert store.last_decision(1) == Decision(2, 7, ())
+        store.put_decision(Decision(2, 7, ()))
+        assert rows(store, "decisions") == 1
+
+
+def test_the_store_does_not_grow_and_has_its_space_beforehand(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    attempts = tuple(Attempt(BatchId(0, 4 * k, 4), k) for k in range(8))
+
+    def sizes() -> dict[str, int]:
+        return {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+
+    with Store(path) as store:
+        before = sizes()
+        assert min(before["ledger.sqlite"], before["ledger.sqlite-wal"]) > RESERVED_BYTES
+        for number in range(60):
+            store.put_decision(Decision(1, number, attempts))
+            store.put(FIRST, number)
+        assert sizes() == before
+        assert rows(store, "decisions") == KEPT_DECISIONS
+    with Store(path):
+        # The log goes when the file is closed.
+        assert sizes()["ledger.sqlite-wal"] > RESERVED_BYTES
+        assert sizes()["ledger.sqlite"] < before["ledger.sqlite"] + 100_000
+
+
+def test_only_the_newest_members_and_checkpoints_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "KEPT_CHECKPOINTS", 10)
+    monkeypatch.setattr(store_module, "KEPT_INCARNATIONS", 10)
+    with Store(Path(":memory:")) as store:
+        for number in range(15):
+            store.put_incarnation("worker", f"worker-{number}", number, 1, "host")
+            store.put_checkpoint(f"step-{number:08d}", 1, number)
+        store.put_incarnation("shard", "0", 1, 1, "host")
+        names = [name for name, _ in store.incarnations("worker")]
+        assert (len(names), names[0]) == (10, "worker-5")
+        assert store.incarnations("shard") == [("0", 1)]
+        assert rows(store, "checkpoints") == 10
+
+
+def test_several_values_are_kept_or_none() -> None:
+    with Store(Path(":memory:")) as store:
+        store.put_all({"a": 1, "b": [2]})
+        with pytest.raises(TypeError):
+            store.put_all({"a": 3, "b": object()})
+        assert (store.get("a"), store.get("b")) == (1, [2])
 
 
 def test_a_run_directory_is_held_by_one_run(tmp_path: Path) -> None:
@@ -59,13 +116,23 @@ def test_a_run_directory_is_held_by_one_run(tmp_path: Path) -> None:
         directory.write_address("127.0.0.1:5000")
         with Store(path / "ledger.sqlite"):
             pass
-        with pytest.raises(AlreadyExists, match="another coordinator is running"):
-            RunDirectory(path, resume=True).__enter__()
+        for resume in (True, False):
+            with pytest.raises(AlreadyExists, match="another coordinator is running"):
+                RunDirectory(path, resume=resume).__enter__()
     assert not (path / "address").exists()
-    with pytest.raises(AlreadyExists, match="holds a run already; say --resume"):
-        RunDirectory(path, resume=False).__enter__()
-    with RunDirectory(path, resume=True) as directory:
+    with RunDirectory(path, resume=False) as directory:
+        assert directory.token() == token
         assert directory.new_token() != token
+
+
+def test_what_stands_there_already_is_not_written_again(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, resume=False) as directory:
+        directory.write_address("127.0.0.1:5000")
+        written = (tmp_path / "address").stat().st_ino
+        directory.write_address("127.0.0.1:5000")
+        assert (tmp_path / "address").stat().st_ino == written
+        directory.write_address("127.0.0.1:5001")
+        assert (tmp_path / "address").read_text() == "127.0.0.1:5001\n"
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.bell import Bell
 from coordinator.streams import QUEUE, CommandStreams
-from coordinator.work import Command, Ended, Release
+from coordinator.work import Ended, Release
 from psrpc.errors import ResourceExhausted
 
 
@@ -20,59 +20,72 @@ def run(coroutine: Any) -> Any:
 def test_missed_commands_come_first_and_the_end_ends_it() -> None:
     async def main() -> None:
         streams = CommandStreams(1)
-        stream = streams.stream(0, [Release("missed")])
-        assert await anext(stream) == Release("missed")
+        stream = streams.open(0, 7, [Release("missed")])
+        commands = aiter(stream)
+        assert await anext(commands) == Release("missed")
         streams.send(Release("new"))
         streams.send(Ended(False))
-        assert [c async for c in stream] == [Release("new"), Ended(False)]
-        assert streams.told(0)
+        assert [c async for c in commands] == [Release("new"), Ended(False)]
+        assert stream.told
+        assert stream.over
+        assert streams.close(stream)
 
     run(main())
 
 
 def test_a_reader_that_does_not_come_back_was_not_told() -> None:
     async def main() -> None:
-        streams = CommandStreams(1)
-        stream = streams.stream(0, [Ended(False)])
-        assert await anext(stream) == Ended(False)
-        await stream.aclose()  # type: ignore[attr-defined]  # an async generator
-        assert not streams.told(0)
+        stream = CommandStreams(1).open(0, 7, [Ended(False)])
+        commands = aiter(stream)
+        assert await anext(commands) == Ended(False)
+        assert not stream.told
+
+    run(main())
+
+
+def test_a_parked_reader_hears_what_comes() -> None:
+    async def main() -> None:
+        streams = CommandStreams(2)
+        commands = aiter(streams.open(1, 7, []))
+        waiting = asyncio.ensure_future(anext(commands))
+        await asyncio.sleep(0)
+        streams.send_to(0, Release("for the other"))
+        streams.send_to(1, Release("for this one"))
+        assert await waiting == Release("for this one")
 
     run(main())
 
 
 def test_a_newer_stream_ends_the_older() -> None:
-    async def main() -> None:
-        streams = CommandStreams(1)
-        older = streams.stream(0, [Release("a")])
-        await anext(older)
-        newer = streams.stream(0, [Release("b")])
-        await anext(newer)
-        assert [c async for c in older] == []
-        streams.send(Release("c"))
-        assert await anext(newer) == Release("c")
-
-    run(main())
+    streams = CommandStreams(1)
+    older = streams.open(0, 7, [Release("a"), Release("not said")])
+    assert older.next() == Release("a")
+    newer = streams.open(0, 7, [Release("b")])
+    assert older.next() is None
+    assert older.over
+    assert not streams.close(older)
+    assert newer.next() == Release("b")
+    assert newer.next() is None
+    assert not newer.over
+    streams.send(Release("c"))
+    assert newer.next() == Release("c")
+    streams.end(0)
+    streams.send(Release("nobody hears it"))
+    assert newer.next() is None
+    assert newer.over
 
 
 def test_a_slow_reader_gets_what_there_was_and_is_cut() -> None:
-    async def main() -> None:
-        streams = CommandStreams(2)
-        stream = streams.stream(0, [Release("first")])
-        got: list[Command] = [await anext(stream)]
-        for number in range(2 * QUEUE):
-            streams.send(Release(str(number)))
-
-        async def read_on() -> None:
-            async for command in stream:
-                got.append(command)
-
-        with pytest.raises(ResourceExhausted, match=f"lags {QUEUE} commands"):
-            await read_on()
-        assert got[:3] == [Release("first"), Release("0"), Release("1")]
-        assert len(got) <= QUEUE + 2
-
-    run(main())
+    streams = CommandStreams(2)
+    stream = streams.open(0, 7, [Release("first")])
+    for number in range(2 * QUEUE):
+        streams.send(Release(str(number)))
+    got = [stream.next() for _ in range(QUEUE)]
+    assert got[:3] == [Release("first"), Release("0"), Release("1")]
+    with pytest.raises(ResourceExhausted, match=f"shard 0 lags {QUEUE} commands"):
+        stream.next()
+    assert stream.next() is None
+    assert stream.over
 
 
 def test_a_bell_wakes_all_and_a_deadline_wakes_one() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.checkpoints import Checkpoints
 from coordinator.curves import Curves
-from coordinator.run import Restored, Run
+from coordinator.run import Run
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.store import Store
 from coordinator.training import Training
@@ -26,9 +26,9 @@ from coordinator.work import (
     SnapshotOrder,
     Train,
 )
-from psrpc.errors import CheckpointError, InvalidArgument
+from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
-from tests.coordinator.parts import make_run
+from tests.coordinator.parts import QueuedDisk, make_run
 
 
 class Bench:
@@ -37,14 +37,16 @@ class Bench:
     def __init__(self, run: Run, store: Store) -> None:
         self.sent: list[Command] = []
         self.on_send: Callable[[Command], None] = self.sent.append
+        self.run = run
         self.store = store
         self.curves = Curves(run.run_dir / "tensorboard")
         self.training = Training(
-            run, store, self.curves, lambda c: self.on_send(c), Checkpoints(run).prepare
+            run, store, self.curves, lambda c: self.on_send(c), QueuedDisk(run)
         )
 
-    def begin(self) -> Training:
-        self.training.begin([{}], [{}])
+    def begin(self, version: int = 0, generation: int = 1, **changes: Any) -> Training:
+        run = replace(self.run, generation=generation, **changes)
+        self.training.begin(run, [{}], [{}], version)
         return self.training
 
     def lease(self, worker: str = "w") -> list[Attempt]:
@@ -52,6 +54,9 @@ class Bench:
         if isinstance(work, Round):
             return [work.attempt]
         return list(work.batches) if isinstance(work, Train) else []
+
+    def lease_another(self) -> list[Attempt]:
+        return self.lease("another")
 
     def round(self, loss: float = 1.0, skipped: bool = False) -> None:
         """One worker does a whole round."""
@@ -79,6 +84,10 @@ def bench(tmp_path: Path, **changes: Any) -> Iterator[Bench]:
             bench.curves.close()
 
 
+def refuse(*_: object) -> None:
+    raise sqlite3.OperationalError("disk I/O error")
+
+
 SYNC = {"mode": "sync", "replicas": 2, "epochs": 2, "train_records": 16, "total_updates": 4}
 
 
@@ -100,38 +109,61 @@ def test_a_decision_is_stored_before_anyone_sees_it(tmp_path: Path) -> None:
         assert training.missed(0) == parts.sent
 
 
-def test_a_decision_that_cannot_be_stored_does_not_go_out(
+def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with bench(tmp_path, **SYNC) as parts:
+    with bench(tmp_path, **SYNC, checkpoint_every=1) as parts:
         training = parts.begin()
+        with monkeypatch.context() as full:
+            full.setattr(parts.store, "put_decision", refuse)
+            attempts = parts.lease() + parts.lease_another()
+            for attempt in attempts:
+                training.commit("w", 0, Report(attempt.batch, attempt.number), 0.0)
+            for _ in range(2):
+                training.retry()
+            assert training.warnings == [
+                "round 0 waits: its decision cannot be stored: disk I/O error"
+            ]
+            assert training.failure is None
+            assert training.schedule is not None
+            assert training.schedule.waiting_for() == "the decision of round 0 to be stored"
+            assert not training.idle
+            assert parts.sent == []
+            assert training.missed(0) == []
+            assert training.span.step == 0
+        training.retry()
+        [decision] = parts.sent
+        assert isinstance(decision, Decision)
+        assert decision.attempts == tuple(attempts)
+        assert [s.name for s in decision.snapshots] == ["step-00000001"]
+        assert parts.store.last_decision(1) == decision
+        assert (training.span.step, training.idle) == (1, True)
+        training.retry()
+        assert len(parts.sent) == 1
 
-        def refuse(decision: Decision) -> None:
-            raise sqlite3.OperationalError("disk I/O error")
 
-        monkeypatch.setattr(parts.store, "put_decision", refuse)
-        for _ in range(2):
-            [attempt] = parts.lease()
-            training.commit("w", 0, Report(attempt.batch, attempt.number), 0.0)
-        assert training.failure == "the decision of round 0 cannot be stored: disk I/O error"
-        assert parts.sent == []
-        assert training.missed(0) == []
-        assert training.span.step == 0
-
-
-def test_a_ledger_that_cannot_be_written_ends_the_job(
+def test_what_the_disk_refuses_is_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with bench(tmp_path, train_records=100) as parts:
-        parts.begin()
-
-        def refuse(key: str, value: object) -> None:
-            raise sqlite3.OperationalError("disk I/O error")
-
-        monkeypatch.setattr(parts.store, "put", refuse)
-        while parts.training.failure is None and not parts.training.trained:
-            parts.step()
-        assert parts.training.failure == "the first loss cannot be stored: disk I/O error"
+        training = parts.begin()
+        order = SnapshotOrder("step-00000001", 1, True, False, "checkpoints/.tmp-step-00000001")
+        with monkeypatch.context() as full:
+            full.setattr(parts.store, "put", refuse)
+            full.setattr(parts.store, "put_checkpoint", refuse)
+            training.note_checkpoint(order, 1)
+            while not training.trained:
+                parts.step()
+            training.retry()
+        assert training.failure is None
+        assert [w.partition(" cannot")[0] for w in training.warnings] == [
+            "checkpoint step-00000001",
+            "the first loss",
+        ]
+        assert parts.store.get("first_loss") is None
+        training.retry()
+        assert parts.store.get("first_loss") == 1.0
+        assert parts.store.newest_checkpoint() == ("step-00000001", 1, 1)
 
 
 def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
@@ -181,7 +213,7 @@ def test_async_snapshots_are_ordered_by_command(tmp_path: Path) -> None:
                 assert isinstance(order, SnapshotOrder)
                 orders.append((order.name, order.write, order.keep))
                 training.snapshots.report(order.name, ShardFile(0, 0), "")
-                training.snapshot_taken(Taken(order, ()))
+                training.snapshot_taken(order)
         assert orders == [
             ("step-00000002", True, False),
             ("epoch-0", False, True),
@@ -202,17 +234,17 @@ def test_finite_divergence_stops_the_job(tmp_path: Path) -> None:
         assert parts.store.get("first_loss") == 1.0
 
 
-def test_resume_takes_the_batches_that_all_shards_have(tmp_path: Path) -> None:
-    changes = {"restored": Restored("step-00000004", 4), "generation": 2, "shards": 2}
-    with bench(tmp_path, **changes) as parts:
+def test_a_generation_takes_the_batches_that_all_shards_have(tmp_path: Path) -> None:
+    with bench(tmp_path, shards=2) as parts:
         training = parts.training
-        parts.store.put_evaluation("epoch-0", 1, 3, {"loss": 0.5})
         training.begin(
+            replace(parts.run, generation=2),
             [
                 {0: IntervalSet([(0, 10)]), 1: IntervalSet([(0, 8)])},
                 {0: IntervalSet([(0, 10)]), 1: IntervalSet([(4, 8)])},
             ],
             [{0: IntervalSet([(8, 10)])}, {0: IntervalSet([(8, 10)])}],
+            version=0,
         )
         assert (training.span.batches, training.span.examples) == (4, 12)
         assert training.progress.skipped == 1
@@ -221,12 +253,97 @@ def test_resume_takes_the_batches_that_all_shards_have(tmp_path: Path) -> None:
         assert attempt.number == (1 << 40) + 1
 
 
-def test_results_of_the_run_before_are_remembered(tmp_path: Path) -> None:
+def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) -> None:
+    with bench(tmp_path, **SYNC, checkpoint_every=1) as parts:
+        training = parts.begin()
+        for _ in range(3):
+            parts.round(loss=2.0)
+        assert [order.name for order in training.snapshots.pending] == ["step-00000001"]
+        training.halt()
+        assert not list((tmp_path / "checkpoints").iterdir())
+        training.begin(replace(parts.run, generation=2), [{}], [{}], version=1)
+        assert training.span.step == 1
+        assert training.loss == 2.0
+        assert training.progress.batches == 6
+        assert training.missed(0) == []
+        [attempt] = parts.lease()
+        assert attempt.number == (1 << 40) + 1
+        parts.round()
+        parts.round()
+        decision = parts.sent[-1]
+        assert isinstance(decision, Decision)
+        assert (decision.generation, decision.round) == (2, 2)
+        assert parts.store.last_decision(1) == decision
+
+
+def test_results_of_generations_before_are_remembered(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         store.put_evaluation("epoch-0", 1, 3, {"loss": 0.5})
-        store.put_evaluation("epoch-1", 1, 9, {"loss": 0.4})
-        run = make_run(tmp_path, restored=Restored("step-00000004", 4), generation=2)
-        assert Bench(run, store).training.results == [("epoch-0", 3, {"loss": 0.5})]
+        parts = Bench(make_run(tmp_path, generation=2), store)
+        assert parts.begin(generation=3).results == [("epoch-0", 3, {"loss": 0.5})]
+
+
+def test_an_evaluation_that_a_loss_ended_is_done_again_on_a_new_state(tmp_path: Path) -> None:
+    with bench(tmp_path, eval_records=8, epochs=5) as parts:
+        training = parts.training
+        training.results = [("epoch-1", 6, {"loss": 1.0})]
+        done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
+        training.begin(replace(parts.run, generation=2), [done], [{}], version=0)
+        assert training.warnings == ["epoch 0 is not evaluated: its state is gone"]
+        training.order_due()
+        orders = [o for o in parts.sent if isinstance(o, SnapshotOrder)]
+        assert [(o.name, o.global_step, o.keep) for o in orders] == [
+            ("epoch-2.g2", 12, True),
+            ("epoch-3.g2", 12, True),
+        ]
+
+
+def test_a_snapshot_at_different_rounds_is_none(tmp_path: Path) -> None:
+    with bench(tmp_path, **SYNC) as parts:
+        training = parts.begin()
+        order = SnapshotOrder("step-00000002", 2, True, False, "checkpoints/.tmp-step-00000002")
+        good = Taken(order, (ShardFile(0, 2), ShardFile(1, 2)))
+        assert training.checked(good) is good
+        torn = training.checked(Taken(order, (ShardFile(0, 2), ShardFile(1, 3))))
+        assert isinstance(torn, Failed)
+        assert "at rounds [2, 3]" in torn.reason
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_checkpoint_that_was_asked_for_is_known_by_its_number(tmp_path: Path, mode: str) -> None:
+    changes = SYNC if mode == "sync" else {"train_records": 100}
+    with bench(tmp_path, **changes) as parts:
+        training = parts.begin()
+        parts.round() if mode == "sync" else parts.step()
+        number = training.request_checkpoint()
+        assert not training.is_saved(number)
+        if mode == "sync":
+            parts.round()
+            order = parts.sent[-1].snapshots[0]  # type: ignore[union-attr]
+        else:
+            training.order_due()
+            order = parts.sent[-1]
+        assert isinstance(order, SnapshotOrder)
+        assert not training.is_saved(number)
+        training.snapshot_taken(order)
+        assert training.is_saved(number)
+        assert training.request_checkpoint() == number
+
+
+def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: Path) -> None:
+    with bench(tmp_path, **SYNC) as parts:
+        training = parts.begin()
+        parts.round()
+        held = parts.lease() + parts.lease_another()
+        number = training.close()
+        for attempt in held:
+            training.commit("w", 1, Report(attempt.batch, attempt.number), 0.0)
+        training.order_due()
+        order = parts.sent[-1]
+        assert isinstance(order, SnapshotOrder)
+        assert (order.name, order.global_step) == ("step-00000001", 1)
+        training.snapshot_taken(order)
+        assert training.is_saved(number)
 
 
 def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
@@ -256,16 +373,3 @@ def test_a_failed_final_snapshot_stops_the_job(tmp_path: Path) -> None:
         training.snapshot_failed(Failed(order, "shard 0: no space left"))
         assert training.failure is not None
         assert "no space left" in training.failure
-
-
-def test_a_directory_left_by_a_killed_run_is_emptied(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(make_run(tmp_path))
-    order = SnapshotOrder("s", 1, True, False, "checkpoints/.tmp-s")
-    checkpoints.prepare(order)
-    (tmp_path / order.directory / "old").touch()
-    checkpoints.prepare(order)
-    assert list((tmp_path / order.directory).iterdir()) == []
-    with pytest.raises(CheckpointError, match="missing"):
-        checkpoints.commit(Taken(order, (ShardFile(0, 1, "a", 3, "00"),)))
-    checkpoints.discard(order)
-    assert not (tmp_path / order.directory).exists()
