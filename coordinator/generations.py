@@ -10,10 +10,11 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from coordinator.checkpoints import Chosen
 from coordinator.disk import Choice, DiskWork
 from coordinator.formation import Formation
 from coordinator.recovery import Holding, Origin, choose_origin, why_restore
-from coordinator.run import Restored, Run
+from coordinator.run import Run
 from coordinator.store import GENERATION, SINCE, Store
 from coordinator.work import Begin, Command, Decision, Positions
 from psrpc.errors import CheckpointError
@@ -103,7 +104,7 @@ class Generations:
             return False
         for remark in chosen.remarks if chosen else ():
             self._warn(remark)
-        return self._form(generation, origin, chosen.restored if chosen else None)
+        return self._form(generation, origin, chosen)
 
     def begun(self, shard: int, standing: Standing) -> None:
         """A shard stands at the present generation."""
@@ -151,7 +152,8 @@ class Generations:
         self._warn(what)
         self.formation.dissolve()
 
-    def _form(self, generation: int, origin: Origin, restored: Restored | None) -> bool:
+    def _form(self, generation: int, origin: Origin, chosen: Chosen | None) -> bool:
+        restored = chosen.restored if chosen else None
         everywhere = all(begin.restore for begin in origin.begins)
         run = replace(
             self.run,
@@ -160,6 +162,10 @@ class Generations:
             restored=restored if everywhere else None,
         )
         try:
+            if chosen is not None:
+                # Who committed it may have died before that was noted.
+                name, step = chosen.restored.name, chosen.restored.global_step
+                self._store.put_checkpoint(name, chosen.generation, step)
             self._store.put_all({GENERATION: run.generation, SINCE: run.since})
         except sqlite3.Error as error:
             self._warn(f"generation {generation} cannot be stored: {error}; tried again")
