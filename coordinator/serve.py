@@ -120,9 +120,11 @@ async def serve(options: ServeOptions) -> int:
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(format_address(where, port))
             log.info("serving", address=format_address(host, port), run_dir=str(run.run_dir))
-            await _until_over(course)
-            await disk.close()
-            course.close()
+            try:
+                await _until_over(course)
+                await disk.close()
+            finally:
+                course.close()
             _write_summary(course)
             return _exit_status(course)
     finally:

@@ -357,12 +357,23 @@ class WorkerDouble:
             )
         )
 
-    def heartbeat(self) -> pb.HeartbeatWorkerResponse:
+    def heartbeat(self, done: list[pb.BatchReport] | None = None) -> pb.HeartbeatWorkerResponse:
         return self.client.heartbeat_worker(
             pb.HeartbeatWorkerRequest(
-                worker=self.name, incarnation=self.incarnation, generation=self.generation
+                worker=self.name,
+                incarnation=self.incarnation,
+                generation=self.generation,
+                done=done or [],
             )
         )
+
+    def wait_for_end(self) -> pb.Shutdown:
+        """Gives signs of life until it hears that the job is over."""
+        for _ in range(1000):
+            answer = self.heartbeat()
+            if answer.HasField("shutdown"):
+                return answer.shutdown
+        raise AssertionError("the job does not end")
 
     def leave(self, reason: str = "", fatal: bool = False) -> None:
         self.client.leave_worker(

@@ -20,6 +20,7 @@ from coordinator import cli, serve
 from coordinator.client import CoordinatorClient
 from coordinator.description import DescribeFailed
 from coordinator.run_directory import RunDirectory
+from coordinator.settling import overrides_for_workers
 from psrpc.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -42,10 +43,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The job as the child process describes it; tests may change it."""
     document = description_json(epochs=1)
 
-    def command(*_: object) -> list[str]:
-        return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
-
-    monkeypatch.setattr(serve, "describe_command", command)
+    describing(monkeypatch, document)
     return document
 
 
@@ -82,35 +80,65 @@ def run_with(
         assert failures == []
 
 
-def train(client: CoordinatorClient, generation: int = 1) -> list[int]:
-    """A shard and a worker that take the job to its end; the positions that were trained."""
+def train(client: CoordinatorClient, initialize: bool = True) -> list[int]:
+    """A shard and a worker that take the job to its end; the positions that were trained. Without
+    ``initialize`` the shard restores the checkpoint of step 2."""
     shard = ShardDouble(client, 0)
-    restored = shard.register().restore
-    assert (shard.run_dir / "token").read_text() == shard.register().token
+    token = shard.register().token
+    assert (shard.run_dir / "token").read_text() == token
     stream = iter(shard.watch())
-    shard.ready(2 if restored else 0, bool(restored), {0: [(0, 8)]} if restored else {})
-    worker = WorkerDouble(client, 5, generation)
+    if initialize:
+        shard.begin(stream)
+    else:
+        begin = next(stream).begin
+        assert begin.restore == "checkpoints/step-00000002"
+        shard.generation = begin.generation
+        shard.holds(2, {0: [(0, 8)]})
+        shard.ready()
+    worker = WorkerDouble(client, 5)
     worker.register()
-    if not restored:
+    worker.generation = worker.cluster().generation
+    if initialize:
         worker.lease()
         worker.report_work(initialized=pb.InitializeDone())
         shard.take(next(stream).snapshot)
     done: list[pb.BatchReport] = []
     trained: list[int] = []
-    for _ in range(3 - (2 if restored else 0)):
+    for _ in range(3 if initialize else 1):
         batches = worker.lease(done).train.batches
         trained += [a.batch.first for a in batches]
         done = [report(a) for a in batches]
-    worker.client.heartbeat_worker(
-        pb.HeartbeatWorkerRequest(
-            worker=worker.name, incarnation=5, generation=generation, done=done
-        )
-    )
+    worker.heartbeat(done)
     shard.take(next(stream).snapshot)
     assert not next(stream).shutdown.failed
     assert list(stream) == []
     worker.leave()
     return trained
+
+
+def train_to_step_2(client: CoordinatorClient) -> tuple[ShardDouble, Any, WorkerDouble]:
+    """A shard and a worker that train two batches, which are in a checkpoint then."""
+    shard = ShardDouble(client, 0)
+    shard.register()
+    stream = iter(shard.watch())
+    shard.begin(stream)
+    worker = WorkerDouble(client, 5)
+    worker.register()
+    worker.lease()
+    worker.report_work(initialized=pb.InitializeDone())
+    shard.take(next(stream).snapshot)
+    done = [report(worker.lease().train.batches[0])]
+    done.append(report(worker.lease(done).train.batches[0]))
+    worker.heartbeat(done)
+    shard.take(next(stream).snapshot)
+    return shard, stream, worker
+
+
+def describing(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> None:
+    def command(*_: object) -> list[str]:
+        return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
+
+    monkeypatch.setattr(serve, "describe_command", command)
 
 
 def test_a_job_runs_to_its_end_and_is_summed_up(
@@ -143,21 +171,7 @@ def test_resume_goes_on_in_a_new_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
 ) -> None:
     def stop_early(client: CoordinatorClient) -> None:
-        shard = ShardDouble(client, 0)
-        shard.register()
-        stream = iter(shard.watch())
-        shard.ready()
-        worker = WorkerDouble(client, 5)
-        worker.register()
-        worker.lease()
-        worker.report_work(initialized=pb.InitializeDone())
-        shard.take(next(stream).snapshot)
-        done = [report(worker.lease().train.batches[0])]
-        done.append(report(worker.lease(done).train.batches[0]))
-        worker.client.heartbeat_worker(
-            pb.HeartbeatWorkerRequest(worker="worker-0", incarnation=5, generation=1, done=done)
-        )
-        shard.take(next(stream).snapshot)
+        _, stream, worker = train_to_step_2(client)
         worker.leave("out of memory", fatal=True)
         assert [command.shutdown.reason for command in stream] == ["out of memory"]
 
@@ -169,15 +183,11 @@ def test_resume_goes_on_in_a_new_generation(
     assert (failed["phase"], failed["reason"]) == ("failed", "out of memory")
 
     monkeypatch.undo()
-    monkeypatch.setattr(
-        serve,
-        "describe_command",
-        lambda *_: [sys.executable, "-c", f"print({json.dumps(described)!r})"],
-    )
+    describing(monkeypatch, described)
     (run_dir / "checkpoints" / ".tmp-step-00000009").mkdir()
     trained: list[int] = []
     code = run_with(
-        monkeypatch, options(run_dir, resume=True), lambda c: trained.extend(train(c, 2))
+        monkeypatch, options(run_dir, resume=True), lambda c: trained.extend(train(c, False))
     )
     assert (code, trained) == (0, [8])
     assert not list((run_dir / "checkpoints").glob(".*"))
@@ -188,7 +198,73 @@ def test_resume_goes_on_in_a_new_generation(
         asyncio.run(serve.serve(options(run_dir)))
 
 
-def test_a_signal_ends_the_job_for_everyone(
+class Killed(BaseException):
+    """What a coordinator does not survive."""
+
+
+def test_a_run_that_has_not_ended_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    """The coordinator dies; one of the same job takes over its shard and its worker, which keep
+    what they have."""
+    described["checkpoint_every"] = 2
+    run_dir = tmp_path / "run"
+    tick, killed = serve.Course.tick, threading.Event()
+
+    def die(course: serve.Course) -> None:
+        if killed.is_set():
+            raise Killed
+        tick(course)
+
+    def kill(client: CoordinatorClient) -> None:
+        train_to_step_2(client)
+        killed.set()
+
+    with monkeypatch.context() as dying:
+        dying.setattr(serve.Course, "tick", die)
+        dying.setattr(serve, "TICK_S", 0.01)
+        with pytest.raises(Killed):
+            run_with(dying, options(run_dir), kill)
+    identity = (run_dir / "token").read_text()
+
+    with pytest.raises(InvalidJob, match=r"of another job: its overrides is \{\}, this one's"):
+        asyncio.run(serve.serve(options(run_dir, overrides=("epochs=2",))))
+    with pytest.raises(InvalidJob, match="another job: its shards is 1, this one's 2"):
+        asyncio.run(serve.serve(options(run_dir, shards=2)))
+
+    def go_on(client: CoordinatorClient) -> None:
+        shard = ShardDouble(client, 0)
+        shard.generation = 1
+        shard.holds(2, {0: [(0, 8)]})
+        assert shard.heartbeat().unknown
+        assert shard.register().token == identity
+        stream = iter(shard.watch())
+        status = client.get_job_status()
+        assert (status.phase, status.generation, status.global_step) == ("recovering", 2, 0)
+        assert shard.begin(stream).keep
+        worker = WorkerDouble(client, 5)
+        worker.name = "worker-0"
+        assert worker.heartbeat().unknown
+        assert worker.register() == "worker-0"
+        worker.generation = worker.cluster().generation
+        [last] = worker.lease().train.batches
+        assert last.batch.first == 8
+        worker.heartbeat([report(last)])
+        shard.take(next(stream).snapshot)
+        assert not next(stream).shutdown.failed
+        list(stream)
+        worker.leave()
+
+    more = options(run_dir, overrides=("checkpoint_every=2",))
+    assert run_with(monkeypatch, more, go_on) == 0
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["generation"], summary["global_step"], summary["batches"]) == (2, 3, 3)
+    assert summary["checkpoint"] == "checkpoints/step-00000003.g2"
+    with pytest.raises(AlreadyExists, match=r"has ended \(done\); say --resume"):
+        asyncio.run(serve.serve(options(run_dir)))
+
+
+def test_a_signal_before_training_ends_the_job_for_everyone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
 ) -> None:
     said: list[str] = []
@@ -197,12 +273,47 @@ def test_a_signal_ends_the_job_for_everyone(
         worker = WorkerDouble(client, 5)
         worker.register()
         os.kill(os.getpid(), signal.SIGTERM)
-        said.append(worker.lease().finished.reason)
+        said.append(worker.wait_for_end().reason)
         worker.leave()
 
     assert run_with(monkeypatch, options(tmp_path / "run"), others) == 130
     assert said == ["stopped by a signal"]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["phase"] == "failed"
+
+
+def test_a_signal_in_training_saves_what_is_done_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    described["epochs"] = 2
+
+    def others(client: CoordinatorClient) -> None:
+        shard = ShardDouble(client, 0)
+        shard.register()
+        stream = iter(shard.watch())
+        shard.begin(stream)
+        worker = WorkerDouble(client, 5)
+        worker.register()
+        worker.lease()
+        worker.report_work(initialized=pb.InitializeDone())
+        shard.take(next(stream).snapshot)
+        [under_way] = worker.lease().train.batches
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):
+            if client.get_job_status().phase == "stopping":
+                break
+        worker.heartbeat([report(under_way)])
+        assert not shard.heartbeat(leaving=True).saved
+        order = next(stream).snapshot
+        assert order.name == "step-00000001"
+        shard.take(order)
+        assert next(stream).shutdown.reason == "stopped by a signal"
+        list(stream)
+        worker.leave()
+
+    assert run_with(monkeypatch, options(tmp_path / "run"), others) == 130
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["reason"], summary["global_step"]) == ("stopped by a signal", 1)
+    assert summary["checkpoint"] == "checkpoints/step-00000001"
 
 
 def test_a_bad_job_leaves_no_run_directory(
@@ -250,8 +361,8 @@ def test_options_are_checked(tmp_path: Path, changes: dict[str, Any], what: str)
 
 def test_replicas_reach_the_workers_as_an_override(tmp_path: Path) -> None:
     wanted = options(tmp_path, overrides=("epochs=1",), replicas=3)
-    assert serve.overrides_for_workers(wanted) == ("epochs=1", "replicas=3")
-    assert serve.overrides_for_workers(options(tmp_path)) == ()
+    assert overrides_for_workers(wanted) == ("epochs=1", "replicas=3")
+    assert overrides_for_workers(options(tmp_path)) == ()
 
 
 @pytest.fixture
