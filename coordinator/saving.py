@@ -108,6 +108,7 @@ class Saving:
         if self._first is not None:
             return None
         self._first = self._name(0)
+        self._written_step = 0
         return self._order(self._first, 0, write=True, keep=False, by_decision=False)
 
     def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:

@@ -58,6 +58,7 @@ def test_the_first_checkpoint_comes_once() -> None:
     assert not parts.saving.first_saved
     parts.finish(first)
     assert parts.saving.first_saved
+    assert not parts.saving.request(0), "it holds what the shards hold now"
 
 
 def test_a_checkpoint_is_due_when_a_multiple_is_passed_and_one_is_written_at_a_time() -> None:
