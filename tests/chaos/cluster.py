@@ -30,6 +30,8 @@ class Process:
         started: monotonic seconds; ``ended`` too.
         ordered: it was killed, or has a rival, on purpose; it may end how it likes.
         link: through which others reach a shard.
+        late: it had to be told that the job is over, since the coordinator had gone before it
+            could.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Process:
     ordered: bool = False
     port: int | None = None
     link: Link | None = None
+    late: bool = False
 
     def address(self) -> tuple[str, int] | None:
         """Where it listens; None before it has said so."""
@@ -49,11 +52,6 @@ class Process:
                 if '"listening"' in line:
                     self.port = int(json.loads(line)["port"])
         return None if self.port is None else ("127.0.0.1", self.port)
-
-    def joined(self) -> bool:
-        """Whether it has become a part of the job."""
-        text = self.log.read_text(errors="replace")
-        return '"ready"' in text or '"joined the job"' in text
 
 
 @dataclass
@@ -131,8 +129,8 @@ class Cluster:
             process.ended, process.status = now, ended.status
             if process.name == "coordinator" and ended.status == 0:
                 self.done = True
-                self._send_away()
-            if not self.living(process.name):
+            # Who ends well was told that the job is over, which it may be before all know.
+            if ended.status != 0 and not self.living(process.name):
                 pause_s = RESTART_S * 2 ** self.failures(process.name)
                 self._due.setdefault(process.name, now + pause_s)
         if self.done:
@@ -172,18 +170,19 @@ class Cluster:
             process.ordered = True
         return rivals[-1]
 
+    def send_away(self) -> None:
+        """Ends those who came, or came back, too late for the job: they would look for its
+        coordinator for minutes."""
+        for process in self.everyone():
+            if not process.late:
+                process.late = True
+                self._launcher.signal(process.pid, signal.SIGTERM)
+
     def write_stacks(self) -> None:
         """Has every process write down where its threads are."""
         for process in self.everyone():
             self._launcher.signal(process.pid, signal.SIGCONT)
             self._launcher.signal(process.pid, STACKS)
-
-    def _send_away(self) -> None:
-        """Ends who came too late for the job, and would look for its coordinator for minutes."""
-        for process in self.everyone():
-            if not process.joined():
-                process.ordered = True
-                self._launcher.signal(process.pid, signal.SIGTERM)
 
     def _start(self, name: str) -> Process:
         log = self.folders.logs / f"{name}.{self.starts(name) + 1}.log"

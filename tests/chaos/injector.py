@@ -62,6 +62,14 @@ class Injector:
         """Whether everything has been done and undone."""
         return all(record.ended is not None for record in self.records)
 
+    @property
+    def touched(self) -> set[str]:
+        """The places that may have missed the end of the job."""
+        targets = {target for record in self.records for target in record.fault.targets}
+        if "coordinator" in targets:
+            targets |= set(self._cluster.names)
+        return {target.removeprefix("coordinator/") for target in targets}
+
     def advance(self, now: float, step: int, training: bool) -> None:
         """Does what is due."""
         if self._last is None:

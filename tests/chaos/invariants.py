@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,12 @@ def check_sights(sights: Sequence[Sight]) -> list[str]:
     return found
 
 
-def check_processes(history: Sequence[Process]) -> list[str]:
-    """Nobody ended but those that were made to, and who was told that the job is over."""
+def check_processes(history: Sequence[Process], touched: Collection[str]) -> list[str]:
+    """Nobody ended but those that were made to, and who was told that the job is over.
+
+    Args:
+        touched: places that a fault has hit.
+    """
     found = []
     for process in history:
         who = f"{process.name} (pid {process.pid}, {process.log.name})"
@@ -145,6 +149,8 @@ def check_processes(history: Sequence[Process]) -> list[str]:
             found.append(f"{who} is still there")
         elif process.status == EXIT_TORN:
             found.append(f"{who} saw torn parameters: {_last_line(process.log)}")
+        elif process.late and process.name not in touched:
+            found.append(f"{who} was never told that the job is over")
         elif process.status != 0 and not process.ordered:
             found.append(f"{who} ended with {process.status}: {_last_line(process.log)}")
     return found

@@ -25,8 +25,11 @@ TICK_S = 0.01
 LIMIT_S = 90.0
 """A schedule takes 3 to 10 s; who takes this long hangs."""
 
-LEAVE_S = 30.0
-"""How long shards and workers may take to leave after the coordinator."""
+LATE_S = 4.0
+"""Who is still there so long after the coordinator never heard that the job is over."""
+
+LEAVE_S = 20.0
+"""By then everybody has left."""
 
 DISK_BYTES = 32 << 20
 """Of the file system that is filled up: some ten times what a run needs."""
@@ -106,7 +109,7 @@ class _Trial:
             ended = self._until_over()
         wrong = [] if ended else self._describe_hang()
         wrong += invariants.check_end(folders.run, self._options, cluster.done)
-        wrong += invariants.check_processes(cluster.history)
+        wrong += invariants.check_processes(cluster.history, self.injector.touched)
         wrong += invariants.check_sights(self._observer.sights)
         wrong += invariants.check_faults(self.injector.records)
         wrong += invariants.check_logs(folders.logs)
@@ -144,6 +147,8 @@ class _Trial:
                 done_at = done_at or now
                 if not cluster.everyone():
                     return True
+                if now > done_at + LATE_S:
+                    cluster.send_away()
             if now > limit or (done_at is not None and now > done_at + LEAVE_S):
                 return False
             if not cluster.done and any(
