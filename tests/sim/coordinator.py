@@ -248,7 +248,10 @@ class Coordinator:
                     )
                     self._answer_work(work, caller, 0, pb.CommitBatchResponse, respond)
                 case _:
-                    respond(_finish(getattr(self.servicer, method)(request, None)))
+                    answer = _finish(getattr(self.servicer, method)(request, None))
+                    if method.startswith("Register"):
+                        answer.heartbeat_s = self._cluster.options.heartbeat_s
+                    respond(answer)
         except PsError as error:
             respond(error)
         self._settle()

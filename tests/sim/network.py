@@ -172,38 +172,35 @@ class Call:
         self._address = address
         self._method = method
         self._request = request
-        self._deadline_s = deadline_s
+        self._until = network.schedule.now() + deadline_s
         self._done = False
 
     def give_up(self) -> None:
         """The caller does not wait any longer."""
-        self._network.schedule.after(
-            0.0, self._task.process, self._end, Unreachable(self._text("given up"))
-        )
+        self._end_after(0.0, Unreachable(self._text("given up")))
 
     def begin(self) -> None:
         """Sends it."""
         if self._under_way is not None:
             self._under_way.add(self)
-        network, caller = self._network, self._task.process
-        schedule, faults = network.schedule, network.faults
-        schedule.trace(caller, self._method, "to", self._address)
-        schedule.after(self._deadline_s, caller, self._end, DeadlinePassed(self._text("no answer")))
+        network = self._network
+        faults = network.faults
+        network.schedule.trace(self._task.process, self._method, "to", self._address)
         if faults.strikes("request lost"):
-            schedule.after(network.latency(), caller, self._end, Unreachable(self._text("reset")))
-            return
-        if faults.strikes("request lost in silence"):
-            return
-        schedule.after(network.latency(), None, self._arrive, True)
-        if faults.strikes("duplicate"):
-            schedule.after(3 * network.latency(), None, self._arrive, False)
+            self._end_after(network.latency(), Unreachable(self._text("reset")))
+        elif faults.strikes("request lost in silence"):
+            self._end_at_deadline()
+        else:
+            network.schedule.after(network.latency(), None, self._arrive, True)
+            if faults.strikes("duplicate"):
+                network.schedule.after(3 * network.latency(), None, self._arrive, False)
 
     def _arrive(self, first: bool) -> None:
         network = self._network
         server = network.server_at(self._address)
         if server is None:
             if first:
-                self._break(None)
+                self._break("connection refused")
             return
         process = server.process
         answered = False
@@ -212,39 +209,47 @@ class Call:
             nonlocal answered
             assert not answered, f"{process} answered {self._method} twice"
             answered = True
-            self._answer(process, value, first)
+            if first:
+                self._answer(process, value)
 
         def gone() -> None:
             # Its kernel resets the connection.
             if not answered and first:
-                self._break(process)
+                self._break("the connection broke")
 
-        process.at_death(gone)
-        network.schedule.after(0.0, process, server.handle, self._method, self._request, respond)
+        process.do(server.handle, self._method, self._request, respond)
+        if not answered and first:
+            if process.alive:
+                process.at_death(gone)
+                self._end_at_deadline()
+            else:
+                gone()
 
-    def _answer(self, process: Process, value: Any, first: bool) -> None:
+    def _answer(self, process: Process, value: Any) -> None:
         network = self._network
-        schedule, faults = network.schedule, network.faults
-        schedule.trace(
-            process, "answers", self._method, value if isinstance(value, PsError) else ""
-        )
-        if not first:
-            return
+        faults = network.faults
+        if isinstance(value, PsError):
+            network.schedule.trace(process, "answers", self._method, value)
         if faults.strikes("crash after the effect"):
             # Nothing that it says from now on is heard.
-            schedule.after(0.0, process, process.kill)
-            self._break(process)
+            network.schedule.after(0.0, process, process.kill)
+            self._break("the connection broke")
         elif faults.strikes("reply lost"):
-            self._break(process)
-        elif not faults.strikes("reply lost in silence"):
-            schedule.after(network.latency(), self._task.process, self._end, value)
+            self._break("the connection broke")
+        elif faults.strikes("reply lost in silence"):
+            self._end_at_deadline()
+        else:
+            self._end_after(network.latency(), value)
 
-    def _break(self, process: Process | None) -> None:
-        network = self._network
-        why = "connection refused" if process is None else "the connection broke"
-        network.schedule.after(
-            network.latency(), self._task.process, self._end, Unreachable(self._text(why))
-        )
+    def _break(self, why: str) -> None:
+        self._end_after(self._network.latency(), Unreachable(self._text(why)))
+
+    def _end_at_deadline(self) -> None:
+        left_s = max(0.0, self._until - self._network.schedule.now())
+        self._end_after(left_s, DeadlinePassed(self._text("no answer")))
+
+    def _end_after(self, delay_s: float, value: Any) -> None:
+        self._network.schedule.after(delay_s, self._task.process, self._end, value)
 
     def _end(self, value: Any) -> None:
         if not self._done:

@@ -34,6 +34,7 @@ class Options:
     momentum: bool
     skipped: tuple[int, ...]
     batch_s: float
+    heartbeat_s: float
     patience_s: float
     shared_memory: bool
     faults_s: float
@@ -71,7 +72,9 @@ def draw(random: Random) -> Options:
     epochs = random.randint(1, min(3, MOST_BATCHES // batches))
     batch_size = random.randint(1, 3)
     total = batches * epochs
-    skipped = random.sample(range(total), random.randint(1, 2)) if total > 1 and random.random() < 0.2 else []
+    skipped = []
+    if total > 1 and random.random() < 0.2:
+        skipped = random.sample(range(total), random.randint(1, min(2, total - 1)))
     calm = random.random() < 0.05
     rates = {}
     for kind, (least, greatest) in RATES.items():
@@ -95,8 +98,9 @@ def draw(random: Random) -> Options:
         keep_checkpoints=random.choice((1, 2, 5)),
         evaluates=random.random() < 0.4,
         momentum=random.random() < 0.5,
-        skipped=tuple(sorted(skipped[: total - 1])),
+        skipped=tuple(sorted(skipped)),
         batch_s=random.choice((0.01, 0.1, 0.5)),
+        heartbeat_s=random.choice((1.0, 2.0, 3.0)),
         patience_s=120.0,
         shared_memory=random.random() < 0.3,
         faults_s=random.uniform(3.0, 20.0),

@@ -66,9 +66,17 @@ class Process:
         for function, arguments in deferred:
             self.schedule.after(0.0, self, function, *arguments)
 
-    def defer(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        """Keeps an event for when the process goes on."""
-        self._deferred.append((function, arguments))
+    def do(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Something that the process does now, unless it is dead, or paused: then later."""
+        if not self.alive:
+            return
+        if self.paused:
+            self._deferred.append((function, arguments))
+            return
+        try:
+            function(*arguments)
+        except Crash:
+            self.kill()
 
 
 class Task:
@@ -97,15 +105,12 @@ class Task:
 
 class Schedule:
     """Events in the order of their time; those of one moment in the order they were made in.
-
-    ``random`` is the only source of chance in a run. ``digest`` is a checksum of the trace: the
-    same seed must come to the same one.
+    ``random`` is the only source of chance in a run.
     """
 
     def __init__(self, seed: int, show: Callable[[str], None] | None = None) -> None:
         self.random = Random(seed)
         self.clock = ManualClock()
-        self.digest = 0
         self.events = 0
         self._show = show
         self._heap: list[tuple[float, int, Process | None, Callable[..., None], tuple[Any, ...]]]
@@ -133,11 +138,15 @@ class Schedule:
         return lambda task: self.after(seconds, task.process, task.resume, None)
 
     def trace(self, *words: object) -> None:
-        """Notes what happens; only what every run of the seed notes alike."""
-        line = f"{self._now:.6f} {words}"
-        self.digest = zlib.crc32(line.encode(), self.digest)
+        """Shows what happens to whoever wants to see it."""
         if self._show is not None:
             self._show(f"{self._now:9.3f}  " + " ".join(map(str, words)))
+
+    @property
+    def digest(self) -> int:
+        """A checksum of all that has happened: whatever differs between two runs of one seed
+        draws other numbers."""
+        return zlib.crc32(repr((self.random.getstate(), self.events, self._now)).encode())
 
     def run(self, until_s: float, over: Callable[[], bool]) -> bool:
         """Lets things happen until ``over``; False when that has not come by ``until_s``."""
@@ -149,18 +158,11 @@ class Schedule:
             if at > self._now:
                 self.clock.advance(at - self._now)
                 self._now = self.clock.now()
-            if process is not None:
-                if not process.alive:
-                    continue
-                if process.paused:
-                    process.defer(function, arguments)
-                    continue
             self.events += 1
-            try:
+            if process is None:
                 function(*arguments)
-            except Crash:
-                assert process is not None, "nobody was there to crash"
-                process.kill()
+            else:
+                process.do(function, *arguments)
         return over()
 
 
