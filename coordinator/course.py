@@ -7,7 +7,7 @@ Nothing here blocks or awaits: time comes in with each call, slow work on the di
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.bell import Bell
 from coordinator.curves import Curves
@@ -44,8 +44,16 @@ class Course:
     """One run of a job from its first shard to its end. ``bell`` rings at every change."""
 
     def __init__(
-        self, run: Run, store: Store, clock: Clock, disk: DiskWork, curves: Curves | None = None
+        self,
+        run: Run,
+        store: Store,
+        clock: Clock,
+        disk: DiskWork,
+        curves: Curves | None = None,
+        at_end: Callable[[], object] = lambda: None,
     ) -> None:
+        """``at_end`` is called when the job is over, before that is stored: what it leaves is there
+        if the store says so."""
         self.members = known_members(run, store)
         self.phase: Phase = "recovering" if run.generation else "waiting"
         self.reason = ""
@@ -57,6 +65,7 @@ class Course:
         self._clock = clock
         self._store = store
         self._disk = disk
+        self._at_end = at_end
         self._curves = curves or Curves(run.run_dir / "tensorboard")
         self.training = Training(run, store, self._curves, self.streams.send, disk)
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
@@ -407,6 +416,7 @@ class Course:
         if phase == "recovering":
             self.training.halt()
         if phase in ENDED:
+            self._at_end()
             try:
                 self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})
             except sqlite3.Error as error:

@@ -114,7 +114,9 @@ async def serve(options: ServeOptions) -> int:
         ):
             run = settle(options, description, plan, directory, store)
             disk = ThreadedDisk(run)
-            course = Course(run, store, MonotonicClock(), disk)
+            course = Course(
+                run, store, MonotonicClock(), disk, at_end=lambda: _write_summary(course)
+            )
             stop.call = course.stop
             await server.start(Engine(course, store))
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
@@ -125,6 +127,7 @@ async def serve(options: ServeOptions) -> int:
                 await disk.close()
             finally:
                 course.close()
+            # Now that all have told what they did last.
             _write_summary(course)
             return _exit_status(course)
     finally:

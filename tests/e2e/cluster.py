@@ -93,8 +93,13 @@ def processes_of(run_dir: Path) -> list[int]:
 
 
 def members(run_dir: Path, role: str) -> list[int]:
-    """The live shards (``pserver``) or workers (``worker``) of a ``coordinator up``."""
-    words = {"pserver": b"\0pserver.cli\0serve\0", "worker": b"\0worker.cli\0run\0"}[role]
+    """The live shards (``pserver``), workers (``worker``) or the ``coordinator`` of a ``coordinator
+    up``."""
+    words = {
+        "coordinator": b"\0coordinator.cli\0serve\0",
+        "pserver": b"\0pserver.cli\0serve\0",
+        "worker": b"\0worker.cli\0run\0",
+    }[role]
     found = []
     for pid in processes_of(run_dir):
         with suppress(OSError):

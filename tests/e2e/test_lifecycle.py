@@ -164,9 +164,9 @@ def test_a_job_starts_from_what_another_one_trained(tmp_path: Path, kind: str) -
         np.testing.assert_array_equal(begun[name], value, err_msg=name)
 
 
-def endless(folder: Path) -> Process:
+def endless(folder: Path, *more: str) -> Process:
     """A cluster with more work than any test waits for."""
-    args = ("--run-dir", folder / "run", "--workers", "2", "--shards", "2")
+    args = ("--run-dir", folder / "run", "--workers", "2", "--shards", "2", *more)
     return Process("up", "coordinator", "up", DENSE, *args, "--set", "epochs=100000")
 
 
@@ -190,8 +190,8 @@ def test_a_killed_supervisor_takes_its_cluster_along(tmp_path: Path) -> None:
     cluster.end()
 
 
-def test_a_killed_shard_is_named(tmp_path: Path) -> None:
-    cluster = endless(tmp_path)
+def test_a_shard_that_may_not_be_started_again_is_named(tmp_path: Path) -> None:
+    cluster = endless(tmp_path, "--max-restarts", "0")
     cluster.wait_for("training  epoch")
     (shard,) = (
         pid
@@ -207,9 +207,10 @@ def test_a_killed_shard_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_killed_worker_loses_and_leaves_nothing(tmp_path: Path, mode: str) -> None:
-    """Every batch counts once: in sync mode the rounds that its successor computes are the same
+    """Every batch counts once: in sync mode the rounds that the other one computes are the same
     rounds. The shards let go of the memory that they shared with it."""
     args = ("--mode", mode, "--shards", "2", "--workers", "2", "--set", "epochs=12")
+    args += ("--max-restarts", "0")
     with by_hand(tmp_path) as hand, closing(Gate(tmp_path, epoch=10)) as gate:
         up_args = ("up", GATED, "--run-dir", hand.run_dir, *args)
         cluster = hand.start("up", "coordinator", *up_args, **gate.environment)

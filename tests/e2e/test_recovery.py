@@ -1,0 +1,220 @@
+"""A whole cluster under ``coordinator up``, and what is killed or stopped in the midst of training:
+it goes on by itself, every example counts once, and in sync mode the result has the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.client import CoordinatorClient
+from psrpc.checkpoint import load_state, load_variables, read_manifest
+from psrpc.errors import PsError
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+from tests.e2e.cluster import (
+    JOBS,
+    LIMIT_S,
+    Gate,
+    Process,
+    Run,
+    by_hand,
+    command,
+    environment,
+    members,
+    processes_of,
+    until,
+    up,
+    wait_until_gone,
+)
+
+pytestmark = pytest.mark.slow
+
+GATED = JOBS / "gated.py"
+EPOCHS = 12
+RECORDS = 1230
+STEPS = 25
+"""Of either mode; more than there are between two checkpoints."""
+
+COMMON = ("--shards", "2", "--workers", "2", "--set", f"epochs={EPOCHS}")
+
+
+class Faulty:
+    """A running ``coordinator up`` that is looked at as an outsider does, and harmed. Its workers
+    wait for :meth:`end` before they begin the last epoch."""
+
+    def __init__(self, run_dir: Path, process: Process, gate: Gate) -> None:
+        self.run_dir = run_dir
+        self._process = process
+        self._gate = gate
+        self._client: CoordinatorClient | None = None
+        self._stood = (0, 0)
+
+    def __enter__(self) -> Faulty:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._forget()
+
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Sends a signal to one process of a role; its process id."""
+        pid = members(self.run_dir, role)[0]
+        os.kill(pid, number)
+        return pid
+
+    def kill_all(self) -> None:
+        """Every process but ``up`` itself."""
+        for pid in processes_of(self.run_dir):
+            if pid != self._process.popen.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def until_trained(self, after: int) -> int:
+        """Waits for STEPS steps in a generation later than ``after``, and returns that one."""
+        began: dict[int, int] = {}
+
+        def trained(status: GetJobStatusResponse) -> bool:
+            if status.phase != "training" or status.generation <= after:
+                return False
+            step = began.setdefault(status.generation, status.global_step)
+            held = status.global_step >= status.total_steps * (EPOCHS - 1) // EPOCHS
+            return status.global_step >= step + STEPS or held
+
+        self._until(trained, f"training in a generation after {after}")
+        return self._stood[0]
+
+    def end(self) -> Run:
+        """Lets the workers finish."""
+        self._gate.open()
+        code = self._process.wait()
+        run = Run(self.run_dir, code, self._process.text(), "")
+        assert code == 0, f"{run.stdout}\n{run.logs()}"
+        assert not processes_of(self.run_dir), "a process outlived the job"
+        return run
+
+    def _until(self, true_of: Callable[[GetJobStatusResponse], bool], what: str) -> None:
+        def found() -> bool:
+            assert self._process.popen.poll() is None, f"up has ended\n{self._process.text()}"
+            status = self._status()
+            if status is None:
+                return False
+            stands = (status.generation, status.global_step)
+            assert stands >= self._stood, "generation and step never go back"
+            self._stood = stands
+            return true_of(status)
+
+        until(found, what)
+
+    def _status(self) -> GetJobStatusResponse | None:
+        if self._client is None:
+            file = self.run_dir / "address"
+            if not file.exists():
+                return None
+            self._client = CoordinatorClient(file.read_text().strip())
+        try:
+            return self._client.get_job_status()
+        except PsError:
+            self._forget()
+            return None
+
+    def _forget(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+@contextmanager
+def faulty(folder: Path, *args: str) -> Iterator[Faulty]:
+    with by_hand(folder) as hand, closing(Gate(folder, epoch=EPOCHS - 1)) as gate:
+        up_args = ("up", GATED, "--run-dir", hand.run_dir, *COMMON, *args)
+        process = hand.start("up", "coordinator", *up_args, **gate.environment)
+        with Faulty(hand.run_dir, process, gate) as cluster:
+            yield cluster
+
+
+def assert_all_counted_once(run: Run) -> None:
+    assert run.summary["examples"] == EPOCHS * RECORDS
+    assert run.summary["batches"] == EPOCHS * 62
+    plan = read_manifest(run.checkpoint).plan
+    for shard in range(2):
+        state = load_state(run.checkpoint, plan, shard)
+        assert [epoch["applied"] for epoch in state.applied] == EPOCHS * [[[0, RECORDS]]]
+
+
+def test_sync_training_outlives_anything_and_ends_in_the_same_bits(tmp_path: Path) -> None:
+    sync = ("--mode", "sync", "--set", "checkpoint_every=20")
+    with faulty(tmp_path, *sync) as cluster:
+        generation = cluster.until_trained(after=0)
+        cluster.kill("pserver")
+        generation = cluster.until_trained(after=generation)
+        cluster.kill("worker")
+        cluster.kill("coordinator")
+        generation = cluster.until_trained(after=generation)
+        cluster.kill_all()
+        generation = cluster.until_trained(after=generation)
+        run = cluster.end()
+    assert_all_counted_once(run)
+    restarts = run.summary["restarts"]
+    assert restarts["coordinator"] == 2
+    assert sum(n for name, n in restarts.items() if name.startswith("shard")) == 3
+    assert run.summary["generation"] == generation == 4
+    whole = up(GATED, tmp_path / "whole", *COMMON, *sync)
+    assert whole.summary["restarts"] == {}
+    expected = load_variables(whole.checkpoint)
+    for name, value in load_variables(run.checkpoint).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_async_training_outlives_anything_and_counts_every_example_once(tmp_path: Path) -> None:
+    with faulty(tmp_path, "--mode", "async", "--set", "checkpoint_every=20") as cluster:
+        generation = cluster.until_trained(after=0)
+        cluster.kill("pserver")
+        generation = cluster.until_trained(after=generation)
+        cluster.kill("worker")
+        cluster.kill("coordinator")
+        generation = cluster.until_trained(after=generation)
+        stopped = cluster.kill("pserver", signal.SIGSTOP)
+        generation = cluster.until_trained(after=generation)
+        wait_until_gone([stopped])
+        run = cluster.end()
+    assert_all_counted_once(run)
+    restarts = run.summary["restarts"]
+    assert sum(restarts.values()) == 4
+    assert (restarts["coordinator"], run.summary["generation"]) == (1, generation)
+
+
+def test_what_was_stopped_goes_on_as_it_says(tmp_path: Path) -> None:
+    """The first Ctrl-C writes a checkpoint, so that nothing is done again."""
+    args = ("--shards", "2", "--mode", "sync", "--set", "epochs=60")
+    with by_hand(tmp_path) as hand:
+        cluster = hand.start("up", "coordinator", "up", GATED, "--run-dir", hand.run_dir, *args)
+        cluster.wait_for(r"training  epoch \d+/60  step [1-9]")
+        cluster.kill(signal.SIGINT)
+        assert cluster.wait() == 130, cluster.text()
+    last = cluster.text().strip().splitlines()[-1]
+    said, _, typed = last.partition(": ")
+    assert said == "go on with"
+    words = shlex.split(typed)
+    assert words[:2] == ["coordinator", "up"]
+    stopped_at = json.loads((hand.run_dir / "summary.json").read_text())["global_step"]
+    assert 0 < stopped_at < 60 * 21
+    newest = max((hand.run_dir / "checkpoints").glob("step-*"))
+    assert read_manifest(newest).global_step == stopped_at
+    done = subprocess.run(
+        command("coordinator", *words[1:]),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((hand.run_dir / "summary.json").read_text())
+    assert (summary["examples"], summary["global_step"]) == (60 * RECORDS, 60 * 21)
