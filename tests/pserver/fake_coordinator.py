@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import queue
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,31 @@ from tests.pserver.shards import SGD
 
 TOKEN = "token-of-the-run"
 WAIT_S = 30.0
+
+
+class Commands:
+    """What is to be said on command streams: None ends the stream, and so does an error."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[pb.WatchResponse | PsError | None] = deque()
+
+    def put(self, command: pb.WatchResponse | PsError | None) -> None:
+        with self._changed:
+            self._waiting.append(command)
+            self._changed.notify_all()
+
+    def get(self, context: Any) -> pb.WatchResponse | PsError | None:
+        """The next one; None as well if the stream of ``context`` has ended, which takes nothing
+        away from the one that follows it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not context.is_active())
+            return self._waiting.popleft() if context.is_active() else None
+
+    def wake(self) -> None:
+        """A stream has ended."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 class FakeCoordinator(CoordinatorServicer):
@@ -60,7 +87,7 @@ class FakeCoordinator(CoordinatorServicer):
         self.ready: queue.Queue[pb.ReportShardReadyRequest] = queue.Queue()
         self.snapshots: queue.Queue[pb.ReportSnapshotRequest] = queue.Queue()
         self.heartbeats: queue.Queue[pb.HeartbeatShardRequest] = queue.Queue()
-        self.commands: queue.Queue[pb.WatchResponse | PsError | None] = queue.Queue()
+        self.commands = Commands()
         self.watches: queue.Queue[pb.WatchRequest] = queue.Queue()
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
@@ -92,15 +119,13 @@ class FakeCoordinator(CoordinatorServicer):
         return pb.ReportSnapshotResponse()
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[Any]:  # noqa: N802
-        """None in the queue breaks the stream, and so does an error."""
         self.watches.put(request)
         if request.incarnation not in self.known:
             raise StaleGeneration(f"shard {request.shard} has not registered here")
-        # A stream whose shard has gone must not eat what is meant for the next one.
-        context.add_callback(lambda: self.commands.put(None))
+        context.add_callback(self.commands.wake)
         if request.generation < self.begin.generation:
             yield pb.WatchResponse(begin=self.begin)
-        while (command := self.commands.get()) is not None:
+        while (command := self.commands.get(context)) is not None:
             if isinstance(command, PsError):
                 raise command
             yield command
@@ -116,5 +141,4 @@ def running(fake: FakeCoordinator, address: str = "127.0.0.1:0") -> Iterator[Fak
     try:
         yield fake
     finally:
-        fake.commands.put(None)
         server.stop(0).wait()

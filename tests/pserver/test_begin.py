@@ -161,8 +161,10 @@ def test_before_its_first_order_a_shard_refuses_everything() -> None:
 
 def test_kept_parameters_go_on_with_what_they_have_seen(shard: ShardEngine) -> None:
     shard.push(a_push(A), here(1), 0)
+    reader = shard.pull(PullRequest(fence(), "w", None), 0)
     assert shard.begin(Begin(5, 1, keep=True)) == begun(5, 1, [0, 10])
     assert values(shard, 5) == [-1]
+    assert reader.generation == 1
     assert shard.push(a_push(A, 9, generation=5), here(1), 0) == PushResult("already_applied", 1)
     assert shard.push(a_push(B, 9, generation=5), here(1), 0) == PushResult("applied", 2, 1)
 

@@ -32,6 +32,12 @@ def coordinator(tmp_path: Path) -> Iterator[FakeCoordinator]:
         yield fake
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that waits to be saved does not get away with giving up."""
+    monkeypatch.setattr("pserver.ending.STAY_S", 2 * WAIT_S)
+
+
 def until(messages: Queue[Message], wanted: Callable[[Message], bool]) -> Message:
     """The first that is wanted."""
     while not wanted(message := messages.get(timeout=WAIT_S)):
@@ -192,6 +198,7 @@ def test_a_stream_that_is_refused_has_the_shard_register_again(
 ) -> None:
     coordinator.registration.heartbeat_s = 1000
     with shard(coordinator) as future, worker(coordinator):
+        coordinator.heartbeats.get(timeout=WAIT_S)
         coordinator.known.clear()
         coordinator.commands.put(None)
         coordinator.registered.get(timeout=WAIT_S)
