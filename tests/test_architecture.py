@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,12 @@ PURE = {
     "coordinator.work",
     "pserver.fence",
     "pserver.shelf",
+    "worker.actions",
+    "worker.conduct",
+    "worker.done",
+    "worker.ending",
+    "worker.membership",
+    "worker.next_batch",
 }
 IMPURE = {"grpc", "threading", "time", "socket", "asyncio", "tensorflow", "keras", "sqlite3", "os"}
 
@@ -107,3 +115,15 @@ def test_tensorflow_stays_where_it_belongs(module: str) -> None:
 def test_cores_are_pure(module: str) -> None:
     used = {name.split(".")[0] for name in imports(MODULES[module])} & IMPURE
     assert not used, f"{module} imports {used}; time and effects come from its engine"
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_gradients_needs_no_tensorflow() -> None:
+    code = (
+        "import sys; import worker.performer, worker.gradient_source;"
+        f"print(*sorted({TENSORFLOW!r} & set(sys.modules)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not ran.stdout.strip()

@@ -24,7 +24,7 @@ FINISHED = pb.Lease(finished=pb.Shutdown())
 class ScriptedCoordinator(CoordinatorServicer):
     """Leases come from ``leases`` in order, for commits as well; an error there is raised, a
     function called, and when there is none left the job is finished. ``requests`` are all that
-    came, in order."""
+    came, in order; ``worker`` is the name that is given to whoever registers."""
 
     def __init__(self, cluster: pb.GetClusterResponse | None = None) -> None:
         self.cluster = cluster or pb.GetClusterResponse(generation=1, policy=1)
@@ -32,6 +32,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.not_ready: deque[PsError] = deque()
         self.heartbeat = pb.HeartbeatWorkerResponse()
         self.requests: list[Any] = []
+        self.worker = "worker-0"
         self.address = ""
         self._came = threading.Condition()
 
@@ -62,7 +63,7 @@ class ScriptedCoordinator(CoordinatorServicer):
 
     def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)
-        return pb.RegisterWorkerResponse(worker="worker-0", heartbeat_s=0.01, lease_s=10)
+        return pb.RegisterWorkerResponse(worker=self.worker, heartbeat_s=0.01, lease_s=10)
 
     def HeartbeatWorker(  # noqa: N802
         self, request: pb.HeartbeatWorkerRequest, context: Any

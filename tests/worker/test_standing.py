@@ -7,7 +7,14 @@ import pytest
 
 from coordinator.client import CoordinatorClient
 from psrpc.batch import BatchId
-from psrpc.errors import CoordinatorUnreachable, InvalidArgument, JobFailed, StaleGeneration
+from psrpc.errors import (
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    InvalidArgument,
+    JobFailed,
+    OutcomeUnknown,
+    StaleGeneration,
+)
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from worker.done import DoneBatch
@@ -141,3 +148,59 @@ def test_a_coordinator_that_never_comes() -> None:
         standing = Standing(client, incarnation=7, connect_timeout_s=0)
         with pytest.raises(CoordinatorUnreachable, match="no coordinator answers at "):
             standing.get_job()
+
+
+def test_a_newer_generation_interrupts_a_wait() -> None:
+    with joined() as (coordinator, standing):
+        heard: list[bool] = []
+        standing.interrupt_with(heard.append)
+        coordinator.heartbeat.generation = 2
+        with pytest.raises(StaleGeneration, match="generation 2 has begun"):
+            standing.pause(60)
+        assert heard[0], "what is under way cannot matter any more"
+        coordinator.cluster.generation = 2
+        standing.begin_again()
+        standing.register("sha", "cpu")
+        standing.get_cluster()
+        standing.check()
+        # Nor does a flag that was left set make every wait short.
+        assert not standing._interrupted.is_set()
+
+
+def test_a_stop_lets_the_step_under_way_finish() -> None:
+    with joined() as (_, standing):
+        heard: list[bool] = []
+        standing.interrupt_with(heard.append)
+        standing.stop()
+        assert not any(heard)
+        with pytest.raises(Stopped):
+            standing.check()
+
+
+def test_heartbeats_hurry_while_a_shard_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.standing.HURRY_S", 0.001)
+    with joined() as (coordinator, standing):
+        standing.membership.heartbeat_s = 3600
+        # The last one that the old pace sends.
+        beats = len(coordinator.of(pb.HeartbeatWorkerRequest))
+        coordinator.wait_for(pb.HeartbeatWorkerRequest, beats)
+        standing.hurry(True)
+        coordinator.wait_for(pb.HeartbeatWorkerRequest, beats + 5)
+        standing.hurry(False)
+
+
+def test_a_commit_that_was_never_answered_has_an_unknown_outcome() -> None:
+    with (
+        serve_script() as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+    ):
+        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing.register("sha", "cpu")
+        coordinator.leases.append(DeadlinePassed("so it seems"))
+        expected = r"not answered the commit of epoch 0 positions 3..3 in round 5.*is safe"
+        with pytest.raises(OutcomeUnknown, match=expected):
+            standing.commit(5, done(3))
+    with CoordinatorClient("127.0.0.1:1") as client:
+        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        with pytest.raises(CoordinatorUnreachable):
+            standing.commit(5, done(3))

@@ -1,0 +1,318 @@
+"""A worker without TensorFlow, real shards, and losses while it works."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from coordinator.client import CoordinatorClient
+from pserver.client import Push, ShardClient
+from pserver.engine import ShardEngine
+from pserver.requests import Begin, Revocation
+from pserver.server import ShardServer
+from pserver.updates.numpy_engine import NumpyEngine
+from pserver.workspace import Workspace
+from psrpc.batch import BatchId
+from psrpc.encoding import Encoding, Gradient, plain
+from psrpc.plan import Plan, VariableSpec, make_plan
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator, serve_script
+from tests.worker.shards import SGD, NoSink, Shards, serve_shards
+from worker.data import Array
+from worker.ending import Stopped
+from worker.gradient_source import GradientSource, Pull
+from worker.performer import Performer
+from worker.standing import Standing
+
+WITNESSES = 32
+"""Elements on each shard: one for each batch, which it moves from 0 to 1."""
+
+PLAN = make_plan([VariableSpec("w", (2 * WITNESSES,), "float32", "trainable")], 2, "cut")
+(ARENA,) = PLAN.arenas
+INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
+TICK_S = 0.001
+
+Leases = Callable[[ScriptedCoordinator, Shards], Iterable[Any]]
+"""What the coordinator hands out, as ScriptedCoordinator takes it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    gradients: tuple[Gradient, ...]
+    loss: float = 0.5
+    finite: bool = True
+
+
+class Source:
+    """Gradients that say which batch they are of."""
+
+    wire: Encoding = "plain"
+    spare: Mapping[str, Array]
+    _current: Mapping[str, Array]
+
+    def build(self) -> None: ...
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        assert plan == PLAN
+        self._current, self.spare = workspace.sets
+
+    def leave(self) -> None:
+        self._current = self.spare = {}
+
+    def initial_values(self) -> Mapping[str, Array]:
+        return {ARENA.name: np.zeros(2 * WITNESSES, np.float32)}
+
+    def expect(self, batches: Iterable[BatchId]) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def read(self, batch: BatchId) -> int:
+        return batch.first
+
+    def gradient(self, batch: BatchId, given: int) -> Result:
+        one = np.zeros(WITNESSES, np.float32)
+        one[given] = -2
+        return Result(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}))
+
+    def swap(self) -> None:
+        self._current, self.spare = self.spare, self._current
+
+    def settle(self, unused: Iterable[int] = ()) -> None: ...
+
+    def take_back(self) -> None: ...
+
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        raise NotImplementedError
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        raise NotImplementedError
+
+
+def attempt(index: int) -> types.Attempt:
+    batch = types.BatchId(epoch=0, first=index, count=1)
+    return types.Attempt(batch=batch, attempt=index + 1)
+
+
+def task(*indices: int) -> pb.Lease:
+    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+
+
+@dataclass
+class Running:
+    """A worker at work; ``ended`` has what its run has raised."""
+
+    coordinator: ScriptedCoordinator
+    shards: Shards
+    standing: Standing
+    ended: Future[None]
+
+    def check(self, *batches: int) -> None:
+        """Waits for the end; each of ``batches``, and no other, counted once on every shard."""
+        assert isinstance(self.ended.exception(30), Stopped)
+        expected = np.zeros((2, WITNESSES), np.float32)
+        expected[:, batches] = 1
+        cluster = self.shards.cluster
+        into = {ARENA.name: np.empty(2 * WITNESSES, np.float32)}
+        for shard, at in enumerate(cluster.shards):
+            with ShardClient(at.address, at.incarnation, PLAN, shard) as client:
+                client.pull(client.fence(cluster.generation, 1), "worker-9", None, into)
+        np.testing.assert_array_equal(into[ARENA.name].reshape(2, WITNESSES), expected)
+
+
+@contextmanager
+def at_work(
+    leases: Leases,
+    mode: Literal["async", "sync"] = "async",
+    *,
+    shm: bool,
+) -> Iterator[Running]:
+    """A worker that is told to initialize the shards, and then given ``leases``."""
+    with (
+        serve_shards(PLAN, mode, 1 if mode == "sync" else 0) as shards,
+        serve_script(shards.cluster) as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+        Standing(client, incarnation=7, connect_timeout_s=600) as standing,
+    ):
+        coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
+        source: GradientSource = Source()
+        ended: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                with Performer(source, standing, "sha", "cpu", shm=shm) as performer:
+                    performer.run()
+            except BaseException as error:
+                ended.set_exception(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield Running(coordinator, shards, standing, ended)
+        finally:
+            standing.stop()
+            thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(TICK_S)
+
+
+both = pytest.mark.parametrize("shm", [False, True])
+
+
+@both
+def test_batches_are_done_once_without_tensorflow(shm: bool) -> None:
+    with at_work(lambda _c, _s: [task(0, 1, 2), task(3)], shm=shm) as running:
+        running.check(0, 1, 2, 3)
+        reports = {r.attempt for q in running.coordinator.requests for r in getattr(q, "done", ())}
+        assert reports == {1, 2, 3, 4}
+        (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
+        assert (left.reason, left.fatal) == ("the job is done", False)
+
+
+def two_then(event: Callable[[ScriptedCoordinator, Shards], None]) -> Leases:
+    """Batches 0 and 1; when all shards have them, what ``event`` does; then batch 2 until it is
+    reported."""
+
+    def leases(coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
+        def happen() -> pb.Lease:
+            # The request for this came while the worker was at batch 1.
+            until(lambda: [engine.report().version for engine in shards.engines] == [2, 2])
+            event(coordinator, shards)
+            return task(2)
+
+        def again() -> pb.Lease:
+            reports = [r.attempt for q in coordinator.requests for r in getattr(q, "done", ())]
+            if 3 in reports:
+                return FINISHED
+            coordinator.leases.append(again)
+            return task(2)
+
+        return [task(0, 1), happen, again]
+
+    return leases
+
+
+@both
+@pytest.mark.slow  # it pauses before it joins anew
+def test_a_worker_that_was_revoked_goes_on_under_another_name(shm: bool) -> None:
+    def revoke(coordinator: ScriptedCoordinator, shards: Shards) -> None:
+        # Batch 2 reaches one shard before the other hears of it.
+        shards.engines[1].revoke(Revocation(1, "worker-0"))
+        coordinator.worker = "worker-1"
+
+    with at_work(two_then(revoke), shm=shm) as running:
+        running.check(0, 1, 2)
+        assert len(running.coordinator.of(pb.RegisterWorkerRequest)) == 2
+        assert running.coordinator.of(pb.LeaveWorkerRequest)[0].worker == "worker-1"
+        assert running.shards.engines[0].report().counters.already_applied >= 1
+
+
+@both
+@pytest.mark.slow  # it pauses before it joins anew
+def test_a_worker_that_waits_for_a_dead_shard_learns_of_the_replacement(shm: bool) -> None:
+    def die(_coordinator: ScriptedCoordinator, shards: Shards) -> None:
+        shards.servers[1].stop(0)
+
+    with at_work(two_then(die), shm=shm) as running, ShardServer(1, "127.0.0.1:0") as server:
+        coordinator, (first, second) = running.coordinator, running.shards.engines
+        until(lambda: "UNAVAILABLE" in running.standing.waits.reason())
+        assert first.report().version == 3, "the batch has reached one shard only"
+        server.open(
+            ShardEngine(
+                replace(second.identity, incarnation=201, generation=2),
+                PLAN,
+                NumpyEngine(SGD, PLAN, 1),
+                NoSink(),
+            )
+        )
+        restore(server.port, 0, 1)
+        assert first.begin(Begin(2, 1, keep=True)) is not None
+        replaced = pb.GetClusterResponse()
+        replaced.CopyFrom(coordinator.cluster)
+        replaced.generation = 2
+        replaced.shards[1].address = f"127.0.0.1:{server.port}"
+        replaced.shards[1].incarnation = 201
+        running.shards.cluster = coordinator.cluster = replaced
+        coordinator.heartbeat = pb.HeartbeatWorkerResponse(generation=2)
+        running.check(0, 1, 2)
+
+
+def restore(port: int, *batches: int) -> None:
+    """Gives shard 1 the values after ``batches``, and has it know that."""
+    values = np.zeros(2 * WITNESSES, np.float32)
+    values[WITNESSES:][list(batches)] = 1
+    with ShardClient(f"127.0.0.1:{port}", 201, PLAN, 1) as client:
+        fence = client.fence(2, 1)
+        client.initialize(fence, {ARENA.name: values})
+        for batch in batches:
+            client.push(fence, Push("worker-9", BatchId(0, batch, 1), 9, 0, None))
+
+
+@both
+@pytest.mark.slow  # it pauses before it joins anew
+def test_a_worker_leaves_a_shard_that_stands_still(shm: bool) -> None:
+    asked, frozen = threading.Event(), threading.Event()
+
+    def freeze(_coordinator: ScriptedCoordinator, _shards: Shards) -> None:
+        asked.set()
+        assert frozen.wait(30)
+
+    with at_work(two_then(freeze), shm=shm) as running:
+        coordinator, (first, second) = running.coordinator, running.shards.engines
+        assert asked.wait(30)
+        with second._changed:  # nothing passes its lock
+            frozen.set()
+            until(lambda: first.report().version == 3)
+            coordinator.cluster.generation = 2
+            coordinator.heartbeat = pb.HeartbeatWorkerResponse(generation=2)
+            # Its exchange would have lasted a minute.
+            coordinator.wait_for(pb.GetClusterRequest, 2)
+            for engine in (first, second):
+                assert engine.begin(Begin(2, 1, keep=True)) is not None
+        running.check(0, 1, 2)
+
+
+@both
+def test_a_stop_ends_the_wait_for_a_round(shm: bool) -> None:
+    asked = threading.Event()
+
+    def leases(_coordinator: ScriptedCoordinator, _shards: Shards) -> list[Any]:
+        def never_decided() -> pb.Lease:
+            asked.set()
+            return pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(0)))
+
+        return [never_decided]
+
+    with at_work(leases, "sync", shm=shm) as running:
+        assert asked.wait(30)
+        until(lambda: "shard 1" in running.standing.waits.reason())
+        running.standing.stop()
+        running.check()
+        (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
+        assert left.reason == "told to stop"
+
+
+@both
+def test_a_stop_ends_the_wait_for_a_shard(shm: bool) -> None:
+    def leases(_coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
+        def die() -> pb.Lease:
+            shards.servers[1].stop(0)
+            return task(0)
+
+        return [die]
+
+    with at_work(leases, shm=shm) as running:
+        until(lambda: "UNAVAILABLE" in running.standing.waits.reason())
+        running.standing.stop()
+        assert isinstance(running.ended.exception(30), Stopped)
+        assert running.coordinator.of(pb.LeaveWorkerRequest)
