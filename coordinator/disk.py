@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -134,10 +135,18 @@ def commit(
 def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:
     """Finds the newest good checkpoint of a run. Blocks."""
     try:
+        _make_last(run, storage)
         chosen = choose_checkpoint(run.run_dir, run.description, run.run_id, refused, storage)
     except (CheckpointError, InvalidJob, OSError) as error:
         return Choice(None, str(error), seen=bool(_present(run, storage)))
     return Choice(chosen)
+
+
+def _make_last(run: Run, storage: Storage) -> None:
+    """Who committed the newest may have died before its name was sure to last, and what is trained
+    from here on is lost with it."""
+    with contextlib.suppress(FileNotFoundError):
+        storage.sync(run.run_dir / CHECKPOINTS)
 
 
 def _present(run: Run, storage: Storage) -> list[str]:

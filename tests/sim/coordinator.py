@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
+from coordinator.checkpoints import Checkpoints, remove_unfinished
 from coordinator.course import Course
 from coordinator.curves import Curves
-from coordinator.disk import Choice, Committed, commit
+from coordinator.disk import Choice, Committed, choose, commit
 from coordinator.engine import POLL_S, Caller, Engine
 from coordinator.lifecycle import ENDED
 from coordinator.messages import read_holding, read_report, read_reports, write_command, write_lease
@@ -21,7 +21,7 @@ from coordinator.snapshots import Taken
 from coordinator.store import GENERATION, SINCE, Store
 from coordinator.streams import Stream
 from coordinator.work import Decision, Ended, SnapshotOrder, Wait, Work
-from psrpc.errors import CheckpointError, InvalidJob, NotReady, PsError, ResourceExhausted
+from psrpc.errors import NotReady, PsError, ResourceExhausted
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
 from tests.sim.network import Respond
@@ -139,17 +139,10 @@ class SlowDisk:
         """See :class:`coordinator.disk.DiskWork`."""
 
         def work() -> None:
-            run = self._run
-            try:
-                chosen = choose_checkpoint(
-                    run.run_dir, run.description, run.run_id, refused, self._storage
-                )
-            except (CheckpointError, InvalidJob, OSError) as error:
-                done(Choice(None, str(error)))
-                return
-            if chosen.remarks:
+            choice = choose(self._run, refused, self._storage)
+            if choice.chosen is not None and choice.chosen.remarks:
                 self._cluster.counts["fall-backs"] += 1
-            done(Choice(chosen))
+            done(choice)
 
         self._soon(work)
 
