@@ -62,7 +62,7 @@ def test_ls_lists_the_newest_first_and_marks_the_best(
     ]
     assert lines[1].split() == ["step-00000030", "1", "30", "0.0", "MB", "newest"]
     assert " s ago" in lines[2]
-    assert lines[3].endswith("best")
+    assert lines[3].rstrip().endswith("best")
     assert "has no manifest.json" in lines[4]
 
 
