@@ -245,7 +245,7 @@ class Course:
                 self._initializer = name
                 return Initialize()
         elif self.phase in ("training", "finishing"):
-            task = self.training.evaluations.lease(name)
+            task = self.training.orders.evaluations.lease(name)
             if task is not None:
                 return task
             if self.phase == "training":
@@ -270,9 +270,12 @@ class Course:
         elif self.phase == "initializing":
             if not self.generations.formation.initialized:
                 parts.append(f"{self._initializer or 'a worker'} to initialize the shards")
-            parts.append(training.snapshots.waiting_for())
+            parts.append(training.orders.snapshots.waiting_for())
         elif self.phase == "finishing":
-            parts += [training.snapshots.waiting_for(), training.evaluations.waiting_for()]
+            parts += [
+                training.orders.snapshots.waiting_for(),
+                training.orders.evaluations.waiting_for(),
+            ]
         elif training.schedule is not None:
             parts.append(training.schedule.waiting_for())
         parts.append(self.revocations.waiting_for() if self.phase not in FORMING else "")
@@ -318,45 +321,37 @@ class Course:
 
     def snapshot(self, outcome: Taken | Failed | None) -> None:
         """What the last report on a snapshot came to."""
+        orders = self.training.orders
         if isinstance(outcome, Taken):
-            outcome = self.training.checked(outcome)
+            outcome = orders.checked(outcome)
         if isinstance(outcome, Failed):
-            self._snapshot_failed(outcome)
+            orders.failed(outcome)
         elif outcome is not None and outcome.order.write:
-            training = self.training
-            self._disk.commit(
-                outcome, self.run.generation, training.scores(), self._in_use(), self._committed
-            )
+            in_use = (*orders.evaluations.snapshots, self.generations.restoring)
+            scores = self.training.scores()
+            self._disk.commit(outcome, self.run.generation, scores, in_use, self._committed)
+            return
         elif outcome is not None:
-            self.training.snapshot_taken(outcome.order)
-            self.advance()
+            orders.taken(outcome.order)
+        self.advance()
 
     def _committed(self, result: Committed) -> None:
         """A manifest was written, or could not be; the generation may be another since."""
-        order, present = result.taken.order, result.generation == self._begun
-        if result.error:
-            failed = Failed(order, result.error)
-            if present:
-                self._snapshot_failed(failed)
-            else:
-                self._disk.discard(order)
-            return
+        order, orders = result.taken.order, self.training.orders
+        present = result.generation == self._begun
         for warning in result.warnings:
             self.training.warn(warning)
-        self.newest_checkpoint = f"{CHECKPOINTS}/{order.name}"
-        log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
-        self.training.note_checkpoint(order, result.generation)
-        if present:
-            self.training.snapshot_taken(order)
+        if not result.error:
+            self.newest_checkpoint = f"{CHECKPOINTS}/{order.name}"
+            log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
+            self.training.note_checkpoint(order, result.generation)
+            if present:
+                orders.taken(order)
+        elif present and self.complete:
+            orders.failed(Failed(order, result.error))
+        else:
+            self._disk.discard(order)
         self.advance()
-
-    def _snapshot_failed(self, failed: Failed) -> None:
-        self._disk.discard(failed.order)
-        self.training.snapshot_failed(failed)
-        self.advance()
-
-    def _in_use(self) -> tuple[str, ...]:
-        return (*self.training.evaluations.snapshots, self.generations.restoring)
 
     # Phases.
 
@@ -373,7 +368,7 @@ class Course:
             self.fail(failure)
         if self.generations.formation.complete and self._begun != self.run.generation:
             self._begin()
-        saving = self.training.saving
+        saving = self.training.orders.saving
         facts = Facts(
             begun=self.complete,
             initialized=self.generations.formation.initialized,
@@ -387,7 +382,7 @@ class Course:
             self._enter(transition.phase, transition.reason)
             self.advance()
         elif self.phase == "initializing" and facts.initialized:
-            self.training.order_first()
+            self.training.orders.order_first()
         elif self._stopped():
             self.fail(STOPPED)
         self.bell.ring()

@@ -33,11 +33,12 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The newest good checkpoint, or None and why there is none. ``seen`` when there are some that
-    are not good."""
+    are not good, ``again`` when the disk did not say and may do so later."""
 
     chosen: Chosen | None
     reason: str = ""
     seen: bool = False
+    again: bool = False
 
 
 class DiskWork(Protocol):
@@ -136,9 +137,13 @@ def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Cho
     """Finds the newest good checkpoint of a run. Blocks."""
     try:
         _make_last(run, storage)
+        present = _present(run, storage)
+    except OSError as error:
+        return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be read: {error}", again=True)
+    try:
         chosen = choose_checkpoint(run.run_dir, run.description, run.run_id, refused, storage)
     except (CheckpointError, InvalidJob, OSError) as error:
-        return Choice(None, str(error), seen=bool(_present(run, storage)))
+        return Choice(None, str(error), seen=bool(present))
     return Choice(chosen)
 
 

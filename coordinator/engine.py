@@ -132,7 +132,7 @@ class Engine:
         """A shard has taken (and written) a snapshot. Raises StaleGeneration, InvalidArgument."""
         self._members.shard_seen(file.shard, incarnation, self.course.now())
         self.course.check_standing(generation)
-        self.course.snapshot(self.course.training.snapshots.report(name, file, error))
+        self.course.snapshot(self.course.training.orders.snapshots.report(name, file, error))
 
     # Workers.
 
@@ -226,7 +226,9 @@ class Engine:
     ) -> None:
         """A worker has evaluated a task. Raises StaleGeneration or InvalidArgument."""
         if self._admit(caller):
-            self.course.training.evaluations.report(caller.name, evaluation, task, records, states)
+            self.course.training.orders.evaluations.report(
+                caller.name, evaluation, task, records, states
+            )
             self.course.advance()
 
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:

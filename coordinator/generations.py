@@ -80,6 +80,9 @@ class Generations:
         holdings, mode = formation.holdings, run.description.mode
         decision = self._last_decision()
         choice, self._choice = self._choice, None
+        if choice is not None and choice.again:
+            self._warn(f"{choice.reason}; tried again")
+            return False
         chosen = choice.chosen if choice else None
         if why_restore(holdings, mode, run.since, decision) and (
             choice is None or (chosen is not None and chosen.restored.name in self._refused)
@@ -104,7 +107,9 @@ class Generations:
             return False
         for remark in chosen.remarks if chosen else ():
             self._warn(remark)
-        return self._form(generation, origin, chosen)
+        formed = self._form(generation, origin, chosen)
+        self._choice = None if formed else choice
+        return formed
 
     def begun(self, shard: int, standing: Standing) -> None:
         """A shard stands at the present generation."""
@@ -181,7 +186,8 @@ class Generations:
 
     def _chosen(self, choice: Choice) -> None:
         self._choosing = False
-        self._choice = choice
+        # By the time that all are there again, there may be a newer one.
+        self._choice = choice if self.formation.due else None
         self._changed()
 
     def _committed(self, choice: Choice | None) -> bool:

@@ -35,4 +35,4 @@ class Stopping:
         if self._checkpoint is None:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"
-        return training.snapshots.waiting_for() or "a checkpoint to be committed"
+        return training.orders.snapshots.waiting_for() or "a checkpoint to be committed"

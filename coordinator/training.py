@@ -11,21 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
-from coordinator.evaluation import Evaluations
 from coordinator.guard import Guard
 from coordinator.ledger import Ledger
+from coordinator.orders import Orders
 from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
 from coordinator.run import Run
-from coordinator.saving import Saving
-from coordinator.snapshots import Failed, Snapshots, Taken
 from coordinator.store import Store
 from coordinator.work import (
     Attempt,
     Command,
     Decision,
     Positions,
-    Release,
     Report,
     Round,
     SnapshotOrder,
@@ -33,7 +30,7 @@ from coordinator.work import (
     Train,
     Wait,
 )
-from psrpc.errors import CheckpointError, InvalidArgument
+from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
 from psrpc.logs import get_logger
 
@@ -70,7 +67,7 @@ class Training:
         self._send = send
         self._disk = disk
         self.progress = Progress()
-        self.failure: str | None = None
+        self._failure: str | None = None
         self.warnings: list[str] = []
         self.results = store.evaluations()
         first_loss = store.get(FIRST_LOSS)
@@ -78,33 +75,15 @@ class Training:
         self._guarded = first_loss
         self._unstored: dict[str, Callable[[], None]] = {}
         self.schedule: Ledger | Rounds | None = None
-        self._rebuild(run)
-
-    def _rebuild(self, run: Run) -> None:
-        description = run.description
-        newest = self._store.newest_checkpoint()
-        saved_step = run.restored.global_step if run.restored else None
-        if run.restored is None and newest is not None and newest[1] >= run.since:
-            # One of another history is not what the shards hold, whatever its step.
-            saved_step = newest[2]
         self.run = run
-        self.evaluations = Evaluations(description.eval_records, description.batch_size)
-        self.snapshots = Snapshots(run.plan.shards)
-        self.saving = Saving(
-            snapshots=self.snapshots,
-            evaluations=self.evaluations,
-            every=description.checkpoint_every,
-            last_epoch=description.epochs - 1,
-            evaluates=description.eval_records > 0,
-            saved_step=saved_step,
-            first_saved=newest is not None or run.restored is not None,
-            generation=run.generation,
-            writes_epochs=description.keep_best is not None,
-        )
+        self.orders = self._new_orders(run)
         self._undecided: Decision | None = None
-        self._orders = 0
-        self._unfinished: dict[str, int] = {}
         self._closed = False
+
+    @property
+    def failure(self) -> str | None:
+        """Why the job must stop; None while it need not."""
+        return self._failure or self.orders.failure
 
     @property
     def ledger(self) -> Ledger | None:
@@ -148,7 +127,9 @@ class Training:
         description = run.description
         done = _common(applied)
         gone = _common(skipped)
-        self._rebuild(run)
+        self.run = run
+        self.orders = self._new_orders(run)
+        self._undecided, self._closed = None, False
         self.progress.skipped = self._count_batches(gone)
         if description.mode == "sync":
             self.schedule = Rounds(
@@ -173,9 +154,9 @@ class Training:
         self._evaluate_again(self.schedule.finished_epochs)
 
     def halt(self) -> None:
-        """The generation is over: nothing that was ordered in it will come."""
-        for order in self.snapshots.pending:
-            self._disk.discard(order)
+        """The generation is over: nothing is decided in it any more, nothing ordered will come."""
+        self._closed, self._undecided = True, None
+        self.orders.give_up()
 
     def retry(self) -> None:
         """Tries again to store what the disk has refused. Call it now and then."""
@@ -198,7 +179,7 @@ class Training:
         back. Evaluations change nothing on a shard, and are open to others at once."""
         attempts = self.schedule.revoke(worker) if self.schedule else []
         self.progress.failed += len(attempts) if lost else 0
-        self.evaluations.release(worker)
+        self.orders.evaluations.release(worker)
         return attempts
 
     def release(self, worker: str) -> int:
@@ -218,7 +199,7 @@ class Training:
         if counted:
             after = self.ledger.span.step
             finished = self.ledger.take_finished_epochs()
-            self.saving.stepped(before, after, finished)
+            self.orders.saving.stepped(before, after, finished)
             self._epochs_done(finished, after)
 
     def commit(self, worker: str, round_number: int, report: Report, now: float) -> None:
@@ -238,51 +219,28 @@ class Training:
         if rounds.complete:
             self._decide(rounds)
 
-    def order_first(self) -> None:
-        """Orders the step-0 checkpoint, once."""
-        order = self.saving.order_first()
-        if order is not None:
-            self._order(order)
-
     def order_due(self) -> None:
         """Orders the snapshots that are due and that no decision carries."""
-        if self.rounds is not None and not self.trained and not self._closed:
-            return
-        while (order := self.saving.next_order(self.span.step, self.trained)) is not None:
-            self._order(order)
+        if self.rounds is None or self.trained or self._closed:
+            self.orders.order_due(self.span.step, self.trained)
         self._take_warnings()
 
     def request_checkpoint(self) -> int:
         """A checkpoint of now or later is wanted; its number, for :meth:`is_saved`."""
-        wanted = not self.trained and self.saving.request(self.span.step)
-        return self._orders + 1 if wanted else self._orders
+        return 0 if self.trained else self.orders.request(self.span.step)
 
     def close(self) -> int:
         """Nothing is decided any more, and the state that training has come to is saved; the
         number of its checkpoint. Async: what is pushed still is done again by who goes on."""
-        self._closed = True
-        self._undecided = None
+        self._closed, self._undecided = True, None
         return self.request_checkpoint()
 
     def is_saved(self, number: int) -> bool:
         """Whether the checkpoint of this number is committed, or has failed; at the end of
         training, whether the final one is."""
         if self.trained:
-            return self.saving.final_saved
-        return number <= self._orders and number not in self._unfinished.values()
-
-    def checked(self, taken: Taken) -> Taken | Failed:
-        """A snapshot that all shards have taken: in sync mode all must be of its round."""
-        versions = {file.version for file in taken.files}
-        if self.rounds is None or versions <= {taken.order.global_step}:
-            return taken
-        return Failed(taken.order, f"shards have taken it at rounds {sorted(versions)}")
-
-    def snapshot_taken(self, order: SnapshotOrder) -> None:
-        """Every shard has it, and a checkpoint is committed."""
-        self._finished(order)
-        self.saving.taken(order.name)
-        self.evaluations.snapshot_taken(order.name)
+            return self.orders.saving.final_saved
+        return self.orders.is_saved(number)
 
     def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
         """Remembers a checkpoint that was committed, of this generation or an earlier one."""
@@ -291,14 +249,6 @@ class Training:
             lambda: self._store.put_checkpoint(order.name, generation, order.global_step),
         )
 
-    def snapshot_failed(self, failed: Failed) -> None:
-        """A shard could not take it, or it cannot be committed."""
-        self._finished(failed.order)
-        if self.snapshots.release(failed.order.name):
-            self._send(Release(failed.order.name))
-        self.failure = self.failure or self.saving.failed(failed)
-        self._take_warnings()
-
     def scores(self) -> dict[tuple[int, int], float]:
         """The results by which checkpoints are compared, by generation and global step."""
         best = self.run.description.keep_best
@@ -306,7 +256,7 @@ class Training:
 
     def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
         """An evaluation's results. Raises InvalidArgument."""
-        result = self.evaluations.merged(evaluation, values)
+        result = self.orders.evaluations.merged(evaluation, values)
         if result is None:
             return
         row = (evaluation, result.global_step, dict(values))
@@ -318,28 +268,22 @@ class Training:
         self.results = [*(r for r in self.results if r[0] != evaluation), row]
         self._curves.epoch(values, result.global_step)
         log.info("evaluated", evaluation=evaluation, step=result.global_step, **row[2])
-        if self.snapshots.release(result.snapshot):
-            self._send(Release(result.snapshot))
+        self.orders.release(result.snapshot)
 
     def missed(self, shard: int) -> list[Command]:
         """What a shard may have missed while it had no command stream open."""
         missed: list[Command] = []
         if self.rounds is not None and self.rounds.last_decision is not None:
             missed.append(self.rounds.last_decision)
-        missed += self.snapshots.lacking(shard)
-        missed += [Release(name) for name in self.snapshots.released]
-        return missed
+        return missed + self.orders.missed(shard)
 
     def _decide(self, rounds: Rounds) -> None:
         step = rounds.round + 1
         if self._undecided is None:
             trained = step == rounds.total_rounds
             ended = [rounds.span.epoch] if rounds.ends_epoch else []
-            self.saving.stepped(rounds.round, step, ended)
-            order = self.saving.next_order(step, trained, by_decision=True)
-            if order is not None and not self._make_directory(order):
-                order = None
-            self._undecided = rounds.decide((order,) if order else ())
+            self.orders.saving.stepped(rounds.round, step, ended)
+            self._undecided = rounds.decide(self.orders.with_decision(step, trained))
         decision = self._undecided
         # First to the disk, then to the world: a restarted coordinator must not decide otherwise.
         try:
@@ -356,6 +300,9 @@ class Training:
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._take_warnings()
 
+    def _new_orders(self, run: Run) -> Orders:
+        return Orders(run, self._store.newest_checkpoint(), self._disk, self._send)
+
     def _evaluate_again(self, finished: Sequence[int]) -> None:
         """Epochs that ended before this generation began and whose result is not there."""
         known = {name for name, _, _ in self.results}
@@ -364,7 +311,7 @@ class Training:
             for epoch in left[:-EVALUATED_AGAIN]:
                 self.warn(f"epoch {epoch} is not evaluated: its state is gone")
             step = self.span.step
-            self.saving.stepped(step, step, left[-EVALUATED_AGAIN:])
+            self.orders.saving.stepped(step, step, left[-EVALUATED_AGAIN:])
 
     def _store_soon(self, what: str, store: Callable[[], None]) -> None:
         """Stores what the job can go on without; tries again later if the disk refuses."""
@@ -376,38 +323,15 @@ class Training:
         else:
             self._unstored.pop(what, None)
 
-    def _order(self, order: SnapshotOrder) -> None:
-        if self._make_directory(order):
-            log.info("snapshot ordered", snapshot=order.name, write=order.write, keep=order.keep)
-            self._send(order)
-
-    def _make_directory(self, order: SnapshotOrder) -> bool:
-        """Where a checkpoint goes; False when there is no place, which is noted."""
-        if not order.write:
-            return True
-        self._orders += 1
-        self._unfinished[order.name] = self._orders
-        try:
-            self._disk.prepare(order)
-        except CheckpointError as error:
-            self.snapshots.withdraw(order.name)
-            self.snapshot_failed(Failed(order, str(error)))
-            return False
-        return True
-
-    def _finished(self, order: SnapshotOrder) -> None:
-        self._unfinished.pop(order.name, None)
-        self.snapshots.written(order.name)
-
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)
         if report.skipped:
             self.warn(f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})")
-        self.failure = self.failure or self._guard.batch(report.batch, report.skipped)
+        self._failure = self._failure or self._guard.batch(report.batch, report.skipped)
 
     def _step_done(self, step: int, loss: float, staleness: int) -> None:
         self._curves.step(step, loss, staleness)
-        self.failure = self.failure or self._guard.step(loss)
+        self._failure = self._failure or self._guard.step(loss)
         if self._guard.first_loss != self._guarded:
             self._guarded = self._guard.first_loss
             first = self._guarded
@@ -420,7 +344,7 @@ class Training:
             log.info("epoch done", epoch=epoch, step=step, train_loss=loss)
 
     def _take_warnings(self) -> None:
-        warnings, self.saving.warnings = self.saving.warnings, []
+        warnings, self.orders.warnings = self.orders.warnings, []
         for warning in warnings:
             self.warn(warning)
 

@@ -126,14 +126,16 @@ def test_attempt_numbers_are_never_used_again() -> None:
 
 def test_a_round_is_idle_when_nobody_holds_what_is_not_committed() -> None:
     rounds = make(replicas=2)
-    assert rounds.idle
+    idle = [rounds.idle]
     work = lease(rounds, "w")
-    assert not rounds.idle
+    idle.append(rounds.idle)
     rounds.commit("w", 0, done(work))
-    assert rounds.idle
+    idle.append(rounds.idle)
     lease(rounds, "v")
+    idle.append(rounds.idle)
     rounds.revoke("v")
-    assert rounds.idle
+    idle.append(rounds.idle)
+    assert idle == [True, False, True, False, True]
 
 
 def test_a_commit_of_a_decided_round_changes_nothing() -> None:

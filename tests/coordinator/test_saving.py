@@ -55,9 +55,9 @@ def test_the_first_checkpoint_comes_once() -> None:
     first = parts.saving.order_first()
     assert first == order("step-00000000", 0, True, False)
     assert parts.saving.order_first() is None
-    assert not parts.saving.first_saved
+    saved = [parts.saving.first_saved]
     parts.finish(first)
-    assert parts.saving.first_saved
+    assert [*saved, parts.saving.first_saved] == [False, True]
     assert not parts.saving.request(0), "it holds what the shards hold now"
 
 

@@ -18,6 +18,7 @@ import structlog
 
 from coordinator import cli, serve
 from coordinator.client import CoordinatorClient
+from coordinator.course import Course
 from coordinator.description import DescribeFailed
 from coordinator.run_directory import RunDirectory
 from coordinator.settling import overrides_for_workers
@@ -209,9 +210,9 @@ def test_a_run_that_has_not_ended_goes_on_by_itself(
     what they have."""
     described["checkpoint_every"] = 2
     run_dir = tmp_path / "run"
-    tick, killed = serve.Course.tick, threading.Event()
+    tick, killed = Course.tick, threading.Event()
 
-    def die(course: serve.Course) -> None:
+    def die(course: Course) -> None:
         if killed.is_set():
             raise Killed
         tick(course)
@@ -221,7 +222,7 @@ def test_a_run_that_has_not_ended_goes_on_by_itself(
         killed.set()
 
     with monkeypatch.context() as dying:
-        dying.setattr(serve.Course, "tick", die)
+        dying.setattr(Course, "tick", die)
         dying.setattr(serve, "TICK_S", 0.01)
         with pytest.raises(Killed):
             run_with(dying, options(run_dir), kill)

@@ -212,8 +212,8 @@ def test_async_snapshots_are_ordered_by_command(tmp_path: Path) -> None:
                 order = parts.sent.pop()
                 assert isinstance(order, SnapshotOrder)
                 orders.append((order.name, order.write, order.keep))
-                training.snapshots.report(order.name, ShardFile(0, 0), "")
-                training.snapshot_taken(order)
+                training.orders.snapshots.report(order.name, ShardFile(0, 0), "")
+                training.orders.taken(order)
         assert orders == [
             ("step-00000002", True, False),
             ("epoch-0", False, True),
@@ -258,7 +258,7 @@ def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) 
         training = parts.begin()
         for _ in range(3):
             parts.round(loss=2.0)
-        assert [order.name for order in training.snapshots.pending] == ["step-00000001"]
+        assert [order.name for order in training.orders.snapshots.pending] == ["step-00000001"]
         training.halt()
         assert not list((tmp_path / "checkpoints").iterdir())
         training.begin(replace(parts.run, generation=2), [{}], [{}], version=1)
@@ -303,8 +303,8 @@ def test_a_snapshot_at_different_rounds_is_none(tmp_path: Path) -> None:
         training = parts.begin()
         order = SnapshotOrder("step-00000002", 2, True, False, "checkpoints/.tmp-step-00000002")
         good = Taken(order, (ShardFile(0, 2), ShardFile(1, 2)))
-        assert training.checked(good) is good
-        torn = training.checked(Taken(order, (ShardFile(0, 2), ShardFile(1, 3))))
+        assert training.orders.checked(good) is good
+        torn = training.orders.checked(Taken(order, (ShardFile(0, 2), ShardFile(1, 3))))
         assert isinstance(torn, Failed)
         assert "at rounds [2, 3]" in torn.reason
 
@@ -325,7 +325,7 @@ def test_a_checkpoint_that_was_asked_for_is_known_by_its_number(tmp_path: Path, 
             order = parts.sent[-1]
         assert isinstance(order, SnapshotOrder)
         assert not training.is_saved(number)
-        training.snapshot_taken(order)
+        training.orders.taken(order)
         assert training.is_saved(number)
         assert training.request_checkpoint() == number
 
@@ -342,7 +342,7 @@ def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: P
         order = parts.sent[-1]
         assert isinstance(order, SnapshotOrder)
         assert (order.name, order.global_step) == ("step-00000001", 1)
-        training.snapshot_taken(order)
+        training.orders.taken(order)
         assert training.is_saved(number)
 
 
@@ -358,8 +358,8 @@ def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
         assert training.failure is None
         assert "step-00000003 failed: cannot make" in training.warnings[0]
         assert parts.sent == [Release("step-00000003")]
-        assert training.evaluations.idle
-        assert not training.snapshots.writing
+        assert training.orders.evaluations.idle
+        assert not training.orders.snapshots.writing
 
 
 def test_a_failed_final_snapshot_stops_the_job(tmp_path: Path) -> None:
@@ -370,6 +370,6 @@ def test_a_failed_final_snapshot_stops_the_job(tmp_path: Path) -> None:
         training.order_due()
         [order] = parts.sent
         assert isinstance(order, SnapshotOrder)
-        training.snapshot_failed(Failed(order, "shard 0: no space left"))
+        training.orders.failed(Failed(order, "shard 0: no space left"))
         assert training.failure is not None
         assert "no space left" in training.failure

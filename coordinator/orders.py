@@ -1,0 +1,149 @@
+"""The snapshots of one generation: ordered, taken by all shards, committed or given up.
+
+Deterministic: orders go out through ``send``; the disk is its only effect besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.disk import DiskWork
+from coordinator.evaluation import Evaluations
+from coordinator.run import Run
+from coordinator.saving import Saving
+from coordinator.snapshots import Failed, Snapshots, Taken
+from coordinator.work import Command, Release, SnapshotOrder
+from psrpc.errors import CheckpointError
+from psrpc.logs import get_logger
+
+log = get_logger()
+
+
+class Orders:
+    """What of a generation is saved and evaluated. ``failure`` says why the job must stop,
+    ``warnings`` what a person should know. Not thread-safe."""
+
+    def __init__(
+        self,
+        run: Run,
+        newest: tuple[str, int, int] | None,
+        disk: DiskWork,
+        send: Callable[[Command], None],
+    ) -> None:
+        """``newest`` is the checkpoint that was noted last: name, generation, global step."""
+        description = run.description
+        saved_step = run.restored.global_step if run.restored else None
+        if run.restored is None and newest is not None and newest[1] >= run.since:
+            # One of another history is not what the shards hold, whatever its step.
+            saved_step = newest[2]
+        self.failure: str | None = None
+        self.warnings: list[str] = []
+        self.evaluations = Evaluations(description.eval_records, description.batch_size)
+        self.snapshots = Snapshots(run.plan.shards)
+        self.saving = Saving(
+            snapshots=self.snapshots,
+            evaluations=self.evaluations,
+            every=description.checkpoint_every,
+            last_epoch=description.epochs - 1,
+            evaluates=description.eval_records > 0,
+            saved_step=saved_step,
+            first_saved=newest is not None or run.restored is not None,
+            generation=run.generation,
+            writes_epochs=description.keep_best is not None,
+        )
+        self._sync = description.mode == "sync"
+        self._disk = disk
+        self._send = send
+        self._written = 0
+        """Checkpoints that were ordered."""
+        self._unfinished: dict[str, int] = {}
+        """Those of them that are neither committed nor given up: name and number."""
+
+    def order_first(self) -> None:
+        """Orders the step-0 checkpoint, once."""
+        order = self.saving.order_first()
+        if order is not None:
+            self._order(order)
+
+    def order_due(self, step: int, trained: bool) -> None:
+        """Orders what is due by command, now that the shards stand at ``step``."""
+        while (order := self.saving.next_order(step, trained)) is not None:
+            self._order(order)
+        self._take_warnings()
+
+    def with_decision(self, step: int, trained: bool) -> tuple[SnapshotOrder, ...]:
+        """What is ordered by the decision that takes the shards to ``step``."""
+        order = self.saving.next_order(step, trained, by_decision=True)
+        self._take_warnings()
+        return (order,) if order is not None and self._make_directory(order) else ()
+
+    def request(self, step: int) -> int:
+        """A checkpoint of ``step`` or later is wanted; its number, for :meth:`is_saved`."""
+        return self._written + 1 if self.saving.request(step) else self._written
+
+    def is_saved(self, number: int) -> bool:
+        """Whether the checkpoint of this number is committed, or has failed."""
+        return number <= self._written and number not in self._unfinished.values()
+
+    def checked(self, taken: Taken) -> Taken | Failed:
+        """A snapshot that all shards have taken: in sync mode all must be of its round."""
+        versions = {file.version for file in taken.files}
+        if not self._sync or versions <= {taken.order.global_step}:
+            return taken
+        return Failed(taken.order, f"shards have taken it at rounds {sorted(versions)}")
+
+    def taken(self, order: SnapshotOrder) -> None:
+        """Every shard has it, and a checkpoint is committed."""
+        self._finished(order)
+        self.saving.taken(order.name)
+        self.evaluations.snapshot_taken(order.name)
+
+    def failed(self, failed: Failed) -> None:
+        """A shard could not take it, or it cannot be committed."""
+        self._finished(failed.order)
+        self._disk.discard(failed.order)
+        self.release(failed.order.name)
+        self.failure = self.failure or self.saving.failed(failed)
+        self._take_warnings()
+
+    def release(self, name: str) -> None:
+        """Nobody needs the kept snapshot any more."""
+        if self.snapshots.release(name):
+            self._send(Release(name))
+
+    def give_up(self) -> None:
+        """The generation is over: what is not taken yet will not be."""
+        for order in self.snapshots.pending:
+            self._disk.discard(order)
+
+    def missed(self, shard: int) -> list[Command]:
+        """What a shard may have missed while it had no command stream open."""
+        released = [Release(name) for name in self.snapshots.released]
+        return [*self.snapshots.lacking(shard), *released]
+
+    def _order(self, order: SnapshotOrder) -> None:
+        if self._make_directory(order):
+            log.info("snapshot ordered", snapshot=order.name, write=order.write, keep=order.keep)
+            self._send(order)
+
+    def _make_directory(self, order: SnapshotOrder) -> bool:
+        """Where a checkpoint goes; False when there is no place, which is noted."""
+        if not order.write:
+            return True
+        self._written += 1
+        self._unfinished[order.name] = self._written
+        try:
+            self._disk.prepare(order)
+        except CheckpointError as error:
+            self.snapshots.withdraw(order.name)
+            self.failed(Failed(order, str(error)))
+            return False
+        return True
+
+    def _finished(self, order: SnapshotOrder) -> None:
+        self._unfinished.pop(order.name, None)
+        self.snapshots.written(order.name)
+
+    def _take_warnings(self) -> None:
+        self.warnings += self.saving.warnings
+        self.saving.warnings = []
