@@ -109,12 +109,15 @@ class RunDirectory:
         self._write(JOB, json.dumps(document, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
+        path = self.path / name
         with contextlib.suppress(FileNotFoundError):
-            if (self.path / name).read_text() == text:
-                return  # the disk may be full
+            if path.read_text() == text:
+                # The disk may be full; its time still says that it was written now.
+                os.utime(path)
+                return
         temporary = self.path / f".{name}.tmp"
         temporary.write_text(text)
-        temporary.replace(self.path / name)
+        temporary.replace(path)
 
     def _unlock(self) -> None:
         if self._lock is not None:

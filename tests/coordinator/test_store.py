@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -125,14 +126,17 @@ def test_a_run_directory_is_held_by_one_run(tmp_path: Path) -> None:
         assert directory.new_token() != token
 
 
-def test_what_stands_there_already_is_not_written_again(tmp_path: Path) -> None:
+def test_what_stands_there_already_takes_no_space_and_is_new_all_the_same(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, resume=False) as directory:
         directory.write_address("127.0.0.1:5000")
-        written = (tmp_path / "address").stat().st_ino
+        path = tmp_path / "address"
+        os.utime(path, (1, 1))
+        inode = path.stat().st_ino
         directory.write_address("127.0.0.1:5000")
-        assert (tmp_path / "address").stat().st_ino == written
+        assert path.stat().st_ino == inode
+        assert path.stat().st_mtime > 1
         directory.write_address("127.0.0.1:5001")
-        assert (tmp_path / "address").read_text() == "127.0.0.1:5001\n"
+        assert path.read_text() == "127.0.0.1:5001\n"
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
