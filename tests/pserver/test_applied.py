@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +38,37 @@ def test_an_epoch_in_any_order_becomes_one_interval() -> None:
         {"epoch": 1, "applied": [[0, 10]], "skipped": []},
         {"epoch": 2, "applied": [[0, 40]], "skipped": [[20, 30]]},
     ]
+
+
+@pytest.mark.slow
+def test_an_epoch_of_a_million_batches_is_small_once_it_is_done() -> None:
+    """Even when its batches were leased in the worst of all orders: no two neighbours in the first
+    half of them. Then it is a set of half a million intervals for a moment."""
+    batches, size = 1_000_000, 50
+    applied, repeated = AppliedSet(), 0
+    for index in (*range(0, batches, 2), *range(batches - 1, 0, -2)):
+        batch = BatchId(0, index * size, size)
+        repeated += applied.contains(batch)
+        applied.add(batch)
+        if index == batches - 2:
+            worst = applied.to_epochs()
+    assert repeated == 0
+    assert len(worst[0]["applied"]) == batches // 2
+    assert len(json.dumps(worst)) < 12 << 20
+    assert len(json.dumps(applied.to_epochs())) < 100
+
+
+def test_at_random_an_epoch_has_a_gap_for_every_fourth_batch_at_the_worst_moment() -> None:
+    batches, size = 10_000, 50
+    order = list(range(batches))
+    random.Random(1).shuffle(order)
+    applied, most = AppliedSet(), 0
+    for done, index in enumerate(order):
+        applied.add(BatchId(0, index * size, size))
+        if done % (batches // 20) == 0:
+            most = max(most, len(applied.to_epochs()[0]["applied"]))
+    assert 0.22 * batches < most < 0.28 * batches
+    assert applied.to_epochs() == [{"epoch": 0, "applied": [[0, batches * size]], "skipped": []}]
 
 
 @pytest.mark.parametrize(("first", "count"), [(5, 10), (0, 25), (15, 2), (19, 10), (9, 2)])

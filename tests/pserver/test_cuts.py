@@ -1,0 +1,225 @@
+"""A snapshot is one moment of a shard, and a shard that is restored from it is the same shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pserver.arrival import Shared
+from pserver.assembly import shard_extents
+from pserver.engine import ShardEngine
+from pserver.fence import Fence
+from pserver.requests import (
+    Begin,
+    Decision,
+    InitializeRequest,
+    PushRequest,
+    Restored,
+    Snapshot,
+    SnapshotOrder,
+)
+from pserver.snapshots import SnapshotFiles
+from pserver.staging import Attempt
+from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.batch import BatchId
+from psrpc.checkpoint import Manifest, ManifestFile, commit
+from psrpc.plan import aligned_empty
+from tests.pserver.engine_cases import serialized
+from tests.pserver.shards import INCARNATION, NDArray, Sink, identity_of, plan_of
+
+PLAN = plan_of(size=300)
+EXTENTS = tuple(shard_extents(PLAN, 0))
+ADAM = serialized("Adam")
+ORDER = SnapshotOrder("step-1", write=True, keep=False, directory="checkpoints", global_step=1)
+WAIT_S = 60.0
+
+
+def arrays(fill: Callable[[int], NDArray]) -> Shared:
+    """Tensors that have arrived; ``fill`` makes so many elements."""
+    found = []
+    for arena in PLAN.arenas:
+        array = aligned_empty(arena.length, arena.dtype)
+        array[:] = fill(arena.length)
+        found.append(array.view(np.uint8))
+    return Shared(found)
+
+
+def shard(sink: Sink, optimizer: Mapping[str, Any], replicas: int = 0) -> ShardEngine:
+    """A shard with values of 0."""
+    identity = identity_of(mode="sync" if replicas else "async", replicas=replicas)
+    engine = ShardEngine(identity, PLAN, NumpyEngine(optimizer, PLAN, 0), sink)
+    request = InitializeRequest(Fence(1, 1, PLAN.hash, INCARNATION), EXTENTS)
+    engine.initialize(request, arrays(np.zeros), 0)
+    return engine
+
+
+class Training:
+    """Batches 0, 1, 2, ... of 10 records: gradients at random, or skipped, the same each time."""
+
+    def __init__(self, engine: ShardEngine) -> None:
+        self._engine = engine
+
+    def push(self, batch: int) -> str:
+        skipped = batch % 7 == 3
+        rng = np.random.default_rng(batch)
+        request = PushRequest(
+            fence=Fence(self._engine.identity.generation, 1, PLAN.hash, INCARNATION),
+            worker="w",
+            attempt=Attempt(BatchId(0, 10 * batch, 10), batch),
+            base_version=self._engine.report().version,
+            examples=10,
+            skipped=skipped,
+            extents=() if skipped else EXTENTS,
+        )
+        gradient = Shared(()) if skipped else arrays(lambda n: rng.normal(size=n))
+        return self._engine.push(request, gradient, 0).outcome
+
+    def decide(self, batches: list[int]) -> None:
+        attempts = tuple(Attempt(BatchId(0, 10 * b, 10), b) for b in batches)
+        generation = self._engine.identity.generation
+        self._engine.decide(Decision(generation, self._engine.report().version, attempts))
+
+
+def state(snapshot: Snapshot) -> dict[str, Any]:
+    """All that a snapshot holds, bit for bit."""
+    slots = snapshot.slots
+    return {
+        "values": {n: a.tobytes() for n, a in snapshot.values.arrays.items()},
+        "elements": {(s, n): a.tobytes() for s, x in slots.elements.items() for n, a in x.items()},
+        "scalars": {n: a.tobytes() for n, a in slots.scalars.items()},
+        "version": snapshot.values.version,
+        "applied": snapshot.applied,
+    }
+
+
+def now(engine: ShardEngine, sink: Sink, name: str) -> dict[str, Any]:
+    """The state of this moment."""
+    engine.take_snapshot(replace(ORDER, name=name))
+    return state(sink.snapshots[name])
+
+
+def through_files(snapshot: Snapshot) -> Restored:
+    """Written, committed and read again."""
+    with TemporaryDirectory() as directory:
+        run_dir = Path(directory)
+        (run_dir / "checkpoints" / ".tmp").mkdir(parents=True)
+        files = SnapshotFiles(identity_of(), PLAN, "run-1", run_dir)
+        report = files.write(replace(ORDER, directory="checkpoints/.tmp"), snapshot)
+        assert not report.error
+        assert (report.generation, report.version) == (1, snapshot.values.version)
+        manifest = Manifest(
+            "run-1", "step-1", 1, 1, 1, "async", 0, PLAN, ADAM, "numpy", 0, 10, "data", "job", "00",
+            (ManifestFile(0, report.file, report.nbytes, report.sha256, report.version),),
+        )  # fmt: skip
+        commit(run_dir / "checkpoints" / ".tmp", run_dir / "checkpoints" / "step-1", manifest)
+        return files.read("checkpoints/step-1")
+
+
+@pytest.mark.slow
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(
+    st.permutations(range(12)),
+    st.integers(0, 12),
+    st.lists(st.integers(0, 11), max_size=6),
+    st.booleans(),
+)
+def test_a_restored_shard_goes_on_as_the_first_one_does(
+    order: list[int], cut: int, again: list[int], restart: bool
+) -> None:
+    sink = Sink()
+    first = shard(sink, ADAM)
+    training = Training(first)
+    for batch in order[:cut]:
+        training.push(batch)
+    at_cut = now(first, sink, ORDER.name)
+    for batch in order[cut:]:
+        training.push(batch)
+    at_end = now(first, sink, "end")
+    assert state(sink.snapshots[ORDER.name]) == at_cut, "what was frozen has changed"
+
+    # Another process, or the one that has gone on meanwhile.
+    second, other = (shard(other := Sink(), ADAM), other) if restart else (first, sink)
+    begun = second.begin(Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name]))
+    assert begun is not None
+    assert (begun.version, begun.applied) == (at_cut["version"], at_cut["applied"])
+    assert now(second, other, "restored") == at_cut
+    training = Training(second)
+    for batch in (*order[:cut], *(b for b in again if b in order[:cut])):
+        assert training.push(batch) == "already_applied"
+    assert now(second, other, "repeated") == at_cut
+    for batch in order[cut:]:
+        assert training.push(batch) in ("applied", "skipped")
+    assert now(second, other, "again") == at_end
+
+
+@pytest.mark.slow
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(st.integers(0, 4), st.lists(st.integers(0, 7), max_size=4))
+def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> None:
+    rounds = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    sink = Sink()
+    first = shard(sink, ADAM, replicas=2)
+    training = Training(first)
+    for number, batches in enumerate(rounds):
+        if number == cut:
+            now(first, sink, ORDER.name)
+        for batch in batches:
+            training.push(batch)
+        training.decide(batches)
+    if cut == len(rounds):
+        now(first, sink, ORDER.name)
+    at_end = now(first, sink, "end")
+
+    second = shard(other := Sink(), ADAM, replicas=2)
+    training = Training(second)
+    for batch in staged[:2]:
+        training.push(batch)  # of before, so it must not count
+    second.begin(Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name]))
+    assert second.report().staged_now == 0
+    for batches in rounds[cut:]:
+        for batch in reversed(batches):
+            training.push(batch)
+        training.decide(batches)
+    assert now(second, other, "again") == at_end
+
+
+def test_a_snapshot_among_pushes_is_never_torn() -> None:
+    """Gradients of 1 and a rate of 1: what was applied can be read off every element."""
+    sink = Sink()
+    engine = shard(sink, serialized("SGD", learning_rate=1.0, momentum=0.0))
+    threads, batches = 3, 120
+
+    def push(thread: int) -> None:
+        for number in range(thread, batches, threads):
+            request = PushRequest(
+                fence=Fence(1, 1, PLAN.hash, INCARNATION),
+                worker="w",
+                attempt=Attempt(BatchId(0, 10 * number, 10), number),
+                base_version=0,
+                examples=10,
+                skipped=False,
+                extents=EXTENTS,
+            )
+            engine.push(request, arrays(np.ones), WAIT_S)
+            engine.take_snapshot(replace(ORDER, name=f"step-{number}"))
+
+    with ThreadPoolExecutor(threads) as pool:
+        assert list(pool.map(push, range(threads))) == [None] * threads
+    assert len(sink.snapshots) == batches
+    for snapshot in sink.snapshots.values():
+        version = snapshot.values.version
+        assert version > 0
+        for name, array in snapshot.values.arrays.items():
+            assert set(array) == {-version if name.endswith("trainable") else version}
+        assert snapshot.slots.iterations == version
+        (epoch,) = snapshot.applied
+        assert sum(stop - start for start, stop in epoch["applied"]) == 10 * version
