@@ -28,6 +28,7 @@ class Process:
     Attributes:
         name: of its place, e.g. ``shard-0``; the same for those that replace it.
         started: monotonic seconds; ``ended`` too.
+        killed: it has been sent SIGKILL.
         ordered: it was killed, or has a rival, on purpose; it may end how it likes.
         link: through which others reach a shard.
         late: it had to be told that the job is over, since the coordinator had gone before it
@@ -40,6 +41,7 @@ class Process:
     started: float
     ended: float | None = None
     status: int | None = None
+    killed: bool = False
     ordered: bool = False
     port: int | None = None
     link: Link | None = None
@@ -106,8 +108,8 @@ class Cluster:
         return ["coordinator", *self.options.shard_names, *self.options.worker_names]
 
     def living(self, name: str) -> list[Process]:
-        """The processes of a place that have not ended, the newest last."""
-        return [process for process in self._living.values() if process.name == name]
+        """The processes of a place that have not ended and are not about to, the newest last."""
+        return [p for p in self._living.values() if p.name == name and not p.killed]
 
     def everyone(self) -> list[Process]:
         """All that have not ended."""
@@ -151,7 +153,7 @@ class Cluster:
     def signal(self, process: Process, number: int) -> bool:
         """Sends a signal; False when the process had ended."""
         if number == signal.SIGKILL:
-            process.ordered = True
+            process.killed = process.ordered = True
         return self._launcher.signal(process.pid, number)
 
     def hold_back(self, name: str) -> None:

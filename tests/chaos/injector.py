@@ -34,7 +34,8 @@ class Record:
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.
         proof: what shows that it was one; empty when nothing does.
-        later: what comes in its course, so many seconds after it began; ``undo`` ends it.
+        later: what comes in its course, so many seconds after it began; ``undo`` ends it, which
+            comes once it is ``effective``.
     """
 
     fault: Fault
@@ -44,6 +45,7 @@ class Record:
     proof: str = ""
     later: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
+    effective: Callable[[], bool] = lambda: True
 
 
 class Injector:
@@ -86,7 +88,8 @@ class Injector:
     def _go_on(self, record: Record, age_s: float, now: float) -> None:
         while record.later and age_s >= record.later[0][0]:
             record.later.pop(0)[1]()
-        if age_s >= record.fault.lasts_s:
+        lasts_s = record.fault.lasts_s
+        if age_s >= lasts_s and (record.effective() or age_s >= lasts_s + VAIN_S):
             for undo in record.undo:
                 undo()
             record.ended = now
@@ -124,7 +127,7 @@ class Injector:
             )
             return True
         links = [self._cluster.link(name) for name in fault.targets]
-        if fault.kind != "refuse" and not all(link.connections for link in links):
+        if not all(link.connections for link in links):
             return False
         self._disturb(record, links)
         return True
@@ -152,39 +155,37 @@ class Injector:
         self._cluster.signal(process, signal.SIGCONT)
 
     def _disturb(self, record: Record, links: list[Link]) -> None:
-        kind = record.fault.kind
-        before = [vars(link.counts).copy() for link in links]
-        counted = {
-            "reset": "reset",
-            "partition": "held",
-            "swallow": "swallowed",
-            "refuse": "refused",
-        }[kind]
+        fault = record.fault
+        begin, counted = {
+            "reset": (Link.reset, "reset"),
+            "partition": (Link.silence, "held"),
+            "swallow": (Link.swallow, "swallowed"),
+            "refuse": (Link.refuse, "refused"),
+        }[fault.kind]
+        before = [getattr(link.counts, counted) for link in links]
         for link in links:
-            action = {
-                "reset": link.reset,
-                "partition": link.silence,
-                "swallow": link.swallow,
-                "refuse": link.refuse,
-            }[kind]
-            self._proxy.do(action)
+            self._proxy.do(partial(begin, link))
+
+        def effects() -> list[int]:
+            return [
+                getattr(link.counts, counted) - was for link, was in zip(links, before, strict=True)
+            ]
 
         def undo() -> None:
             for link in links:
-                if record.fault.ends == "reset":
+                if fault.ends == "reset":
                     self._proxy.do(link.reset)
                 self._proxy.do(link.restore)
-            for link, was in zip(links, before, strict=True):
-                count = getattr(link.counts, counted) - was[counted]
-                count += link.counts.reset - was["reset"] if kind == "refuse" else 0
-                if count:
-                    record.proof += f"{counted} {count}; "
+            if any(effects()):
+                record.proof = f"{counted} {effects()}"
 
+        record.effective = lambda: any(effects())
         record.undo.append(undo)
 
     def _fill(self, record: Record) -> bool:
         run = self._cluster.folders.run
-        if not (run / "address").exists():
+        # A job begins with a checkpoint, and cannot without.
+        if not any((run / "checkpoints").glob("step-*")):
             return False
         filler = run / "filler"
         with filler.open("wb", buffering=0) as out:

@@ -140,8 +140,6 @@ def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault
         members = (*options.shard_names, *options.worker_names)
         return Fault(kind, (rng.choice(members),), step, after_s, rng.uniform(1.9, 3.5))
     if kind == "full":
-        # A job begins with a checkpoint, and cannot without.
-        step = max(step, 1)
         return Fault(kind, (), step, after_s, rng.uniform(0.3, 1.5))
     some = rng.sample(links(options), rng.choice((1, 1, 2)))
     if kind == "reset":
