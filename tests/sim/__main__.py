@@ -43,17 +43,17 @@ def _range(text: str) -> range:
 
 
 def _one(seed: int, trace: bool) -> int:
-    print(f"seed {seed}: {draw(Random(seed))}")
-    verdict = run_seed(seed, print if trace else None)
-    print(
+    _say(f"seed {seed}: {draw(Random(seed))}")
+    verdict = run_seed(seed, _say if trace else None)
+    _say(
         f"{verdict.events} events in {verdict.simulated_s:.1f} simulated seconds; faults: "
         f"{_listed(verdict.fired)}; {_listed(verdict.counts)}; digest {verdict.digest:08x}"
     )
     if verdict.failure:
-        print(verdict)
+        _say(verdict)
     again = run_seed(seed)
     if again.digest != verdict.digest:
-        print(f"seed {seed} is not the same twice: {again.digest:08x} the second time")
+        _say(f"seed {seed} is not the same twice: {again.digest:08x} the second time")
         return 1
     return 1 if verdict.failure else 0
 
@@ -62,25 +62,27 @@ def _many(seeds: range, jobs: int, keep_going: bool) -> int:
     began = said = time.monotonic()
     fired: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    done, failed, simulated_s, events = 0, [], 0.0, 0
+    failed: list[int] = []
+    done, simulated_s, events, cpu_s = 0, 0.0, 0, 0.0
     for verdict in _verdicts(seeds, jobs):
         done += 1
         fired += verdict.fired
         counts += verdict.counts
         simulated_s += verdict.simulated_s
         events += verdict.events
+        cpu_s += verdict.cpu_s
         if verdict.failure:
             failed.append(verdict.seed)
-            print(verdict, flush=True)
+            _say(verdict)
             if not keep_going:
                 break
         now = time.monotonic()
         if now - said >= PROGRESS_S:
             said = now
-            print(f"{done} of {len(seeds)} seeds, {len(failed)} failed", file=sys.stderr)
+            sys.stderr.write(f"{done} of {len(seeds)} seeds, {len(failed)} failed\n")
     spent = time.monotonic() - began
-    print(
-        f"{done} seeds in {spent:.1f} s ({spent * 1000 * jobs / max(1, done):.1f} ms each), "
+    _say(
+        f"{done} seeds in {spent:.1f} s ({1000 * cpu_s / max(1, done):.1f} ms of CPU each), "
         f"{simulated_s:.0f} simulated seconds, {events} events; failed: "
         f"{', '.join(map(str, failed)) or 'none'}\n"
         f"faults: {_listed({kind: fired[kind] for kind in (*RATES, *PLANNED)} | fired)}\n"
@@ -95,6 +97,11 @@ def _verdicts(seeds: Iterable[int], jobs: int) -> Iterator[Verdict]:
         return
     with multiprocessing.Pool(jobs, silence) as pool:
         yield from pool.imap(run_seed, seeds, CHUNK)
+
+
+def _say(line: object) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _listed(counts: Counter[str] | dict[str, int]) -> str:

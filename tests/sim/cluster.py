@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from coordinator.description import JobDescription
 from coordinator.saving import CHECKPOINTS
+from pserver.engine import ShardEngine
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator, StoreFile
 from tests.sim.disk import Disk
@@ -111,15 +112,26 @@ class Cluster:
             for life in self.lives.values()
         )
 
+    def engines(self, generation: int) -> Iterator[tuple[str, ShardEngine]]:
+        """Every shard that is there and stands at this generation."""
+        for life in self.lives.values():
+            if not isinstance(life, Shard) or not life.process.alive or life.engine is None:
+                continue
+            if life.engine.report().generation == generation:
+                yield repr(life.process), life.engine
+
     def final_parts(self) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Parameters and velocity of every shard that is there at the end."""
         for life in self.lives.values():
-            if isinstance(life, Shard) and life.process.alive and life.updates is not None:
-                assert life.engine is not None
-                if life.engine.report().generation == self.generation:
-                    slots = life.updates.slots().elements
-                    velocity = slots[SLOT][ARENA] if self.options.momentum else None
-                    yield repr(life.process), life.updates.snapshot()[ARENA], velocity
+            if not isinstance(life, Shard) or not life.process.alive:
+                continue
+            if life.engine is None or life.updates is None:
+                continue
+            if life.engine.report().generation == self.generation:
+                velocity = None
+                if self.options.momentum:
+                    velocity = life.updates.slots().elements[SLOT][ARENA]
+                yield repr(life.process), life.updates.snapshot()[ARENA], velocity
 
     def _describe(self) -> JobDescription:
         options = self.options

@@ -20,7 +20,7 @@ from coordinator.servicer import Servicer
 from coordinator.snapshots import Taken
 from coordinator.store import GENERATION, SINCE, Store
 from coordinator.streams import Stream
-from coordinator.work import Decision, Ended, SnapshotOrder, Wait, Work
+from coordinator.work import Ended, Round, SnapshotOrder, Train, Wait, Work
 from psrpc.errors import NotReady, PsError, ResourceExhausted
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
@@ -187,7 +187,7 @@ class Coordinator:
 
     def live(self) -> Steps:
         """What ``coordinator serve`` does; returns why it ended."""
-        store = FaultyStore(self._cluster)
+        store = self._store = FaultyStore(self._cluster)
         store.open()
         remove_unfinished(RUN_DIR, self._storage)
         run = Run(
@@ -225,7 +225,8 @@ class Coordinator:
         try:
             match method:
                 case "Watch":
-                    self._watch(*request, respond)
+                    held, reader = request
+                    self._watch(held, reader, respond)
                 case "GetCluster":
                     self._get_cluster(request, respond)
                 case "LeaseWork":
@@ -294,6 +295,12 @@ class Coordinator:
             if isinstance(last, Wait) and not late:
                 return False
             run = self.engine.run
+            if isinstance(last, Train):
+                self._cluster.invariants.check_handed_out(run.generation, last.batches)
+            elif isinstance(last, Round):
+                self._cluster.invariants.check_handed_out(run.generation, [last.attempt])
+                if last.decision is not None:
+                    self._cluster.invariants.check_told(self._store, last.decision)
             respond(response(lease=write_lease(last, run.generation, run.policy)))
             return True
 
@@ -335,7 +342,10 @@ class Coordinator:
                 break
             waiting, self._parked = self._parked, []
             self._parked += [p for p in waiting if not p.look(p.until <= now)]
-        self._cluster.invariants.check_progress(*course.standing)
+        invariants = self._cluster.invariants
+        invariants.check_progress(*course.standing)
+        invariants.check_done(course)
+        invariants.check_checkpoint(course.newest_checkpoint)
         self._cluster.generation = course.run.generation
         if course.phase in ENDED and not self._cluster.ended:
             self._cluster.ended = course.phase if course.phase == "done" else course.reason
@@ -343,8 +353,7 @@ class Coordinator:
     def _hand_out(self, stream: Stream, connection: Connection) -> None:
         try:
             while (command := stream.next()) is not None:
-                if isinstance(command, Decision):
-                    self._cluster.invariants.check_decision(command)
+                self._cluster.invariants.check_told(self._store, command)
                 connection.send(write_command(command))
                 if isinstance(command, Ended):
                     stream.told = stream.over = True

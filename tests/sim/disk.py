@@ -8,7 +8,6 @@ import io
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from random import Random
-from typing import BinaryIO
 
 from psrpc.storage import Written
 from tests.sim.faults import Faults
@@ -32,7 +31,7 @@ class Directory:
 
     def __init__(self) -> None:
         self.names: dict[str, File | Directory] = {}
-        self._lasting: dict[str, File | Directory] = {}
+        self.lasting: dict[str, File | Directory] = {}
         self._changes: list[tuple[str, dict[str, File | Directory | None]]] = []
         self._forsaken: list[tuple[str, dict[str, File | Directory | None]]] = []
 
@@ -44,7 +43,7 @@ class Directory:
     def sync(self) -> None:
         """What was changed lasts, except what a sync has failed for."""
         for _, change in self._changes:
-            _apply(self._lasting, change)
+            _apply(self.lasting, change)
         self._changes.clear()
 
     def fail_to_sync(self) -> None:
@@ -67,7 +66,7 @@ class Directory:
                 if left < 0:
                     continue
             kept.append((writer, change))
-        self.names = dict(self._lasting)
+        self.names = dict(self.lasting)
         for _, change in kept:
             _apply(self.names, change)
         self._changes = kept[len(self._forsaken) :]
@@ -116,6 +115,20 @@ class Disk:
         flipped = file.data[at] ^ 1 << self.random.randrange(8)
         file.data = file.data[:at] + bytes([flipped]) + file.data[at + 1 :]
         return True
+
+    def lacking(self, path: PurePath) -> str:
+        """What of a directory a power cut would take away, in words; empty if nothing."""
+        node: File | Directory | None = self.root
+        for name in path.parts[1:]:
+            assert isinstance(node, Directory)
+            node = node.lasting.get(name)
+            if node is None:
+                return f"the name {name!r}"
+        assert isinstance(node, Directory)
+        if node.lasting.keys() != node.names.keys():
+            return f"names in {path.name}: {sorted(node.names.keys() - node.lasting.keys())}"
+        torn = [n for n, file in node.names.items() if isinstance(file, File) and not file.lasts]
+        return f"the bytes of {', '.join(torn)}" if torn else ""
 
     def find(self, path: PurePath) -> File | Directory:
         """What is at a path. Raises FileNotFoundError."""
@@ -209,7 +222,7 @@ class View:
                 found.change(self._writer, {name: None})
         self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
 
-    def open(self, path: Path) -> BinaryIO:
+    def open(self, path: Path) -> io.BufferedIOBase:
         """See :class:`psrpc.storage.Storage`."""
         node = self._disk.find(path)
         if isinstance(node, Directory):

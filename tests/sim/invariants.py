@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pserver.requests import Snapshot
+from coordinator.course import Course
+from coordinator.ledger import Ledger
+from coordinator.store import GENERATION, Store
+from coordinator.work import Attempt, Begin, Command, Decision
+from pserver.requests import PushRequest, PushResult, Snapshot, Values
+from psrpc.batch import BatchId
 from psrpc.v1 import coordinator_pb2 as pb
+from tests.sim.place import RUN_DIR
 from tests.sim.witness import ARENA
 
 if TYPE_CHECKING:
@@ -40,6 +47,9 @@ class Invariants:
         self._leases: dict[int, tuple[str, str]] = {}
         self._begun: dict[int, tuple[int, Any]] = {}
         self._decided: dict[tuple[int, int], Any] = {}
+        self._newest: dict[tuple[int, BatchId], int] = {}
+        self._done = -1
+        self._checkpoint = ""
         self._point = (0, 0)
 
     def check_shard(self, shard: Shard, begun: bool) -> None:
@@ -61,6 +71,8 @@ class Invariants:
         if before is not None and now[:2] < before[:2]:
             self._fail(f"{name} goes back from (generation, version) {before[:2]} to {now[:2]}")
         self._shards[name] = now
+        if begun and report.staged_now:
+            self._fail(f"{name} begins with {report.staged_now} attempts staged")
         if not report.initialized:
             return
         applied = engine.applied().to_epochs()
@@ -132,6 +144,35 @@ class Invariants:
             self._fail(f"{name} goes back from versions {held} to {versions}")
         self._workers[name] = (generation, versions)
 
+    def check_accepted(self, shard: Shard, header: PushRequest, result: PushResult) -> None:
+        """Nothing of another generation or process changes anything, and of a batch that was
+        leased anew nothing of the lease before."""
+        if result.outcome == "already_applied":
+            return
+        assert shard.engine is not None
+        fence, generation = header.fence, shard.engine.report().generation
+        if (fence.generation, fence.shard_incarnation) != (generation, shard.process.incarnation):
+            self._fail(
+                f"{shard.process} in generation {generation} takes a push of generation "
+                f"{fence.generation} for incarnation {fence.shard_incarnation}"
+            )
+        newest = self._newest.get((generation, header.batch), 0)
+        if header.attempt.attempt < newest:
+            self._fail(
+                f"{shard.process} takes {header.attempt} although attempt {newest} is leased"
+            )
+
+    def check_values(self, worker: Worker, values: Values, generation: int) -> None:
+        """Parameters are of the generation that they were asked for in."""
+        if values.generation != generation:
+            self._fail(f"{worker.process} pulled generation {values.generation} in {generation}")
+
+    def check_handed_out(self, generation: int, attempts: Sequence[Attempt]) -> None:
+        """The coordinator leases; attempts rise."""
+        for attempt in attempts:
+            key = (generation, attempt.batch)
+            self._newest[key] = max(self._newest.get(key, 0), attempt.number)
+
     def check_lease(self, worker: Worker, lease: pb.Lease) -> None:
         """An attempt is of one batch, and goes to one worker."""
         attempts = list(lease.train.batches)
@@ -144,8 +185,20 @@ class Invariants:
             if before != given:
                 self._fail(f"attempt {attempt.attempt} was given to {before}, then to {given}")
 
-    def check_decision(self, decision: Any) -> None:
-        """A round is decided once, and known to nobody before it is stored."""
+    def check_told(self, store: Store, command: Command) -> None:
+        """What a restarted coordinator must know is stored before anyone else knows it."""
+        if isinstance(command, Begin) and (store.get(GENERATION) or 0) < command.generation:
+            self._fail(f"{command} is told before its generation is stored")
+        if isinstance(command, Decision):
+            self._check_decision(store, command)
+
+    def _check_decision(self, store: Store, decision: Decision) -> None:
+        stored = store.last_decision(decision.generation)
+        if stored is None or (stored.generation, stored.round) < (
+            decision.generation,
+            decision.round,
+        ):
+            self._fail(f"{decision} is told before it is stored")
         key = (decision.generation, decision.round)
         there = self._decided.setdefault(key, decision)
         if there != decision:
@@ -156,6 +209,26 @@ class Invariants:
         if (generation, step) < self._point:
             self._fail(f"the job goes back from {self._point} to {(generation, step)}")
         self._point = (generation, step)
+
+    def check_done(self, course: Course) -> None:
+        """Async: what the ledger holds for done is on every shard of the generation."""
+        ledger = course.training.ledger
+        if ledger is None or not course.complete or ledger.span.batches == self._done:
+            return
+        self._done = ledger.span.batches
+        for name, engine in self._cluster.engines(course.run.generation):
+            applied = engine.applied()
+            for batch in self._witness.batches:
+                if _is_done(ledger, batch) and not applied.contains(batch):
+                    self._fail(f"{batch} is held for done, and {name} does not have it")
+
+    def check_checkpoint(self, name: str) -> None:
+        """A checkpoint that is said to be committed outlives a power cut."""
+        if name and name != self._checkpoint:
+            self._checkpoint = name
+            lacking = self._cluster.disk.lacking(RUN_DIR / name)
+            if lacking:
+                self._fail(f"{name} is said to be committed, and {lacking} would not last")
 
     def check_end(self) -> None:
         """The job is done: every batch is in every shard, once; sync runs have the bits that
@@ -173,12 +246,19 @@ class Invariants:
                 bits, slots = final
                 if part.tobytes() != bits.tobytes():
                     self._fail(f"{name} ends with other bits than without faults")
-                if velocity is not None and slots is not None:
-                    if velocity.tobytes() != slots.tobytes():
-                        self._fail(f"{name} ends with other slots than without faults")
+                if velocity is not None and velocity.tobytes() != _bytes(slots):
+                    self._fail(f"{name} ends with other slots than without faults")
 
     def _fail(self, what: str) -> None:
         raise Violation(f"at {self._cluster.schedule.now():.3f} s: {what}")
+
+
+def _bytes(array: NDArray | None) -> bytes:
+    return b"" if array is None else array.tobytes()
+
+
+def _is_done(ledger: Ledger, batch: BatchId) -> bool:
+    return ledger._done[batch.epoch].contains(batch.first, batch.first + batch.count)
 
 
 def _differ(one: NDArray, other: NDArray) -> bool:

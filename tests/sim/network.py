@@ -35,6 +35,7 @@ class Stream:
         self._network = network
         self._sender = sender
         self._reader = reader
+        self._under_way: deque[Any] = deque()
         self._arrived: deque[Any] = deque()
         self._waiting: Task | None = None
         self._last = 0.0
@@ -74,6 +75,11 @@ class Stream:
 
         return effect
 
+    def hurry(self) -> None:
+        """What is under way arrives now."""
+        while self._under_way:
+            self._arrive_next()
+
     def cancel(self) -> None:
         """The reader ends it."""
         self.break_off("cancelled")
@@ -95,7 +101,12 @@ class Stream:
     def _deliver(self, message: Any, latency_s: float) -> None:
         schedule = self._network.schedule
         self._last = max(self._last, schedule.now() + latency_s)
-        schedule.after(self._last - schedule.now(), self._reader, self._arrive, message)
+        self._under_way.append(message)
+        schedule.after(self._last - schedule.now(), self._reader, self._arrive_next)
+
+    def _arrive_next(self) -> None:
+        if self._under_way:
+            self._arrive(self._under_way.popleft())
 
     def _arrive(self, message: Any) -> None:
         if self._over and not isinstance(message, Unreachable):

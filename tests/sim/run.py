@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class Verdict:
     digest: int
     simulated_s: float
     events: int
+    cpu_s: float
     fired: Counter[str]
     counts: Counter[str]
 
@@ -42,7 +44,7 @@ def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
     """Runs what a seed implies. ``show`` gets a line for whatever happens."""
     options = draw(Random(seed))
     cluster = Cluster(seed, options, show)
-    failure = ""
+    failure, began = "", time.process_time()
     try:
         cluster.run()
     except Violation as violation:
@@ -56,6 +58,7 @@ def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
         cluster.schedule.digest,
         cluster.schedule.now(),
         cluster.schedule.events,
+        time.process_time() - began,
         cluster.faults.fired,
         cluster.counts,
     )

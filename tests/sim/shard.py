@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -55,6 +56,7 @@ class Sent:
     """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
 
     gradient: NDArray | None
+    meanwhile: Callable[[], None]
 
     def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
         """See :class:`pserver.arrival.Arrival`."""
@@ -62,6 +64,7 @@ class Sent:
 
     def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
         """See :class:`pserver.arrival.Arrival`."""
+        self.meanwhile()
         if self.gradient is not None:
             np.copyto(into[ARENA], self.gradient.view(into[ARENA].dtype))
 
@@ -163,8 +166,8 @@ class Shard:
         self.updates = NumpyEngine(json.loads(job.optimizer), plan, self.index)
         self.engine = ShardEngine(identity, plan, self.updates, self._writer)
         self.process.spawn(self._writer.run())
-        error = yield from self._follow(self.engine)
-        return error
+        why: PsError | None = yield from self._follow(self.engine)
+        return why
 
     def _end(self, why: Any) -> None:
         self._cluster.process_ended(self.process, why)
@@ -298,10 +301,8 @@ class Shard:
         self.changed(begun=kind == "begin")
         if ready is not None:
             self._doing = f"reports generation {ready.generation}"
-            try:
+            with suppress(StaleGeneration):
                 yield from self._persist("ReportShardReady", ready)
-            except StaleGeneration:
-                pass
             self._doing = "watches"
         if kind in ("begin", "revocation"):
             self._due.send()
@@ -343,20 +344,27 @@ class Shard:
                 answer = engine.pull(request, 0.0)
             else:
                 header, gradient = request
-                sent = Sent(gradient)
+                sent = Sent(gradient, self._interleave)
                 if method == "Initialize":
                     answer = engine.initialize(header, sent, 0.0)
                 elif method == "Push":
                     answer = engine.push(header, sent, 0.0)
+                    self._cluster.invariants.check_accepted(self, header, answer)
                 else:
                     assert method == "PushPull"
                     answer = engine.push_pull(header, sent, 0.0, "plain")
+                    self._cluster.invariants.check_accepted(self, header, answer[0])
         except PsError as error:
             self.changed()
             respond(error)
         else:
             self.changed()
             respond(answer)
+
+    def _interleave(self) -> None:
+        """While a gradient arrives, another thread may carry commands out."""
+        if self._stream is not None and self._cluster.faults.strikes("commands meanwhile"):
+            self._stream.hurry()
 
     def _pull(self, parked: _Parked) -> None:
         assert self.engine is not None

@@ -137,8 +137,8 @@ class Worker:
             case does.Done():
                 member.done(action.batch)
             case does.Commit():
-                request = member.commit(action.round, action.batch)
-                response = yield from self._persist("CommitBatch", request, POLL_S)
+                commit = member.commit(action.round, action.batch)
+                response = yield from self._persist("CommitBatch", commit, POLL_S)
                 answer = response.lease
                 self._cluster.invariants.check_lease(self, answer)
             case does.Initialize():
@@ -219,12 +219,12 @@ class Worker:
         self._cluster.invariants.check_pull(self, self._parameters, action.round)
 
     def _receive(self, answers: Sequence[Values]) -> None:
+        generation = self._membership.generation
         for shard, values in enumerate(answers):
+            self._cluster.invariants.check_values(self, values, generation)
             np.copyto(self._witness.shard_part(self._parameters, shard), values.arrays[ARENA])
             self._versions[shard] = values.version
-        self._cluster.invariants.check_worker(
-            self, self._membership.generation, tuple(self._versions)
-        )
+        self._cluster.invariants.check_worker(self, generation, tuple(self._versions))
 
     def _push(self, action: does.Push | does.PushPull) -> Steps:
         assert action.batch == self._batch
