@@ -125,8 +125,10 @@ def commit(
     """Commits a checkpoint and removes old ones. Blocks."""
     try:
         checkpoints.commit(taken, generation)
-    except (CheckpointError, OSError) as error:
+    except CheckpointError as error:
         return Committed(taken, generation, str(error))
+    except Exception as error:  # not foreseen; without an answer the job would wait for ever
+        return Committed(taken, generation, repr(error))
     try:
         return Committed(taken, generation, warnings=checkpoints.retain(scores, in_use))
     except OSError as error:
@@ -142,8 +144,10 @@ def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Cho
         return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be read: {error}", again=True)
     try:
         chosen = choose_checkpoint(run.run_dir, run.description, run.run_id, refused, storage)
-    except (CheckpointError, InvalidJob, OSError) as error:
+    except (CheckpointError, InvalidJob) as error:
         return Choice(None, str(error), seen=bool(present))
+    except Exception as error:  # as above
+        return Choice(None, repr(error), seen=bool(present))
     return Choice(chosen)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.course import LEASE_S
+from coordinator.disk import Choice
 from coordinator.stopping import FINISH_S, SAVE_S, STOPPED
 from coordinator.store import ENDED, GENERATION
 from coordinator.work import Begin, Decision, Initialize, Revocation, SnapshotOrder, Train, Wait
@@ -444,6 +445,80 @@ def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_gen
     other.join()
     assert other.round().attempt.batch == held.attempt.batch
     assert coordinator.course.revocations.waiting_for() == ""
+
+
+def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocations(
+    tmp_path: Path,
+) -> None:
+    coordinator, worker = start(tmp_path)
+    Worker(coordinator, 9)
+    coordinator.engine.leave_worker("worker-1", 9, "", fatal=False)
+    coordinator.settle()
+    coordinator.shards[1].kill()
+    coordinator.add(1, 21)
+    coordinator.settle()
+    worker.join()
+    worker.batches()
+    first, second = coordinator.shards
+    coordinator.engine.leave_worker(worker.name, 1, "", fatal=False)
+    second.obey()
+    first.generation, first.revoked = 1, 1
+    first.beat()
+    assert "shard 0 to refuse worker-0" in coordinator.course.waiting_for()
+    first.generation = 2
+    first.beat()
+    assert "refuse" not in coordinator.course.waiting_for()
+
+
+def test_a_decision_that_waits_for_the_disk_is_dropped_with_its_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, worker = start(tmp_path, **SYNC)
+    with monkeypatch.context() as full:
+        full.setattr(coordinator.store, "put_decision", refuse)
+        for _ in range(2):
+            worker.commit(worker.round())
+    coordinator.shards[1].kill()
+    coordinator.add(1, 21)
+    coordinator.tick()
+    assert coordinator.store.last_decision(0) is None
+    coordinator.settle()
+    coordinator.tick()
+    assert coordinator.course.standing == (2, 0)
+    assert coordinator.store.last_decision(0) is None
+    assert coordinator.shards[0].version == 0
+
+
+def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, _ = start(tmp_path)
+    coordinator.shards[0].kill()
+    coordinator.add(0, 20)
+    with monkeypatch.context() as broken:
+        broken.setattr("coordinator.disk.choose", lambda *_: Choice(None, "EIO", again=True))
+        coordinator.disk.work()
+        assert phase(coordinator) == "recovering"
+        assert "EIO; tried again" in coordinator.course.training.warnings
+    coordinator.tick()
+    coordinator.settle()
+    assert phase(coordinator) == "training"
+
+
+def test_a_choice_is_kept_while_its_generation_cannot_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, _ = start(tmp_path)
+    coordinator.shards[0].kill()
+    coordinator.add(0, 20)
+    with monkeypatch.context() as full:
+        full.setattr(coordinator.store, "put_all", refuse)
+        coordinator.settle()
+        coordinator.tick()
+        assert coordinator.disk.queue == []
+        assert coordinator.course.run.generation == 1
+    coordinator.tick()
+    assert coordinator.course.run.generation == 2
 
 
 def test_a_zombie_shard_cannot_take_its_place_back_from_a_restarted_coordinator(

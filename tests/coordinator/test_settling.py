@@ -1,0 +1,108 @@
+"""What a coordinator finds in its run directory: nothing, a run that goes on, or one to resume."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.run import Run
+from coordinator.run_directory import LEDGER, RunDirectory
+from coordinator.serve import ServeOptions
+from coordinator.settling import settle
+from coordinator.store import ENDED, GENERATION, SINCE, Store
+from psrpc.errors import AlreadyExists, CheckpointError, InvalidJob
+from psrpc.plan import make_plan
+from tests.coordinator.parts import describe
+
+
+def settled(path: Path, *, shards: int = 1, **options: Any) -> tuple[Run, dict[str, Any]]:
+    """The run, and what is stored of it."""
+    changes = options.pop("changes", {})
+    description = describe(**changes)
+    wanted = ServeOptions(job=Path("tiny.py"), shards=shards, run_dir=path, **options)
+    plan = make_plan(description.variables, shards, description.placement)
+    with RunDirectory(path, wanted.resume) as directory, Store(path / LEDGER) as opened:
+        run = settle(wanted, description, plan, directory, opened)
+        keys = ("identity", ENDED, GENERATION)
+        return run, {key: opened.get(key) for key in keys}
+
+
+def put(path: Path, key: str, value: Any) -> None:
+    with Store(path / LEDGER) as store:
+        store.put(key, value)
+
+
+def test_a_new_run_is_given_a_name_a_token_and_no_generation(tmp_path: Path) -> None:
+    run, stored = settled(tmp_path / "run", overrides=("epochs=2",), replicas=3)
+    assert (run.generation, run.since, run.restored) == (0, 0, None)
+    assert run.overrides == ("epochs=2", "replicas=3")
+    assert stored["identity"]["run_id"] == run.run_id
+    assert stored["identity"]["overrides"] == {"epochs": "2", "replicas": "3"}
+    assert (tmp_path / "run" / "token").read_text() == run.token
+
+
+def test_a_run_that_has_not_ended_is_the_same_run(tmp_path: Path) -> None:
+    first, _ = settled(tmp_path)
+    put(tmp_path, GENERATION, 4)
+    put(tmp_path, SINCE, 2)
+    again, _ = settled(tmp_path, overrides=("checkpoint_every=7", "keep_checkpoints=2"))
+    assert (again.run_id, again.token) == (first.run_id, first.token)
+    assert (again.generation, again.since) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("difference", "what"),
+    [
+        ({"shards": 2}, r"its shards is 1, this one's 2"),
+        ({"overrides": ("optimizer.learning_rate=1",)}, "its overrides is"),
+        ({"changes": {"job_sha256": "cd" * 32}}, "its job_sha256 is 'abab"),
+        ({"changes": {"mode": "sync", "replicas": 2}}, "its mode is 'async', this one's 'sync'"),
+        ({"changes": {"data_fingerprint": "other"}}, "its data is 'f00d'"),
+    ],
+)
+def test_another_job_is_refused(tmp_path: Path, difference: dict[str, Any], what: str) -> None:
+    settled(tmp_path)
+    with pytest.raises(InvalidJob, match=f"not ended, of another job: {what}"):
+        settled(tmp_path, **difference)
+
+
+def test_a_run_that_has_ended_has_to_be_resumed(tmp_path: Path) -> None:
+    settled(tmp_path)
+    put(tmp_path, ENDED, {"phase": "failed", "reason": "diverged"})
+    with pytest.raises(AlreadyExists, match=r"has ended \(failed\); say --resume"):
+        settled(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot resume"):
+        settled(tmp_path, resume=True)
+
+
+def test_shards_of_another_job_are_not_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the job as it was, shards that are there still keep what they hold; with another
+    learning rate or plan they must not."""
+    first, _ = settled(tmp_path)
+    monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: first.run_id)
+    assert settled(tmp_path, resume=True)[0].token == first.token
+    changed, _ = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
+    assert changed.run_id == first.run_id
+    assert changed.token != first.token
+    put(tmp_path, ENDED, {"phase": "done", "reason": ""})
+    over, stored = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
+    assert over.token != changed.token
+    assert stored[ENDED] is None
+
+
+def test_a_run_goes_on_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = settled(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Store, "put_all", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert settled(tmp_path)[0].token == first.token
