@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "serve":
             return _serve(args)
         if args.command == "up":
+            from psrpc.logs import make_printing_safe
+
+            make_printing_safe()
             return int(up_command.run(args))
         return int((export_command if args.command == "export" else checkpoint_cli).run(args))
     except PsError as error:

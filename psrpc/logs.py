@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import structlog
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 LogFormat = Literal["console", "json"]
 
@@ -17,6 +21,7 @@ _process = {"role": ""}
 def configure(log_format: LogFormat, role: str) -> None:
     """Sets up structlog for this process; ``role`` ("shard 0", "worker-1") is on every line."""
     set_role(role)
+    make_printing_safe()
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
@@ -32,6 +37,36 @@ def configure(log_format: LogFormat, role: str) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+
+
+def make_printing_safe() -> None:
+    """From now on nothing that is printed can fail: a disk that is full, or a reader that is gone,
+    must not end a process that only has something to say. What cannot be written is dropped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # Whoever has put something else there, as tests do, looks after it.
+        if stream is not None and stream is getattr(sys, f"__{name}__"):
+            setattr(sys, name, _never_failing(stream))
+
+
+class _Lossy(io.FileIO):
+    """Drops what cannot be written."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _never_failing(stream: TextIO) -> TextIO:
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Lossy(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=True,
     )
 
 

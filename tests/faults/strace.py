@@ -50,6 +50,11 @@ class Outcome:
     words: tuple[str, ...]
     calls: tuple[Call, ...]
 
+    def calls_on(self, directory: Path) -> list[Call]:
+        """Those on a directory and on what is in it."""
+        place = re.compile(re.escape(str(directory)) + r"[/>\"]")
+        return [call for call in self.calls if place.search(call.text)]
+
 
 class Zygote:
     """A process that starts scenarios; a context manager."""

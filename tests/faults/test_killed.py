@@ -43,8 +43,7 @@ def kill_everywhere(
     """Runs the scenario once whole, and then once for each of its calls, killed before that."""
     whole = zygote.run(scenario, root / "whole")
     assert whole.status == 0, whole.words
-    points = [call for call in whole.calls if str(root / "whole") in call.text]
-    for index, call in enumerate(points):
+    for index, call in enumerate(whole.calls_on(root / "whole")):
         directory = root / f"{index}"
         fault = f"{call.name}:signal=SIGKILL:when={call.number}"
         outcome = zygote.run(scenario, directory, fault)
