@@ -185,9 +185,11 @@ def test_a_missing_shard_is_named() -> None:
             router.initialize(arrays(plan, 0))
 
 
-def test_a_stop_ends_the_wait_for_a_shard() -> None:
+def test_a_stop_ends_the_wait_for_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_cut_plan(1)
+    hurried: list[bool] = []
     with serve_shards(plan) as served, standing_alone(connect_timeout_s=600) as standing:
+        monkeypatch.setattr(standing, "hurry", hurried.append)
         served.servers[0].stop(0)
         with Router(served.cluster, plan, standing) as router:
             waiting = threading.Thread(target=stop_when_waiting, args=(standing, router))
@@ -195,6 +197,9 @@ def test_a_stop_ends_the_wait_for_a_shard() -> None:
             with pytest.raises(Stopped):
                 router.pull(None, arrays(plan, 0))
             waiting.join()
+    # Heartbeats went faster while it lasted.
+    assert hurried[0]
+    assert not hurried[-1]
 
 
 def stop_when_waiting(standing: Standing, router: Router) -> None:
