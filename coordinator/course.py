@@ -391,7 +391,9 @@ class Course:
         """Whether a job that is stopping has nothing more to wait for."""
         if self.phase != "stopping" or self._stopping is None:
             return False
-        return not self.complete or self._stopping.over(self.training, self.now())
+        now = self.now()
+        lost = self.members.shards_there(now) < self.run.plan.shards
+        return lost or not self.complete or self._stopping.over(self.training, now)
 
     def _begin(self) -> None:
         standings = self.generations.standings

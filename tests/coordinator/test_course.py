@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.course import LEASE_S
 from coordinator.disk import Choice
+from coordinator.membership import STARTING_S
 from coordinator.stopping import FINISH_S, SAVE_S, STOPPED
 from coordinator.store import ENDED, GENERATION
 from coordinator.work import Begin, Decision, Initialize, Revocation, SnapshotOrder, Train, Wait
@@ -495,6 +496,9 @@ def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
     coordinator, _ = start(tmp_path)
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
+    for _ in range(3):
+        coordinator.tick()
+    assert len(coordinator.disk.queue) == 1
     with monkeypatch.context() as broken:
         broken.setattr("coordinator.disk.choose", lambda *_: Choice(None, "EIO", again=True))
         coordinator.disk.work()
@@ -503,6 +507,29 @@ def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
     coordinator.tick()
     coordinator.settle()
     assert phase(coordinator) == "training"
+
+
+def test_a_final_checkpoint_of_another_history_is_not_what_the_shards_hold(tmp_path: Path) -> None:
+    """One shard goes back to it, the other keeps what it holds: together they are a new state."""
+    coordinator, worker = start(tmp_path, train_records=16, epochs=1, eval_records=8)
+    done: list[Any] = []
+    while isinstance(work := worker.lease(done), Train):
+        done = worker.train(list(work.batches))
+    coordinator.settle()
+    assert phase(coordinator) == "finishing"
+    final = coordinator.course.newest_checkpoint
+    assert final == "checkpoints/step-00000004"
+    coordinator.shards[0].kill()
+    coordinator.add(0, 20)
+    coordinator.settle()
+    assert phase(coordinator) == "finishing"
+    assert coordinator.course.newest_checkpoint == f"{final}.g2"
+    shards = list(coordinator.shards)
+    coordinator.restart()
+    for shard in shards:
+        shard.connect()
+    coordinator.settle()
+    assert coordinator.course.newest_checkpoint == f"{final}.g2"
 
 
 def test_a_choice_is_kept_while_its_generation_cannot_be_stored(
@@ -590,7 +617,7 @@ def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     assert coordinator.course.standing == (1, 1)
 
 
-@pytest.mark.parametrize("how", ["again", "shard", "time", "no work"])
+@pytest.mark.parametrize("how", ["again", "replaced", "lost", "time", "no work"])
 def test_what_ends_a_stop(tmp_path: Path, how: str) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     if how == "no work":
@@ -602,9 +629,14 @@ def test_what_ends_a_stop(tmp_path: Path, how: str) -> None:
     if how == "again":
         assert phase(coordinator) == "stopping"
         coordinator.course.stop()
-    elif how == "shard":
+    elif how == "replaced":
         coordinator.shards[0].kill()
         coordinator.add(0, 20)
+    elif how == "lost":
+        coordinator.shards[0].kill()
+        coordinator.tick(STARTING_S)
+        assert phase(coordinator) == "stopping"
+        coordinator.tick()
     else:
         coordinator.tick(FINISH_S)
         assert "snapshot step-00000001" in coordinator.course.waiting_for()
