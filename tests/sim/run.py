@@ -43,7 +43,11 @@ class Verdict:
 
 def run_seed(seed: int, show: Callable[[str], None] | None = None) -> Verdict:
     """Runs what a seed implies. ``show`` gets a line for whatever happens."""
-    options = draw(Random(seed))
+    return run_options(seed, draw(Random(seed)), show)
+
+
+def run_options(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Verdict:
+    """Runs a seed with other options than its own."""
     cluster = Cluster(seed, options, show)
     failure, began = "", time.process_time()
     # A run is short, and a tenth of it would go into looking for its garbage.

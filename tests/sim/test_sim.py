@@ -1,0 +1,187 @@
+"""Simulated clusters keep every promise; and the simulator sees when one is broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import structlog
+
+from pserver.applied import AppliedSet
+from psrpc.batch import BatchId
+from tests.sim.disk import Disk, File, View
+from tests.sim.faults import PLANNED, RATES, Faults
+from tests.sim.options import draw
+from tests.sim.run import Verdict, run_options, run_seed, silence
+from tests.sim.schedule import Process, Schedule
+from tests.sim.worker import Worker
+
+SEEDS = 2000
+FAST, CHUNK = 50, 195
+
+RUN = Path("/run")
+
+
+@pytest.fixture(autouse=True)
+def _silent() -> Iterator[None]:
+    before = structlog.get_config()
+    silence()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize("first", range(0, FAST, 5))
+def test_clusters_with_faults(first: int) -> None:
+    _all_hold(range(first, first + 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(FAST, SEEDS, CHUNK))
+def test_many_clusters_with_faults(first: int) -> None:
+    _all_hold(range(first, first + CHUNK))
+
+
+def _all_hold(seeds: range) -> None:
+    fired: Counter[str] = Counter()
+    for seed in seeds:
+        verdict = run_seed(seed)
+        assert not verdict.failure, str(verdict)
+        fired += verdict.fired
+    assert fired
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*RATES, *PLANNED])
+def test_every_kind_of_fault_happens(kind: str) -> None:
+    """Alone, as often as it ever is."""
+    for seed in range(100):
+        options = draw(Random(seed))
+        rates = {kind: RATES[kind][1]} if kind in RATES else {}
+        planned = {kind: 3} if kind in PLANNED else {}
+        options = replace(options, batch_s=0.5, rates=rates, planned=planned)
+        verdict = run_options(seed, options)
+        assert not verdict.failure, str(verdict)
+        assert verdict.fired.keys() <= {kind, "writes lost"}
+        if verdict.fired[kind]:
+            return
+    pytest.fail(f"{kind} did not happen")
+
+
+def test_a_seed_is_the_same_twice() -> None:
+    one, other = run_seed(3), run_seed(3)
+    assert one.digest == other.digest
+    assert one.fired == other.fired
+    assert run_seed(4).digest != one.digest
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_in_another_process() -> None:
+    """Whose sets of strings have another order."""
+    said = {
+        subprocess.run(
+            [sys.executable, "-m", "tests.sim", "--seed", "3", "--trace"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(said) == 1
+
+
+def test_a_failing_seed_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def contains(_self: AppliedSet, _batch: BatchId) -> bool:
+        return False
+
+    monkeypatch.setattr(AppliedSet, "contains", contains)
+    failed = _first_failure(range(20))
+    assert f"seed {failed.seed} fails: " in str(failed)
+    assert "mode=" in str(failed)
+    assert f"python -m tests.sim --seed {failed.seed} --trace" in str(failed)
+
+
+def test_a_job_that_does_not_end_says_what_everybody_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def live(worker: Worker) -> Iterator[object]:
+        yield lambda _task: None
+
+    monkeypatch.setattr(Worker, "live", live)
+    failed = _first_failure(range(1))
+    assert "the job does not end" in failed.failure
+    assert "a worker to register" in failed.failure
+
+
+def _first_failure(seeds: range) -> Verdict:
+    return next(verdict for verdict in map(run_seed, seeds) if verdict.failure)
+
+
+# -- the disk ---------------------------------------------------------------------------------
+
+
+def _disk(**rates: float) -> tuple[Disk, View, Process]:
+    schedule = Schedule(1)
+    faults = Faults(schedule.random, rates, 1.0, schedule.now)
+    disk = Disk(schedule.random, faults)
+    process = Process(schedule, "shard-0", 1)
+    return disk, View(disk, process), process
+
+
+def test_a_power_cut_takes_names_that_were_not_synced() -> None:
+    kept = 0
+    for _ in range(20):
+        disk, view, process = _disk()
+        view.make_directory(RUN)
+        view.write(RUN / "a", [b"1"])
+        view.sync(RUN)
+        view.write(RUN / "b", [b"2"])
+        disk.random.seed(kept)
+        disk.lose({process.name})
+        assert view.open(RUN / "a").read() == b"1"
+        kept += "b" in disk.directory(RUN).names
+    assert kept < 20
+
+
+def test_a_sync_that_failed_is_not_made_good_by_another() -> None:
+    disk, view, process = _disk()
+    view.make_directory(RUN)
+    view.write(RUN / "a", [b"1"])
+    disk.directory(RUN).fail_to_sync()
+    view.sync(RUN)
+    assert disk.lacking(RUN)
+    disk.lose({process.name})
+    assert "a" not in disk.directory(RUN).names
+
+
+def test_bytes_that_were_not_synced_are_torn_by_a_power_cut() -> None:
+    disk, view, process = _disk()
+    view.make_directory(RUN)
+    view.write(RUN / "a", [b"1" * 100])
+    view.sync(RUN)
+    file = disk.directory(RUN).names["a"]
+    assert isinstance(file, File)
+    file.lasts = False
+    assert disk.lacking(RUN)
+    disk.lose({process.name})
+    assert file.data != b"1" * 100
+
+
+def test_a_rename_is_kept_whole_or_not_at_all() -> None:
+    seen = set()
+    for seed in range(20):
+        disk, view, process = _disk()
+        view.make_directory(RUN / "old")
+        view.rename(RUN / "old", RUN / "new")
+        disk.random.seed(seed)
+        disk.lose({process.name})
+        seen.add(tuple(disk.directory(RUN).names))
+    assert seen == {("old",), ("new",)}
