@@ -231,6 +231,8 @@ def test_a_shard_that_dies_is_started_again(house: House, end: str) -> None:
 
 
 def test_a_coordinator_that_dies_is_started_again(house: House) -> None:
+    # Of an earlier run; it says nothing of this one's end.
+    (house.folder / "summary.json").write_text('{"phase": "done"}')
     house.coordinator = TWICE.format(
         first=house.serving("echo first; kill -9 $$"),
         second=house.serving("echo second; read x < gate; exit 0"),
@@ -367,6 +369,23 @@ def test_a_worker_that_is_given_up_is_a_warning_while_others_are_left(house: Hou
     assert outcomes == [Outcome(0, restarts={"worker-a": 2})]
 
 
+def test_a_worker_that_will_be_started_again_is_left(house: House) -> None:
+    house.coordinator = house.serving(ENDS)
+    house.members = {
+        "worker-a": "echo x > a; exit 2",
+        "worker-b": TWICE.format(first="echo x > b; exit 1", second=STAYS),
+    }
+    a, b = house.fifo("a"), house.fifo("b")
+    house.status.answers.clear()
+    with house.running() as outcomes:
+        a.read_text()
+        b.read_text()
+        house.status.answers.set()
+        house.screen.wait_for("; 1 left, the job goes on")
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0, restarts={"worker-b": 1})]
+
+
 def test_no_worker_left_ends_the_job(house: House) -> None:
     house.members = {"worker-a": "echo 'error: no such GPU: 3'; exit 2"}
     outcome = house.run()
@@ -445,10 +464,5 @@ def test_a_second_signal_kills(house: House) -> None:
 
     house.screen.when_shown = stop_twice
     assert supervisor.run().exit_status == 130
-
-
-def test_an_address_of_an_earlier_run_is_not_believed(house: House) -> None:
-    (house.folder / "address").write_text("127.0.0.1:1\n")
-    house.coordinator = f"touch served; {house.serving('read line < gate; exit 0')}"
-    house.members = {"worker-a": "test -e served && echo done > gate"}
-    assert house.run() == Outcome(0)
+    # It has waited for nothing.
+    assert len(house.screen.notes) == 1
