@@ -13,8 +13,8 @@ from coordinator.bell import Bell
 from coordinator.curves import Curves
 from coordinator.disk import Committed, DiskWork
 from coordinator.generations import Generations, Standing
-from coordinator.lifecycle import ENDED, FORMING, Facts, Phase, next_phase
-from coordinator.membership import Membership, ShardSilent
+from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
+from coordinator.membership import ShardSilent, known_members
 from coordinator.recovery import Holding
 from coordinator.revocations import Revocations
 from coordinator.run import Run
@@ -25,19 +25,16 @@ from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
 from coordinator.streams import CommandStreams, Stream
 from coordinator.training import Training
+from coordinator.waits import Waits, held_up, waiting_for
 from coordinator.work import Command, Ended, Initialize, Report, Wait, Work
 from psrpc.clock import Clock
 from psrpc.errors import StaleGeneration
 from psrpc.logs import get_logger
-from psrpc.waiting import FIRST_S, Announcer
 
 log = get_logger()
 
 LEASE_S = 10.0
 """Silence after which a shard or worker is taken for gone."""
-
-LONG_WAIT_S = 30.0
-"""A wait that has lasted so long is announced only as often."""
 
 
 class Course:
@@ -54,7 +51,9 @@ class Course:
     ) -> None:
         """``at_end`` is called when the job is over, before that is stored: what it leaves is there
         if the store says so."""
-        self.members = known_members(run, store)
+        self.members = known_members(
+            run.plan.shards, LEASE_S, store.incarnations("shard"), store.incarnations("worker")
+        )
         self.phase: Phase = "recovering" if run.generation else "waiting"
         self.reason = ""
         newest = store.newest_checkpoint()
@@ -70,12 +69,12 @@ class Course:
         self.training = Training(run, store, self._curves, self.streams.send, disk)
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
         self.revocations = Revocations(run.plan.shards)
-        self._announcer = Announcer(self._announce)
-        self._announced = 0.0
-        self._initializer: str | None = None
+        self._waits = Waits()
+        self.initializer: str | None = None
+        """Who initializes the shards."""
         self._begun = 0
         """The generation that training was rebuilt for."""
-        self._stopping: Stopping | None = None
+        self.stopping: Stopping | None = None
         self._leaving: dict[tuple[int, int], int] = {}
         """By shard and incarnation: the checkpoint that it waits for."""
 
@@ -118,11 +117,7 @@ class Course:
         self.training.retry()
         progress = self.training.progress
         self._curves.flush(progress.steps.rate(now), progress.records.rate(now))
-        held_up = self.held_up()
-        if held_up:
-            self._announcer.waiting(held_up, now)
-        else:
-            self._announcer.over()
+        self._waits.look(held_up(self), now)
         self.advance()
 
     def fail(self, reason: str) -> None:
@@ -134,10 +129,10 @@ class Course:
     def stop(self) -> None:
         """A person wants the job to stop: what is under way is finished and saved first. The
         second time it stops at once."""
-        if self._stopping is not None or self.phase not in ("training", "finishing"):
+        if self.stopping is not None or self.phase not in ("training", "finishing"):
             self.fail(STOPPED)
             return
-        self._stopping = Stopping(self.now())
+        self.stopping = Stopping(self.now())
         self._enter("stopping", STOPPED)
         self.advance()
 
@@ -211,8 +206,8 @@ class Course:
             free = self.revocations.obeyed(shard, revoked)
             for worker in free:
                 opened = self.training.release(worker)
-                if self._initializer == worker:
-                    self._initializer = None
+                if self.initializer == worker:
+                    self.initializer = None
                 log.info("work is open again", of=worker, batches=opened)
             if free:
                 self.advance()
@@ -241,8 +236,8 @@ class Course:
         if self.phase in ENDED:
             return self.end()
         if self.phase == "initializing" and not self.generations.formation.initialized:
-            if self._initializer in (None, name):
-                self._initializer = name
+            if self.initializer in (None, name):
+                self.initializer = name
                 return Initialize()
         elif self.phase in ("training", "finishing"):
             task = self.training.orders.evaluations.lease(name)
@@ -257,38 +252,7 @@ class Course:
 
     def waiting_for(self) -> str:
         """What the job waits for, in words; empty while it goes on."""
-        if self.phase in ENDED:
-            return ""
-        training = self.training
-        parts = [self.members.waiting_for_shards(self.now())]
-        if self.phase in FORMING:
-            parts.append(self.generations.waiting_for())
-        elif self._stopping is not None:
-            parts.append(self._stopping.waiting_for(training))
-        elif not self.members.active_workers:
-            parts.append("a worker to register")
-        elif self.phase == "initializing":
-            if not self.generations.formation.initialized:
-                parts.append(f"{self._initializer or 'a worker'} to initialize the shards")
-            parts.append(training.orders.snapshots.waiting_for())
-        elif self.phase == "finishing":
-            parts += [
-                training.orders.snapshots.waiting_for(),
-                training.orders.evaluations.waiting_for(),
-            ]
-        elif training.schedule is not None:
-            parts.append(training.schedule.waiting_for())
-        parts.append(self.revocations.waiting_for() if self.phase not in FORMING else "")
-        return "; ".join(part for part in parts if part)
-
-    def held_up(self) -> str:
-        """Like :meth:`waiting_for`, but empty while batches are being done: that every one is in
-        somebody's hands is how it should be."""
-        last = self.training.progress.last_done
-        busy = last is not None and self.now() - last < FIRST_S
-        if self.phase == "training" and busy:
-            return self.members.waiting_for_shards(self.now())
-        return self.waiting_for()
+        return waiting_for(self)
 
     def record(self, name: str, reports: Sequence[Report]) -> None:
         """Batches that ``name`` has done (async). Raises InvalidArgument."""
@@ -389,11 +353,11 @@ class Course:
 
     def _stopped(self) -> bool:
         """Whether a job that is stopping has nothing more to wait for."""
-        if self.phase != "stopping" or self._stopping is None:
+        if self.phase != "stopping" or self.stopping is None:
             return False
         now = self.now()
         lost = self.members.shards_there(now) < self.run.plan.shards
-        return lost or not self.complete or self._stopping.over(self.training, now)
+        return lost or not self.complete or self.stopping.over(self.training, now)
 
     def _begin(self) -> None:
         standings = self.generations.standings
@@ -404,7 +368,7 @@ class Course:
             max(s.holding.version for s in standings),
         )
         self._begun = self.run.generation
-        self._initializer = None
+        self.initializer = None
         log.info("generation begun", generation=self._begun, step=self.training.span.step)
 
     def _enter(self, phase: Phase, reason: str) -> None:
@@ -426,23 +390,3 @@ class Course:
             warnings, source.warnings = source.warnings, []
             for warning in warnings:
                 self.training.warn(warning)
-
-    def _announce(self, reason: str, waited_s: float) -> None:
-        if (
-            waited_s < LONG_WAIT_S
-            or waited_s - self._announced >= LONG_WAIT_S
-            or (waited_s < self._announced)
-        ):
-            self._announced = waited_s
-            log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
-
-
-def known_members(run: Run, store: Store) -> Membership:
-    """Who takes part, with what an earlier coordinator of the run has stored."""
-    former: dict[int, list[int]] = {}
-    for member, incarnation in store.incarnations("shard"):
-        former.setdefault(int(member), []).append(incarnation)
-    names = {incarnation: name for name, incarnation in store.incarnations("worker")}
-    # The newest may still be there.
-    replaced = {shard: incarnations[:-1] for shard, incarnations in former.items()}
-    return Membership(run.plan.shards, LEASE_S, replaced, names)

@@ -316,3 +316,20 @@ class Membership:
         shard.seen = now
         if shard.state == "silent":
             shard.state = "ready" if shard.ready else "starting"
+
+
+def known_members(
+    shards: int,
+    lease_s: float,
+    held: Iterable[tuple[str, int]],
+    named: Iterable[tuple[str, int]],
+) -> Membership:
+    """The members of a run, with what an earlier coordinator has stored: ``(member, incarnation)``
+    of the processes that ``held`` a shard's place and that were ``named`` as workers, oldest
+    first."""
+    places: dict[int, list[int]] = {}
+    for member, incarnation in held:
+        places.setdefault(int(member), []).append(incarnation)
+    # The newest may still be there.
+    former = {shard: incarnations[:-1] for shard, incarnations in places.items()}
+    return Membership(shards, lease_s, former, {number: name for name, number in named})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.course import Course
 from coordinator.membership import Shard, Worker
 from coordinator.progress import WorkerProgress
+from coordinator.waits import held_up
 from psrpc.v1 import coordinator_pb2 as pb
 
 
@@ -43,7 +44,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         refused=refused(course),
         skipped=progress.skipped,
         failed=progress.failed,
-        waiting_for=course.held_up(),
+        waiting_for=held_up(course),
         reason=course.reason,
         warnings=training.warnings,
         generation=generation,

@@ -1,0 +1,74 @@
+"""What a job waits for, in words, and how often that is said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.lifecycle import ENDED, FORMING
+from psrpc.logs import get_logger
+from psrpc.waiting import FIRST_S, Announcer
+
+if TYPE_CHECKING:
+    from coordinator.course import Course
+
+log = get_logger()
+
+LONG_WAIT_S = 30.0
+"""A wait that has lasted so long is announced only as often."""
+
+
+def waiting_for(course: Course) -> str:
+    """What the job waits for; empty while it goes on."""
+    if course.phase in ENDED:
+        return ""
+    training = course.training
+    orders = training.orders
+    parts = [course.members.waiting_for_shards(course.now())]
+    if course.phase in FORMING:
+        parts.append(course.generations.waiting_for())
+    elif course.stopping is not None:
+        parts.append(course.stopping.waiting_for(training))
+    elif not course.members.active_workers:
+        parts.append("a worker to register")
+    elif course.phase == "initializing":
+        if not course.generations.formation.initialized:
+            parts.append(f"{course.initializer or 'a worker'} to initialize the shards")
+        parts.append(orders.snapshots.waiting_for())
+    elif course.phase == "finishing":
+        parts += [orders.snapshots.waiting_for(), orders.evaluations.waiting_for()]
+    elif training.schedule is not None:
+        parts.append(training.schedule.waiting_for())
+    if course.phase not in FORMING:
+        parts.append(course.revocations.waiting_for())
+    return "; ".join(part for part in parts if part)
+
+
+def held_up(course: Course) -> str:
+    """Like :func:`waiting_for`, but empty while batches are being done: that every one is in
+    somebody's hands is how it should be."""
+    last = course.training.progress.last_done
+    busy = last is not None and course.now() - last < FIRST_S
+    if course.phase == "training" and busy:
+        return course.members.waiting_for_shards(course.now())
+    return waiting_for(course)
+
+
+class Waits:
+    """Says what is awaited, less and less often. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._announcer = Announcer(self._announce)
+        self._announced = 0.0
+
+    def look(self, reason: str, now: float) -> None:
+        """Call it now and then with what is awaited, or with nothing."""
+        if reason:
+            self._announcer.waiting(reason, now)
+        else:
+            self._announcer.over()
+
+    def _announce(self, reason: str, waited_s: float) -> None:
+        since = waited_s - self._announced
+        if waited_s < LONG_WAIT_S or since >= LONG_WAIT_S or since < 0:
+            self._announced = waited_s
+            log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
