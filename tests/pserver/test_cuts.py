@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Condition, Event, Lock
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from psrpc.batch import BatchId
 from psrpc.checkpoint import Manifest, ManifestFile, commit
 from psrpc.plan import aligned_empty
 from tests.pserver.engine_cases import serialized
-from tests.pserver.shards import INCARNATION, NDArray, Sink, identity_of, plan_of
+from tests.pserver.shards import INCARNATION, SGD, NDArray, Sink, engine_of, identity_of, plan_of
 
 PLAN = plan_of(size=300)
 EXTENTS = tuple(shard_extents(PLAN, 0))
@@ -53,13 +54,16 @@ def arrays(fill: Callable[[int], NDArray]) -> Shared:
     return Shared(found)
 
 
-def shard(sink: Sink, optimizer: Mapping[str, Any], replicas: int = 0) -> ShardEngine:
-    """A shard with values of 0."""
-    identity = identity_of(mode="sync" if replicas else "async", replicas=replicas)
-    engine = ShardEngine(identity, PLAN, NumpyEngine(optimizer, PLAN, 0), sink)
-    request = InitializeRequest(Fence(1, 1, PLAN.hash, INCARNATION), EXTENTS)
-    engine.initialize(request, arrays(np.zeros), 0)
+def initialized(engine: ShardEngine) -> ShardEngine:
+    """The same engine, with values of 0."""
+    fence = Fence(1, 1, PLAN.hash, INCARNATION)
+    engine.initialize(InitializeRequest(fence, EXTENTS), arrays(np.zeros), 0)
     return engine
+
+
+def shard(sink: Sink, replicas: int = 0) -> ShardEngine:
+    """A shard with values of 0 that updates by Adam."""
+    return initialized(engine_of(PLAN, replicas=replicas, optimizer=ADAM, sink=sink))
 
 
 class Training:
@@ -136,7 +140,7 @@ def test_a_restored_shard_goes_on_as_the_first_one_does(
     order: list[int], cut: int, again: list[int], restart: bool
 ) -> None:
     sink = Sink()
-    first = shard(sink, ADAM)
+    first = shard(sink)
     training = Training(first)
     for batch in order[:cut]:
         training.push(batch)
@@ -147,7 +151,7 @@ def test_a_restored_shard_goes_on_as_the_first_one_does(
     assert state(sink.snapshots[ORDER.name]) == at_cut, "what was frozen has changed"
 
     # Another process, or the one that has gone on meanwhile.
-    second, other = (shard(other := Sink(), ADAM), other) if restart else (first, sink)
+    second, other = (shard(other := Sink()), other) if restart else (first, sink)
     begun = second.begin(Begin(2, 1, restore="c"), through_files(sink.snapshots[ORDER.name]))
     assert begun is not None
     assert (begun.version, begun.applied) == (at_cut["version"], at_cut["applied"])
@@ -167,7 +171,7 @@ def test_a_restored_shard_goes_on_as_the_first_one_does(
 def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> None:
     rounds = [[0, 1], [2, 3], [4, 5], [6, 7]]
     sink = Sink()
-    first = shard(sink, ADAM, replicas=2)
+    first = shard(sink, replicas=2)
     training = Training(first)
     for number, batches in enumerate(rounds):
         if number == cut:
@@ -179,7 +183,7 @@ def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> N
         now(first, sink, ORDER.name)
     at_end = now(first, sink, "end")
 
-    second = shard(other := Sink(), ADAM, replicas=2)
+    second = shard(other := Sink(), replicas=2)
     training = Training(second)
     for batch in staged[:2]:
         training.push(batch)  # of before, so it must not count
@@ -192,34 +196,55 @@ def test_rounds_after_a_cut_have_the_same_bits(cut: int, staged: list[int]) -> N
     assert now(second, other, "again") == at_end
 
 
-def test_a_snapshot_among_pushes_is_never_torn() -> None:
-    """Gradients of 1 and a rate of 1: what was applied can be read off every element."""
-    sink = Sink()
-    engine = shard(sink, serialized("SGD", learning_rate=1.0, momentum=0.0))
-    threads, batches = 3, 120
+class Noticing:
+    """A lock that says when somebody has to wait for it."""
 
-    def push(thread: int) -> None:
-        for number in range(thread, batches, threads):
-            request = PushRequest(
-                fence=Fence(1, 1, PLAN.hash, INCARNATION),
-                worker="w",
-                attempt=Attempt(BatchId(0, 10 * number, 10), number),
-                base_version=0,
-                examples=10,
-                skipped=False,
-                extents=EXTENTS,
-            )
-            engine.push(request, arrays(np.ones), WAIT_S)
-            engine.take_snapshot(replace(ORDER, name=f"step-{number}"))
+    def __init__(self) -> None:
+        self.awaited = Event()
+        self._lock = Lock()
 
-    with ThreadPoolExecutor(threads) as pool:
-        assert list(pool.map(push, range(threads))) == [None] * threads
-    assert len(sink.snapshots) == batches
-    for snapshot in sink.snapshots.values():
-        version = snapshot.values.version
-        assert version > 0
-        for name, array in snapshot.values.arrays.items():
-            assert set(array) == {-version if name.endswith("trainable") else version}
-        assert snapshot.slots.iterations == version
-        (epoch,) = snapshot.applied
-        assert sum(stop - start for start, stop in epoch["applied"]) == 10 * version
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if not self._lock.acquire(blocking=False):
+            self.awaited.set()
+            return blocking and self._lock.acquire(timeout=timeout)
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+class Halting(NumpyEngine):
+    """Stops after its update, before anybody has recorded what was applied."""
+
+    def __init__(self, *where: Any) -> None:
+        super().__init__(*where)
+        self.applied, self.go_on = Event(), Event()
+
+    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+        super().apply(gradients)
+        self.applied.set()
+        assert self.go_on.wait(WAIT_S)
+
+
+def test_a_snapshot_is_of_a_moment_between_two_updates() -> None:
+    sink, updates, lock = Sink(), Halting(SGD, PLAN, 0), Noticing()
+    engine = initialized(ShardEngine(identity_of(), PLAN, updates, sink))
+    engine._changed = Condition(lock)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as pool:
+        push = pool.submit(Training(engine).push, 0)
+        assert updates.applied.wait(WAIT_S)
+        snapshot = pool.submit(engine.take_snapshot, ORDER)
+        snapshot.add_done_callback(lambda _: lock.awaited.set())
+        assert lock.awaited.wait(WAIT_S)
+        updates.go_on.set()
+        assert push.result(WAIT_S) == "applied"
+        snapshot.result(WAIT_S)
+    found = sink.snapshots[ORDER.name]
+    assert (found.values.version, found.slots.iterations) == (1, 1)
+    assert found.applied == ({"epoch": 0, "applied": [[0, 10]], "skipped": []},)
