@@ -126,9 +126,12 @@ async def serve(options: ServeOptions) -> int:
                 await _until_over(course)
                 await disk.close()
             finally:
+                # A late call would find the course and its store closed.
+                await server.stop()
                 course.close()
             # Now that all have told what they did last.
             _write_summary(course)
+            log.info("over", phase=course.phase, resume=summarize(course)["resume"] or None)
             return _exit_status(course)
     finally:
         await server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def summarize(course: Course) -> dict[str, Any]:
         "failed": progress.failed,
         "mean_staleness": round(progress.mean_staleness, 4),
         "generation": run.generation,
+        "resume": _resume(course),
         "warnings": training.warnings,
     }
 
@@ -57,6 +59,13 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     temporary = run_dir / f".{NAME}.tmp"
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
     temporary.replace(run_dir / NAME)
+
+
+def _resume(course: Course) -> str:
+    """The options that go on with a run that came to no good end; empty where there are none."""
+    if course.phase != "failed" or not course.newest_checkpoint:
+        return ""
+    return shlex.join(["--resume", "--run-dir", str(course.run.run_dir)])
 
 
 def _plain(values: dict[str, float]) -> dict[str, float | None]:

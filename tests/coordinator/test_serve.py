@@ -315,6 +315,7 @@ def test_a_signal_in_training_saves_what_is_done_first(
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["reason"], summary["global_step"]) == ("stopped by a signal", 1)
     assert summary["checkpoint"] == "checkpoints/step-00000001"
+    assert summary["resume"] == f"--resume --run-dir {tmp_path / 'run'}"
 
 
 def test_a_bad_job_leaves_no_run_directory(
