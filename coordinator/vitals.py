@@ -13,6 +13,10 @@ HUNG_S = 15.0
 """A process that is stopped, or from which nothing is heard, for so long is replaced. Longer than
 a lease: until then it is only taken for gone, and may come back by itself."""
 
+WORKER_HUNG_S = 60.0
+"""The same for a worker that is not stopped: the user's code may keep it from giving signs of life,
+and its work goes to others after a lease anyway."""
+
 LATE_S = 2.0
 """Who looks at the others so late stood still itself, and knows nothing of the time between."""
 
@@ -84,7 +88,7 @@ class Vitals:
             elif name == COORDINATOR:
                 if life.up is not None and now - life.heard > HUNG_S:
                     found[name] = f"did not answer for {HUNG_S:.0f} s"
-            elif life.silent_s > HUNG_S:
+            elif life.silent_s > (HUNG_S if name.startswith("shard-") else WORKER_HUNG_S):
                 found[name] = f"gave no sign of life for {life.silent_s:.0f} s"
         return found
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.vitals import COORDINATOR, HUNG_S, LATE_S, Vitals
+from coordinator.vitals import COORDINATOR, HUNG_S, LATE_S, WORKER_HUNG_S, Vitals
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 LONG_S = HUNG_S + 5
@@ -96,9 +96,9 @@ def test_a_process_that_is_stopped_hangs_whether_it_is_up_or_not(watch: Watch) -
     ("member", "name"),
     [
         (shard(HUNG_S + 1, "silent"), "shard-1"),
-        (worker(HUNG_S + 1, "silent"), "worker-a"),
+        (worker(WORKER_HUNG_S + 1, "silent"), "worker-a"),
         # Taken for gone for good, and still running.
-        (worker(HUNG_S + 1, "left"), "worker-a"),
+        (worker(WORKER_HUNG_S + 1, "left"), "worker-a"),
     ],
 )
 def test_a_member_that_the_coordinator_hears_nothing_from_hangs(
@@ -106,7 +106,8 @@ def test_a_member_that_the_coordinator_hears_nothing_from_hangs(
 ) -> None:
     watch.now = 100.0
     watch.answer(member)
-    assert watch.tick(1) == {name: "gave no sign of life for 16 s"}
+    seconds = f"{member.silent_s:.0f} s"
+    assert watch.tick(1) == {name: f"gave no sign of life for {seconds}"}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,10 @@ def test_a_member_that_the_coordinator_hears_nothing_from_hangs(
         [shard(HUNG_S + 1)],
         # Its predecessor.
         [shard(101.0, "silent")],
-        [worker(HUNG_S + 1, "silent", pid=99)],
+        [worker(WORKER_HUNG_S - 1, "silent")],
+        [worker(WORKER_HUNG_S + 1, "silent", pid=99)],
         # It came back, under a new name.
-        [worker(HUNG_S + 1, "left"), worker(0.1)],
+        [worker(WORKER_HUNG_S + 1, "left"), worker(0.1)],
     ],
 )
 def test_others_do_not(watch: Watch, members: list[ShardStatus | WorkerStatus]) -> None:
