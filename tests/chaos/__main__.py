@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +26,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from tests.chaos.schedule import Schedule, make_schedule
 from tests.chaos.trial import Result, run_schedule
+from tests.chaos.witness import Options
 
 TICK_S = 0.05
 
@@ -41,10 +43,14 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
+    schedules = [
+        make_schedule(seed, disk=disk, tensorflow=options.tensorflow)
+        for seed in range(options.first, options.first + options.schedules)
+    ]
+    references = make_references(schedules, folder)
     results = []
-    for result in run_all(range(options.first, options.first + options.schedules), options, folder):
+    for schedule, result in run_all(schedules, references, options.jobs, folder):
         results.append(result)
-        schedule = make_schedule(result.seed, disk=disk)
         if result.wrong:
             show_failure(schedule, result, folder / str(result.seed))
         elif options.verbose:
@@ -70,6 +76,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="side by side")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep everybody's logs there")
+    parser.add_argument("--tensorflow", action="store_true", help="with TensorFlow workers")
     parser.add_argument("--verbose", action="store_true", help="a line for each that passes, too")
     return parser.parse_args()
 
@@ -89,33 +96,57 @@ def can_mount() -> bool:
         return mounted.returncode == 0
 
 
-def run_all(seeds: range, options: argparse.Namespace, folder: Path) -> Iterator[Result]:
-    """Each schedule in a process of its own, so many side by side; in the order of their ends."""
-    disk = can_mount()
+def make_references(schedules: Sequence[Schedule], folder: Path) -> dict[Options, Path]:
+    """What synchronous jobs with TensorFlow come to without faults: their last checkpoints. The
+    witness model needs none."""
+    kinds = [s.options for s in schedules if s.options.tensorflow and s.options.mode == "sync"]
+    found = {}
+    for number, options in enumerate(dict.fromkeys(map(without_workers, kinds))):
+        calm = Schedule(-1 - number, options, ())
+        ((_, result),) = run_all([calm], {}, 1, folder)
+        if result.wrong:
+            raise SystemExit(f"a job without faults failed: {result.wrong}")
+        checkpoints = folder / str(calm.seed) / "run" / "checkpoints"
+        found[options] = max(checkpoints.glob("step-*"))
+    return found
+
+
+def without_workers(options: Options) -> Options:
+    """What the result of a synchronous job depends on."""
+    return replace(options, workers=1, shm=True)
+
+
+def run_all(
+    schedules: Sequence[Schedule], references: Mapping[Options, Path], jobs: int, folder: Path
+) -> Iterator[tuple[Schedule, Result]]:
+    """Each schedule in a process of its own, ``jobs`` side by side; in the order of their ends."""
     context = get_context("fork")
-    running: dict[int, BaseProcess] = {}
-    waiting = list(reversed(seeds))
+    running: dict[Schedule, BaseProcess] = {}
+    waiting = list(reversed(schedules))
     while running or waiting:
-        while waiting and len(running) < options.jobs:
-            seed = waiting.pop()
-            running[seed] = context.Process(target=_run_one, args=(seed, disk, folder))
-            running[seed].start()
-        for seed, process in list(running.items()):
+        while waiting and len(running) < jobs:
+            schedule = waiting.pop()
+            reference = references.get(without_workers(schedule.options))
+            running[schedule] = context.Process(target=_run_one, args=(schedule, reference, folder))
+            running[schedule].start()
+        for schedule, process in list(running.items()):
             process.join(TICK_S / len(running))
-            if process.exitcode is not None:
-                del running[seed]
-                path = folder / f"{seed}.json"
-                if path.exists():
-                    yield Result.read(path)
-                    path.unlink()
-                else:
-                    yield Result(seed, [f"the harness itself ended with {process.exitcode}"])
+            if process.exitcode is None:
+                continue
+            del running[schedule]
+            path = folder / f"{schedule.seed}.json"
+            if path.exists():
+                yield schedule, Result.read(path)
+                path.unlink()
+            else:
+                wrong = f"the harness itself ended with {process.exitcode}"
+                yield schedule, Result(schedule.seed, [wrong])
 
 
-def _run_one(seed: int, disk: bool, folder: Path) -> None:
-    schedule = make_schedule(seed, disk=disk)
-    shutil.rmtree(folder / str(seed), ignore_errors=True)
-    run_schedule(schedule, folder / str(seed)).write(folder / f"{seed}.json")
+def _run_one(schedule: Schedule, reference: Path | None, folder: Path) -> None:
+    root = folder / str(schedule.seed)
+    shutil.rmtree(root, ignore_errors=True)
+    run_schedule(schedule, root, reference).write(folder / f"{schedule.seed}.json")
 
 
 def show_failure(schedule: Schedule, result: Result, folder: Path) -> None:

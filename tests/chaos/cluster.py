@@ -13,6 +13,10 @@ from tests.chaos.launcher import Launcher
 from tests.chaos.proxy import Link, Proxy
 from tests.chaos.roles import DESCRIPTION, STACKS
 from tests.chaos.witness import Options, description
+from tests.e2e.cluster import ROOT
+
+KERAS_JOB = Path(__file__).parent / "keras_job.py"
+COMMANDS = {"coordinator": "coordinator.cli", "shard": "pserver.cli", "worker": "worker.cli"}
 
 RESTART_S = 0.05
 """Pause before a process that died is started again; longer each time if nobody had killed it."""
@@ -95,7 +99,8 @@ class Cluster:
         """Starts all processes at once; they wait for each other."""
         options, folders = self.options, self.folders
         folders.logs.mkdir()
-        folders.description.write_text(json.dumps(description(options)))
+        if not options.tensorflow:
+            folders.description.write_text(json.dumps(description(options)))
         for name in ("observer", *options.shard_names, *options.worker_names):
             label = name if name == "observer" else f"coordinator/{name}"
             self.links[label] = self._proxy.link(self._coordinator_address)
@@ -129,8 +134,8 @@ class Cluster:
         for ended in self._launcher.exits():
             process = self._living.pop(ended.pid)
             process.ended, process.status = now, ended.status
-            if process.name == "coordinator" and ended.status == 0:
-                self.done = True
+            if process.name == "coordinator":
+                self.done = ended.status == 0 or (process.killed and self._summary_says_done())
             # Who ends well was told that the job is over, which it may be before all know.
             if ended.status != 0 and not self.living(process.name):
                 pause_s = RESTART_S * 2 ** self.failures(process.name)
@@ -141,6 +146,14 @@ class Cluster:
             if now >= at and name not in self._held_back:
                 del self._due[name]
                 self._start(name)
+
+    def _summary_says_done(self) -> bool:
+        """A coordinator that is killed then is not started again, as ``coordinator up`` has it."""
+        try:
+            summary = json.loads((self.folders.run / "summary.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return bool(summary["phase"] == "done")
 
     def failures(self, name: str) -> int:
         """How often a process ended though nobody had made it."""
@@ -189,10 +202,14 @@ class Cluster:
     def _start(self, name: str) -> Process:
         log = self.folders.logs / f"{name}.{self.starts(name) + 1}.log"
         process = Process(name, 0, log, time.monotonic())
+        options = self.options
         if name.startswith("shard"):
             process.link = self._proxy.link(process.address)
         arguments = self._arguments(process)
-        process.pid = self._launcher.start(name.split("-")[0], arguments, log, self._environment())
+        entry, arguments = name.split("-")[0], self._arguments(process)
+        if options.tensorflow:
+            entry, arguments = "command", [COMMANDS[entry], *arguments]
+        process.pid = self._launcher.start(entry, arguments, log, self._environment())
         self.history.append(process)
         self._living[process.pid] = process
         return process
@@ -202,7 +219,7 @@ class Cluster:
         options = self.options
         if process.name == "coordinator":
             return [
-                *("serve", "--job", "witness.py", "--shards", str(options.shards)),
+                *("serve", "--job", str(KERAS_JOB), "--shards", str(options.shards)),
                 *("--run-dir", str(self.folders.run), "--bind", "127.0.0.1:0", *common),
             ]
         where = ["--coordinator", self.links[f"coordinator/{process.name}"].address, *common]
@@ -210,7 +227,9 @@ class Cluster:
             index = process.name.removeprefix("shard-")
             bind = ["--bind", "127.0.0.1:0", "--advertise", process.link.address]
             return ["serve", "--shard", index, *bind, *where]
-        return ["run", *where, *([] if options.shm else ["--no-shm"])]
+        shm = [] if options.shm else ["--no-shm"]
+        gpu = ["--gpu", "none"] if options.tensorflow else []
+        return ["run", *where, *shm, *gpu]
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -219,6 +238,7 @@ class Cluster:
             "CHAOS_OPTIONS": self.options.to_json(),
             "CHAOS_GATE": str(self.folders.gate),
             "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
         }
 
     def _coordinator_address(self) -> tuple[str, int] | None:

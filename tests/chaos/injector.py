@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,10 +10,13 @@ from functools import partial
 from tests.chaos.cluster import Cluster, Process, is_stopped
 from tests.chaos.proxy import Link, Proxy
 from tests.chaos.roles import LEASE_S
-from tests.chaos.schedule import STARTING, Fault
+from tests.chaos.schedule import ENDING, STARTING, Fault
 
 PATIENCE_S = 2.0
 """A fault that waits for a step comes anyway when the job stands still for so long."""
+
+SLOW = 30
+"""With TensorFlow, which takes a minute to come back, all patience is so many times longer."""
 
 REPLACE_S = LEASE_S + 0.2
 """When a process that stands still is replaced."""
@@ -23,7 +24,7 @@ REPLACE_S = LEASE_S + 0.2
 STOPPED_S = 1.0
 """How long a process may take to stand still."""
 
-VAIN_S = 5.0
+VAIN_S = 10.0
 """A fault that finds nothing to hit in so long is given up, and counts as one that did not fire."""
 
 
@@ -55,14 +56,15 @@ class Injector:
         self.records = [Record(fault) for fault in faults]
         self._cluster = cluster
         self._proxy = proxy
+        self._slow = SLOW if cluster.options.tensorflow else 1
         self._step = 0
         self._moved: float | None = None
         self._last: float | None = None
 
     @property
     def over(self) -> bool:
-        """Whether everything has been done and undone."""
-        return all(record.ended is not None for record in self.records)
+        """Whether everything has been done and undone, so that the job may end."""
+        return all(r.ended is not None or r.fault.step == ENDING for r in self.records)
 
     @property
     def touched(self) -> set[str]:
@@ -89,7 +91,7 @@ class Injector:
         while record.later and age_s >= record.later[0][0]:
             record.later.pop(0)[1]()
         lasts_s = record.fault.lasts_s
-        if age_s >= lasts_s and (record.effective() or age_s >= lasts_s + VAIN_S):
+        if age_s >= lasts_s and (record.effective() or age_s >= lasts_s + VAIN_S * self._slow):
             for undo in record.undo:
                 undo()
             record.ended = now
@@ -98,8 +100,13 @@ class Injector:
         assert self._last is not None
         assert self._moved is not None
         fault = record.fault
-        if record.due is None:
-            patient = now - self._moved < PATIENCE_S
+        if record.due is None and fault.step == ENDING:
+            if not self.over:
+                return
+            # From here on the job may end.
+            record.due = now + fault.after_s
+        elif record.due is None:
+            patient = now - self._moved < PATIENCE_S * self._slow
             if fault.step != STARTING and patient and (not training or self._step < fault.step):
                 return
             record.due = max(now, self._last) + fault.after_s
@@ -107,7 +114,7 @@ class Injector:
             return
         if self._begin(record):
             record.began = self._last = now
-        elif now > record.due + VAIN_S:
+        elif now > record.due + VAIN_S * self._slow or self._cluster.done:
             record.began = record.ended = self._last = now
 
     # -- one fault ---------------------------------------------------------------------------
@@ -119,9 +126,9 @@ class Injector:
             return self._fill(record)
         if fault.kind in ("kill", "stop", "replace"):
             found = [self._cluster.living(name)[-1:] for name in fault.targets]
-            if not all(found):
+            if not (any(found) if fault.step == ENDING else all(found)):
                 return False
-            processes = [one for (one,) in found]
+            processes = [process for some in found for process in some]
             {"kill": self._kill, "stop": self._stop, "replace": self._stop}[fault.kind](
                 record, processes
             )
@@ -156,11 +163,11 @@ class Injector:
 
     def _disturb(self, record: Record, links: list[Link]) -> None:
         fault = record.fault
-        begin, counted = {
-            "reset": (Link.reset, "reset"),
-            "partition": (Link.silence, "held"),
-            "swallow": (Link.swallow, "swallowed"),
-            "refuse": (Link.refuse, "refused"),
+        begin, finish, counted = {
+            "reset": (Link.reset, None, "reset"),
+            "partition": (Link.silence, Link.speak, "held"),
+            "swallow": (Link.swallow, Link.spit, "swallowed"),
+            "refuse": (Link.refuse, Link.welcome, "refused"),
         }[fault.kind]
         before = [getattr(link.counts, counted) for link in links]
         for link in links:
@@ -173,9 +180,10 @@ class Injector:
 
         def undo() -> None:
             for link in links:
-                if fault.ends == "reset":
+                if fault.kind == "partition" and fault.ends == "reset":
                     self._proxy.do(link.reset)
-                self._proxy.do(link.restore)
+                if finish is not None:
+                    self._proxy.do(partial(finish, link))
             if any(effects()):
                 record.proof = f"{counted} {effects()}"
 
@@ -189,14 +197,11 @@ class Injector:
             return False
         filler = run / "filler"
         with filler.open("wb", buffering=0) as out:
-            try:
-                for size in (1 << 20, 1 << 12):
-                    with contextlib.suppress(OSError):
-                        while out.write(bytes(size)) == size:
-                            pass
-            finally:
-                out.flush()
-        free = os.statvfs(run).f_bavail
-        record.proof = f"{free} blocks left of the disk" if free == 0 else ""
+            for size in (1 << 20, 1 << 12):
+                try:
+                    while out.write(bytes(size)) == size:
+                        pass
+                except OSError as error:
+                    record.proof = f"after {out.tell()} bytes: {error.strerror}"
         record.undo.append(filler.unlink)
         return True

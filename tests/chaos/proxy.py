@@ -48,9 +48,8 @@ class Link:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         """Where to connect to."""
-        self.silent = False
-        self.swallowing = False
-        self.refusing = False
+        # How many faults want each; they may overlap.
+        self._silences = self._swallows = self._refusals = 0
         self.sides: set[_Side] = set()
         self._target = target
         self._connecting: set[asyncio.Task[None]] = set()
@@ -68,26 +67,46 @@ class Link:
         for side in tuple(self.sides):
             side.abort()
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing passes."""
+        return self._silences > 0
+
+    @property
+    def swallowing(self) -> bool:
+        """Whether replies are dropped."""
+        return self._swallows > 0
+
     def silence(self) -> None:
         """No byte passes any more, in either direction, nor the end of a connection."""
-        self.silent = True
+        self._silences += 1
         self._audible.clear()
 
+    def speak(self) -> None:
+        """Undoes :meth:`silence`: what was held passes now."""
+        self._silences -= 1
+        if not self.silent:
+            self._audible.set()
+            for side in tuple(self.sides):
+                side.release()
+
     def swallow(self) -> None:
-        """Requests pass, replies are dropped. Streams have a hole then: ``reset`` has to follow."""
-        self.swallowing = True
+        """Requests pass, replies are dropped."""
+        self._swallows += 1
+
+    def spit(self) -> None:
+        """Undoes :meth:`swallow`; streams have a hole now, so all connections are reset."""
+        self._swallows -= 1
+        self.reset()
 
     def refuse(self) -> None:
         """Ends all connections, and lets none in."""
-        self.refusing = True
+        self._refusals += 1
         self.reset()
 
-    def restore(self) -> None:
-        """Passes on what was held, and everything from now on."""
-        self.silent = self.swallowing = self.refusing = False
-        self._audible.set()
-        for side in tuple(self.sides):
-            side.release()
+    def welcome(self) -> None:
+        """Undoes :meth:`refuse`."""
+        self._refusals -= 1
 
     def accept(self) -> asyncio.Protocol:
         """The near side of a new connection."""
@@ -103,7 +122,7 @@ class Link:
         if self.silent:
             self.counts.held += 1
             await self._audible.wait()
-        target = None if self.refusing else self._target()
+        target = None if self._refusals else self._target()
         if target is not None:
             loop = asyncio.get_running_loop()
             with contextlib.suppress(OSError):

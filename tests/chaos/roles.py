@@ -51,6 +51,11 @@ def run_shard(arguments: Sequence[str]) -> int:
     return pserver.cli.run(arguments)
 
 
+def run_command(arguments: Sequence[str]) -> int:
+    """A command in a new interpreter, with nothing of ours in it."""
+    os.execv(sys.executable, [sys.executable, "-m", *arguments])
+
+
 def _with_stacks(entry: Callable[[Sequence[str]], int]) -> Entry:
     def run(arguments: Sequence[str]) -> int:
         faulthandler.register(STACKS, sys.stderr, all_threads=True)
@@ -62,5 +67,6 @@ def _with_stacks(entry: Callable[[Sequence[str]], int]) -> Entry:
 ENTRIES: Mapping[str, Entry] = {
     "coordinator": _with_stacks(run_coordinator),
     "shard": _with_stacks(run_shard),
+    "command": run_command,
     "worker": _with_stacks(worker_process.run),
 }

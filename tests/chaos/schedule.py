@@ -13,6 +13,9 @@ Kind = Literal["kill", "stop", "replace", "reset", "partition", "swallow", "refu
 STARTING = -1
 """``Fault.step`` of a fault that does not wait for training to begin."""
 
+ENDING = -2
+"""Of one that comes while the job ends; it may be too late."""
+
 LONGEST_S = 10.0
 """All waits of a schedule together stay well below this; training itself takes about 2 s."""
 
@@ -43,7 +46,7 @@ class Fault:
     ends: Literal["cont", "kill", "reset"] = "cont"
 
     def __str__(self) -> str:
-        when = "at the start" if self.step == STARTING else f"step {self.step}"
+        when = {STARTING: "at the start", ENDING: "at the end"}.get(self.step, f"step {self.step}")
         lasts = f" for {self.lasts_s:.2f} s, {self.ends}" if self.lasts_s else ""
         what = f"{self.kind} {'+'.join(self.targets)}".strip()
         return f"{what} ({when} +{self.after_s:.2f} s{lasts})"
@@ -62,10 +65,15 @@ class Schedule:
         return f"{self.options}: {faults}"
 
 
-def make_schedule(seed: int, *, disk: bool = True) -> Schedule:
-    """The schedule of ``seed``; ``disk``: a file system can be filled up here."""
-    rng = random.Random(seed)
-    options = _options(rng)
+def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> Schedule:
+    """The schedule of ``seed``.
+
+    Args:
+        disk: a file system can be filled up here.
+        tensorflow: with workers that use it; fewer kinds of clusters, and seeds of their own.
+    """
+    rng = random.Random(f"{seed} {tensorflow}")
+    options = _tensorflow_options(rng) if tensorflow else _options(rng)
     return Schedule(seed, options, _faults(rng, options, disk))
 
 
@@ -101,6 +109,24 @@ def _options(rng: random.Random) -> Options:
     )
 
 
+def _tensorflow_options(rng: random.Random) -> Options:
+    mode: Literal["async", "sync"] = rng.choice(("async", "sync", "sync"))
+    return Options(
+        mode=mode,
+        shards=rng.randint(1, 2),
+        workers=rng.randint(1, 2),
+        replicas=2 if mode == "sync" else 0,
+        optimizer="adam",
+        epochs=1,
+        batches=96,
+        pairs=0,
+        shm=rng.random() < 0.5,
+        checkpoint_every=10,
+        pace_ms=20,
+        tensorflow=True,
+    )
+
+
 def _faults(rng: random.Random, options: Options, disk: bool) -> tuple[Fault, ...]:
     if rng.random() < 0.04:
         return ()
@@ -118,12 +144,16 @@ def _faults(rng: random.Random, options: Options, disk: bool) -> tuple[Fault, ..
         if fault.after_s + fault.lasts_s <= left_s:
             left_s -= fault.after_s + fault.lasts_s
             faults.append(fault)
+    if rng.random() < 0.2:
+        victims = _victims(rng, options)
+        faults.append(Fault("kill", victims, ENDING, rng.uniform(0, 0.4), 0.1))
     return tuple(faults)
 
 
 def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault:
     kinds: list[Kind] = ["kill", "stop", "replace", "reset", "partition", "swallow", "refuse"]
-    weights = [10, 4, 2, 3, 2, 3, 1]
+    # With TensorFlow leases are as long as in earnest: nobody is replaced within a schedule.
+    weights = [10, 4, 0 if options.tensorflow else 2, 3, 2, 3, 1]
     if disk:
         kinds.append("full")
         weights.append(2)
@@ -145,9 +175,9 @@ def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault
     if kind == "reset":
         return Fault(kind, tuple(some), step, after_s)
     if kind == "swallow":
-        return Fault(kind, tuple(some), step, after_s, rng.uniform(0.05, 0.5), "reset")
+        return Fault(kind, tuple(some), step, after_s, rng.uniform(0.05, 0.5))
     if kind == "refuse":
-        return Fault(kind, tuple(some), step, after_s, rng.uniform(0.2, 1.0), "reset")
+        return Fault(kind, tuple(some), step, after_s, rng.uniform(0.2, 1.0))
     end: Literal["cont", "reset"] = rng.choice(("cont", "reset"))
     lasts_s = rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.6, 3.0)))
     return Fault(kind, tuple(some), step, after_s, lasts_s, end)

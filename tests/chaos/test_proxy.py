@@ -101,7 +101,7 @@ def test_swallowed_replies_were_caused(parts: tuple[Proxy, Link, Echo, socket.so
     assert echo.got.acquire(timeout=WAIT_S)  # the request had its effect
     while not link.counts.swallowed:
         proxy.do(lambda: None)
-    proxy.do(link.reset)
+    proxy.do(link.spit)
     with pytest.raises(ConnectionResetError):
         one.recv(1)
 
@@ -120,7 +120,7 @@ def test_silence_holds_back_and_loses_nothing(
         while link.counts.held < 2:
             proxy.do(lambda: None)
         assert not echo.got.acquire(blocking=False)
-        proxy.do(link.restore)
+        proxy.do(link.speak)
         assert one.recv(1) == b"B"
         assert another.recv(1) == b"C"
 
@@ -138,7 +138,7 @@ def test_an_end_is_not_heard_in_silence(parts: tuple[Proxy, Link, Echo, socket.s
         with pytest.raises(BlockingIOError):
             another.recv(1)
         another.settimeout(WAIT_S)
-        proxy.do(link.restore)
+        proxy.do(link.speak)
         assert another.recv(1) == b""
 
 
@@ -152,7 +152,24 @@ def test_a_refusing_link_lets_nobody_in(parts: tuple[Proxy, Link, Echo, socket.s
     with pytest.raises(ConnectionError), connect(link) as another:
         another.recv(1)
     assert link.counts.refused == 1
-    proxy.do(link.restore)
+    proxy.do(link.welcome)
     with connect(link) as another:
         another.sendall(b"b")
         assert another.recv(1) == b"B"
+
+
+def test_faults_of_one_link_may_overlap(parts: tuple[Proxy, Link, Echo, socket.socket]) -> None:
+    proxy, link, _, one = parts
+    one.sendall(b"a")
+    assert one.recv(1) == b"A"
+    for begin in (link.silence, link.swallow, link.silence, link.speak):
+        proxy.do(begin)
+    one.sendall(b"b")
+    while not link.counts.held:
+        proxy.do(lambda: None)
+    proxy.do(link.speak)
+    while not link.counts.swallowed:
+        proxy.do(lambda: None)
+    proxy.do(link.spit)
+    with pytest.raises(ConnectionResetError):
+        one.recv(1)

@@ -44,6 +44,7 @@ class Options:
         pairs: elements on each shard that get +1, a multiple of 4.
         pace_ms: what a gradient takes.
         poisoned: the batch, counted over all epochs, whose gradient is not a number.
+        tensorflow: trains ``keras_job`` instead of the witness model.
     """
 
     mode: Literal["async", "sync"]
@@ -58,12 +59,14 @@ class Options:
     checkpoint_every: int
     pace_ms: int
     poisoned: int | None = None
+    tensorflow: bool = False
 
     def __str__(self) -> str:
         rounds = f" K={self.replicas}" if self.replicas else ""
+        model = "TensorFlow" if self.tensorflow else self.optimizer
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         return (
-            f"{self.mode}{rounds} {self.shards} shards {self.workers} workers {self.optimizer} "
+            f"{self.mode}{rounds} {self.shards} shards {self.workers} workers {model} "
             f"{self.epochs}x{self.batches} batches {'shm' if self.shm else 'tcp'} "
             f"checkpoint every {self.checkpoint_every}{poisoned}"
         )
