@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from coordinator.client import CALL_S, CoordinatorClient
-from psrpc.errors import NotReady, PsError
+from psrpc.errors import NotReady, PsError, ShardUnreachable
 from psrpc.logs import get_logger, set_role
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import WorkDone
@@ -163,15 +163,28 @@ class Standing:
         self.pause()
 
     def get_cluster(self) -> pb.GetClusterResponse:
-        """Where the shards are; waits until all are ready. What was held before is dropped."""
+        """Where the shards are; waits until all are ready. What was held before is dropped.
+
+        Raises:
+            ShardUnreachable: for too long the coordinator has waited for one and the same thing.
+        """
         request = self.membership.get_cluster()
+        awaited, since = "", time.monotonic()
         with self.waits.on("the shards"):
             while True:
                 try:
                     cluster = self.persist(lambda: self._client.get_cluster(request))
                     break
                 except NotReady as error:
-                    self.waits.on(str(error))
+                    now = time.monotonic()
+                    if str(error) != awaited:
+                        awaited, since = str(error), now
+                    elif now - since >= self.connect_timeout_s:
+                        raise ShardUnreachable(
+                            f"the coordinator has waited for {awaited} for {now - since:.0f} s; "
+                            "start what is missing, or allow more with --connect-timeout S"
+                        ) from None
+                    self.waits.on(awaited)
                     self.pause()
         self._tell(lambda: self.membership.joined(cluster))
         return cluster

@@ -12,7 +12,9 @@ from psrpc.errors import (
     DeadlinePassed,
     InvalidArgument,
     JobFailed,
+    NotReady,
     OutcomeUnknown,
+    ShardUnreachable,
     StaleGeneration,
 )
 from psrpc.v1 import coordinator_pb2 as pb
@@ -141,6 +143,20 @@ def test_a_stop_ends_the_wait_for_a_coordinator() -> None:
             standing.get_job()
         # Nothing to give back, and nobody to tell.
         standing.leave("stopped")
+
+
+def test_a_shard_that_never_comes() -> None:
+    with (
+        serve_script() as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+    ):
+        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing.register("sha", "cpu")
+        # Something else comes first: then there is hope.
+        coordinator.not_ready.extend(NotReady(f"shard {shard}") for shard in (0, 1, 1))
+        with pytest.raises(ShardUnreachable, match=r"has waited for shard 1 for 0 s"):
+            standing.get_cluster()
+        assert not coordinator.not_ready
 
 
 def test_a_coordinator_that_never_comes() -> None:
