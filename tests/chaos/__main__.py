@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
@@ -29,6 +30,9 @@ from tests.chaos.trial import Result, run_schedule
 from tests.chaos.witness import Options
 
 TICK_S = 0.05
+
+RECOVERY_S = 2.0
+"""From the start of a shard to the first new step: what is to be expected of a quiet machine."""
 
 SHOWN = 12
 """Lines of what is wrong with a schedule."""
@@ -160,29 +164,34 @@ def show_failure(schedule: Schedule, result: Result, folder: Path) -> None:
     if len(result.wrong) > SHOWN:
         say(f"  and {len(result.wrong) - SHOWN} more")
     say(f"  logs: {folder}")
-    say(f"  again: {sys.executable} -m tests.chaos --schedules 1 --first {result.seed}")
+    flag = " --tensorflow" if schedule.options.tensorflow else ""
+    say(f"  again: {sys.executable} -m tests.chaos --schedules 1 --first {result.seed}{flag}")
 
 
-def summary(results: list[Result], seconds: float) -> str:
+def summary(results: Sequence[Result], seconds: float) -> str:
     """What all schedules came to."""
     passed = sum(not result.wrong for result in results)
-    faults = sum(len(result.faults) for result in results)
+    kinds = Counter(fault.split()[0] for result in results for fault in result.faults)
+    counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     lines = [
-        f"{passed} of {len(results)} schedules passed, {faults} faults, in {seconds:.0f} s"
-        f" ({sum(r.cpu_s for r in results) / max(1, len(results)):.1f} CPU seconds each)"
+        f"{passed} of {len(results)} schedules passed in {seconds:.0f} s"
+        f" ({sum(r.cpu_s for r in results) / max(1, len(results)):.1f} CPU seconds each)",
+        f"{kinds.total()} faults: {counted}",
     ]
     failed = [str(result.seed) for result in results if result.wrong]
     if failed:
         lines.append(f"failed: {' '.join(failed)}")
     else:
+        # The rule of three.
         bound = 3 / max(1, len(results))
         lines.append(f"at 95 % confidence fewer than {bound:.2%} of such schedules fail")
     times = sorted(time for result in results for time in result.recoveries)
     if times:
+        soon = sum(time <= RECOVERY_S for time in times)
         lines.append(
             f"first new step after a shard was up again: median {times[len(times) // 2]:.2f} s,"
-            f" 90 % within {times[int(len(times) * 0.9)]:.2f} s, at most {times[-1]:.2f} s"
-            f" ({len(times)} cases)"
+            f" 90 % within {times[int(len(times) * 0.9)]:.2f} s, at most {times[-1]:.2f} s;"
+            f" {soon} of {len(times)} within {RECOVERY_S:g} s"
         )
     return "\n".join(lines)
 
