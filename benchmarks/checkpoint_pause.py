@@ -1,0 +1,196 @@
+"""How long training pauses for a checkpoint: one shard of 100 MB with Adam.
+
+    python -m benchmarks.checkpoint_pause [--megabytes 100] [--checkpoints 5] [--directory DIR]
+
+One worker pushes and pulls as fast as it can, through the shard's real engine; another thread
+orders snapshots, as the coordinator's command stream does, and the shard's own thread writes them.
+A pause is the longest step from the order to the end of the writing, less the median of the steps
+before; the worst of all checkpoints is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from pserver.arrival import Shared
+from pserver.assembly import shard_extents
+from pserver.engine import ShardEngine
+from pserver.fence import Fence, ShardIdentity
+from pserver.requests import InitializeRequest, PushRequest, SnapshotOrder
+from pserver.snapshots import SnapshotFiles, SnapshotWriter
+from pserver.staging import Attempt
+from pserver.updates.engine import EngineKind, make_engine
+from psrpc.batch import BatchId
+from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.process import apply_malloc_settings
+from psrpc.v1 import coordinator_pb2 as pb
+
+TARGET_MS = 200.0
+STEPS_BEFORE = 20
+WARMUP = 5
+WRITTEN_S = 120.0
+"""How long a checkpoint may take before the measurement is given up."""
+
+ADAM = {
+    "module": "keras.optimizers",
+    "class_name": "Adam",
+    "registered_name": None,
+    "config": {"learning_rate": 0.001},
+}
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One checkpoint, in milliseconds."""
+
+    ordinary: float
+    longest_before: float
+    longest: float
+    written: float
+
+    @property
+    def difference(self) -> float:
+        """The pause: what the longest step took more than an ordinary one."""
+        return self.longest - self.ordinary
+
+
+class Training:
+    """A shard of one float32 arena, and a worker that pushes ones and copies what it gets."""
+
+    def __init__(self, kind: EngineKind, nbytes: int, run_dir: Path) -> None:
+        self._plan = make_plan(
+            [VariableSpec("dense/kernel", (nbytes // 4,), "float32", "trainable")], 1, "cut"
+        )
+        identity = ShardIdentity(0, 1, 1, 1, "async", 0)
+        self._written = threading.Event()
+        self._error = ""
+        files = SnapshotFiles(identity, self._plan, "run", run_dir)
+        self._writer = SnapshotWriter(files, self._reported)
+        updates = make_engine(kind, ADAM, self._plan, 0)
+        self._engine = ShardEngine(identity, self._plan, updates, self._writer)
+        self._run_dir = run_dir
+        self._fence = Fence(1, 1, self._plan.hash, 1)
+        self._extents = tuple(shard_extents(self._plan, 0))
+        self._gradient = _ones(self._plan)
+        self._parameters = _ones(self._plan)
+        self._steps = 0
+
+    def __enter__(self) -> Training:
+        self._writer.start()
+        initial = _ones(self._plan)
+        self._engine.initialize(
+            InitializeRequest(self._fence, self._extents), Shared([initial.view(np.uint8)]), 10.0
+        )
+        for _ in range(WARMUP):
+            self.step()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._writer.stop(WRITTEN_S)
+        self._engine.close()
+
+    def step(self) -> float:
+        """One push and pull; milliseconds."""
+        begun = time.perf_counter()
+        batch = BatchId(0, self._steps, 1)
+        request = PushRequest(
+            self._fence, "worker-0", Attempt(batch, 1), self._steps, 1, False, self._extents
+        )
+        _, values = self._engine.push_pull(
+            request, Shared([self._gradient.view(np.uint8)]), 10.0, "plain"
+        )
+        for array in values.arrays.values():
+            np.copyto(self._parameters, array)
+        del values, array
+        self._steps += 1
+        return (time.perf_counter() - begun) * 1e3
+
+    def checkpoint(self) -> Pause:
+        """Orders a snapshot while steps are made, and goes on until it is written.
+
+        Raises:
+            RuntimeError: it could not be written.
+        """
+        before = [self.step() for _ in range(STEPS_BEFORE)]
+        name = f"checkpoints/.tmp-step-{self._steps:08d}"
+        (self._run_dir / name).mkdir(parents=True)
+        order = SnapshotOrder(name.rpartition("/")[2], True, False, name, self._steps)
+        self._written.clear()
+        ordering = threading.Thread(target=self._engine.take_snapshot, args=(order,))
+        during = []
+        begun = time.perf_counter()
+        ordering.start()
+        while not self._written.is_set():
+            during.append(self.step())
+            if time.perf_counter() - begun > WRITTEN_S:
+                raise RuntimeError(f"{name} was not written in {WRITTEN_S:.0f} s")
+        written = (time.perf_counter() - begun) * 1e3
+        ordering.join()
+        # The first step after a frozen state may have to find new memory.
+        during += [self.step() for _ in range(WARMUP)]
+        if self._error:
+            raise RuntimeError(self._error)
+        return Pause(statistics.median(before), max(before), max(during), written)
+
+    def _reported(self, report: pb.ReportSnapshotRequest) -> None:
+        self._error = report.error
+        self._written.set()
+
+
+def _ones(plan: Plan) -> np.ndarray[Any, np.dtype[np.float32]]:
+    array = aligned_empty(plan.arenas[0].length, "float32")
+    array.fill(1)
+    return array
+
+
+def measure(kind: EngineKind, nbytes: int, checkpoints: int, directory: str | None) -> Pause:
+    """The worst of several checkpoints."""
+    with (
+        tempfile.TemporaryDirectory(dir=directory) as run_dir,
+        Training(kind, nbytes, Path(run_dir)) as training,
+    ):
+        pauses = [training.checkpoint() for _ in range(checkpoints)]
+    return max(pauses, key=lambda pause: pause.difference)
+
+
+def main() -> None:
+    """Prints a table of both engines, each measured in a process of its own."""
+    parser = argparse.ArgumentParser(description="The pause of training for a checkpoint.")
+    parser.add_argument("--megabytes", type=int, default=100, metavar="N", help="of parameters")
+    parser.add_argument("--checkpoints", type=int, default=5, metavar="N")
+    parser.add_argument("--directory", help="where checkpoints are written; default: /tmp")
+    parser.add_argument("--engine", choices=get_args(EngineKind), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.engine is not None:
+        apply_malloc_settings()
+        pause = measure(args.engine, args.megabytes * 10**6, args.checkpoints, args.directory)
+        print(json.dumps(asdict(pause)))  # noqa: T201
+        return
+    print("| engine | ordinary step, ms | longest before | longest with a checkpoint |", end="")  # noqa: T201
+    print(f" difference, target {TARGET_MS:.0f} | written after, s |\n|---|---|---|---|---|---|")  # noqa: T201
+    for engine in get_args(EngineKind):
+        command = [sys.executable, "-m", "benchmarks.checkpoint_pause", "--engine", engine]
+        done = subprocess.run(
+            [*command, *sys.argv[1:]], stdout=subprocess.PIPE, text=True, check=True
+        )
+        pause = Pause(**json.loads(done.stdout))
+        print(  # noqa: T201
+            f"| {engine} | {pause.ordinary:.0f} | {pause.longest_before:.0f} | "
+            f"{pause.longest:.0f} | {pause.difference:.0f} | {pause.written / 1e3:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
