@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 # Before gRPC is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -41,6 +43,7 @@ SHOWN = 12
 def main() -> int:
     """The exit status."""
     options = _parse()
+    signal.signal(signal.SIGTERM, _leave)
     disk = can_mount()
     if not disk:
         say("no disk is filled up: mounting a file system needs root")
@@ -72,6 +75,10 @@ def say(text: str) -> None:
     """A line on standard output, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def _leave(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(1)
 
 
 def _parse() -> argparse.Namespace:
@@ -124,8 +131,24 @@ def run_all(
     schedules: Sequence[Schedule], references: Mapping[Options, Path], jobs: int, folder: Path
 ) -> Iterator[tuple[Schedule, Result]]:
     """Each schedule in a process of its own, ``jobs`` side by side; in the order of their ends."""
-    context = get_context("fork")
     running: dict[Schedule, BaseProcess] = {}
+    try:
+        yield from _run_all(schedules, references, jobs, folder, running)
+    finally:
+        # After an interrupt they still have file systems to take down.
+        for process in running.values():
+            process.terminate()
+            process.join()
+
+
+def _run_all(
+    schedules: Sequence[Schedule],
+    references: Mapping[Options, Path],
+    jobs: int,
+    folder: Path,
+    running: dict[Schedule, BaseProcess],
+) -> Iterator[tuple[Schedule, Result]]:
+    context = get_context("fork")
     waiting = list(reversed(schedules))
     while running or waiting:
         while waiting and len(running) < jobs:
@@ -148,6 +171,7 @@ def run_all(
 
 
 def _run_one(schedule: Schedule, reference: Path | None, folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     root = folder / str(schedule.seed)
     shutil.rmtree(root, ignore_errors=True)
     run_schedule(schedule, root, reference).write(folder / f"{schedule.seed}.json")

@@ -111,6 +111,7 @@ def _serve(owner: socket.socket, entries: Mapping[str, Entry]) -> NoReturn:
     woken.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     try:
         # An owner that has died is no news.
