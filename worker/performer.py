@@ -262,6 +262,7 @@ class Performer:
             self._times.took("pull")
 
     def _compute(self, action: Compute) -> Computed:
+        self._standing.check()
         if not self._stepping:
             self._begin_step()
         self._stepping = False

@@ -135,7 +135,7 @@ class Router:
             message = self._push(shard, batch, attempt, gradients)
             return self._clients[shard].push(self._fences[shard], message)
 
-        return self._all(push)
+        return self._all(push, finishing=True)
 
     def push_pull(
         self,
@@ -151,7 +151,7 @@ class Router:
             message = self._push(shard, batch, attempt, gradients)
             return self._clients[shard].push_pull(self._fences[shard], message, into)
 
-        answers = self._all(push_pull)
+        answers = self._all(push_pull, finishing=True)
         self._versions = [info.version for _, info in answers]
         return [result for result, _ in answers]
 
@@ -187,11 +187,13 @@ class Router:
             for client in self._clients:
                 client.cancel()
 
-    def _all(self, call: Callable[[int], Result]) -> list[Result]:
-        """``call`` for each shard; none is under way any more on return."""
+    def _all(self, call: Callable[[int], Result], *, finishing: bool = False) -> list[Result]:
+        """``call`` for each shard; none is under way any more on return. See Standing.check."""
         # In this order: an interrupt that comes in between is seen.
         self._abort.clear()
-        self._standing.check()
+        self._standing.check(finishing=finishing)
+        if self._standing.interrupted:
+            self._abort.set()
         self._why.clear()
         shards = range(len(self._clients))
         self._pending.update(shards)

@@ -107,8 +107,11 @@ class Standing:
         with self._lock:
             self._interrupts.discard(interrupt)
 
-    def check(self) -> None:
+    def check(self, *, finishing: bool = False) -> None:
         """Raises what ends the present work; cheap, for every step and every turn of a wait.
+
+        Args:
+            finishing: the step under way comes to its end; a signal lets it.
 
         Raises:
             Stopped: a signal said so, or the job is over.
@@ -118,7 +121,13 @@ class Standing:
         # The flag is never down while there is a reason to raise.
         if self._interrupted.is_set():
             with self._lock:
-                self.membership.check()
+                if not finishing or self.membership.outdated:
+                    self.membership.check()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether nothing is to be repeated or awaited any more."""
+        return self._interrupted.is_set()
 
     def pause(self, seconds: float = PAUSE_S) -> None:
         """Sleeps, but not through a signal; raises as :meth:`check` does."""
@@ -217,7 +226,9 @@ class Standing:
         """
         request = self.membership.commit(round_number, done)
         what = f"the commit of {done.batch} in round {round_number}"
-        return self.persist(lambda: self._client.commit_batch(request), what).lease
+        return self.persist(
+            lambda: self._client.commit_batch(request), effect=what, finishing=True
+        ).lease
 
     def report(self, done: WorkDone) -> None:
         """Reports work other than batches."""
@@ -235,10 +246,12 @@ class Standing:
         except PsError as error:
             log.info("could not say goodbye to the coordinator", reason=str(error))
 
-    def persist(self, call: Callable[[], Response], effect: str = "") -> Response:
+    def persist(
+        self, call: Callable[[], Response], *, effect: str = "", finishing: bool = False
+    ) -> Response:
         """``call``, repeated while the coordinator cannot be reached; see
-        :meth:`CoordinatorClient.persist`."""
-        self.check()
+        :meth:`CoordinatorClient.persist` and :meth:`check`."""
+        self.check(finishing=finishing)
         try:
             return self._client.persist(
                 call, self.connect_timeout_s, log.info, self._interrupted, effect

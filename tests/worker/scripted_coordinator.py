@@ -33,6 +33,7 @@ class ScriptedCoordinator(CoordinatorServicer):
         self.heartbeat = pb.HeartbeatWorkerResponse()
         self.requests: list[Any] = []
         self.worker = "worker-0"
+        self.job = pb.GetJobResponse()
         self.address = ""
         self._came = threading.Condition()
 
@@ -60,6 +61,9 @@ class ScriptedCoordinator(CoordinatorServicer):
         if isinstance(lease, PsError):
             raise lease
         return lease() if callable(lease) else lease
+
+    def GetJob(self, request: pb.GetJobRequest, context: Any) -> Any:  # noqa: N802
+        return self.job
 
     def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)
@@ -95,9 +99,11 @@ class ScriptedCoordinator(CoordinatorServicer):
 
 
 @contextmanager
-def serve_script(cluster: pb.GetClusterResponse | None = None) -> Iterator[ScriptedCoordinator]:
-    """A scripted coordinator, listening."""
-    coordinator = ScriptedCoordinator(cluster)
+def serve_script(
+    script: pb.GetClusterResponse | ScriptedCoordinator | None = None,
+) -> Iterator[ScriptedCoordinator]:
+    """A scripted coordinator, or the one of that cluster, listening."""
+    coordinator = script if isinstance(script, ScriptedCoordinator) else ScriptedCoordinator(script)
     server = make_server(8, [ErrorInterceptor()])
     add_CoordinatorServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
     coordinator.address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"

@@ -52,7 +52,11 @@ class Result:
 
 
 class Source:
-    """Gradients that say which batch they are of."""
+    """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
+
+    def __init__(self, standing: Standing, stop_at: int | None) -> None:
+        self._standing = standing
+        self._stop_at = stop_at
 
     wire: Encoding = "plain"
     spare: Mapping[str, Array]
@@ -78,6 +82,8 @@ class Source:
         return batch.first
 
     def gradient(self, batch: BatchId, given: int) -> Result:
+        if given == self._stop_at:
+            self._standing.stop()
         one = np.zeros(WITNESSES, np.float32)
         one[given] = -2
         return Result(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}))
@@ -133,6 +139,7 @@ def at_work(
     mode: Literal["async", "sync"] = "async",
     *,
     shm: bool,
+    stop_at: int | None = None,
 ) -> Iterator[Running]:
     """A worker that is told to initialize the shards, and then given ``leases``."""
     with (
@@ -142,7 +149,7 @@ def at_work(
         Standing(client, incarnation=7, connect_timeout_s=600) as standing,
     ):
         coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
-        source: GradientSource = Source()
+        source: GradientSource = Source(standing, stop_at)
         ended: Future[None] = Future()
 
         def run() -> None:
@@ -280,6 +287,26 @@ def test_a_worker_leaves_a_shard_that_stands_still(shm: bool) -> None:
             for engine in (first, second):
                 assert engine.begin(Begin(2, 1, keep=True)) is not None
         running.check(0, 1, 2)
+
+
+def test_a_step_under_way_is_finished_and_reported() -> None:
+    with at_work(lambda _c, _s: [task(0, 1, 2)], shm=True, stop_at=1) as running:
+        running.check(0, 1)
+        reports = {r.attempt for q in running.coordinator.requests for r in getattr(q, "done", ())}
+        assert reports == {1, 2}
+        (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
+        assert left.reason == "told to stop"
+
+
+def test_a_micro_batch_under_way_is_committed() -> None:
+    def leases(_coordinator: ScriptedCoordinator, _shards: Shards) -> list[Any]:
+        return [pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(0)))]
+
+    with at_work(leases, "sync", shm=True, stop_at=0) as running:
+        running.check()
+        (commit,) = running.coordinator.of(pb.CommitBatchRequest)
+        assert commit.report.attempt == 1
+        assert [engine.report().staged_now for engine in running.shards.engines] == [1, 1]
 
 
 @both
