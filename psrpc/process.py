@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -76,14 +77,26 @@ def leave(status: int) -> NoReturn:
 
 
 def on_stop_signals(stop: Callable[[], None]) -> None:
-    """Calls ``stop`` on SIGTERM and SIGINT, in a thread of its own. Only from the main thread.
+    """Calls ``stop`` at each SIGTERM and SIGINT, in a thread of its own. Only from the main thread.
 
-    A handler interrupts the main thread wherever it is, inside a lock too; one that sets an event
-    which the main thread is just about to wait for would wait for that lock for ever.
+    Not in a handler of Python's, for two reasons. It interrupts the main thread wherever it is,
+    inside a lock too: one that sets an event which the main thread is just about to wait for would
+    wait for that lock for ever. And it runs only when the main thread comes to it: if the signal
+    arrives just before that thread blocks, or in another thread, it does not while the wait lasts.
     """
+    heard, tell = socket.socketpair()
+    tell.setblocking(False)
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
-    def handle(_number: int, _frame: object) -> None:
-        threading.Thread(target=stop, name="stop", daemon=True).start()
+    def listen() -> None:
+        with heard:
+            while told := heard.recv(1):
+                if told[0] in numbers:
+                    threading.Thread(target=stop, name="stop", daemon=True).start()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    # The descriptor is the interpreter's from now on, for as long as the process lives.
+    signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
+    for number in numbers:
+        # Only a signal that has a handler is told of.
+        signal.signal(number, lambda _number, _frame: None)

@@ -43,6 +43,7 @@ def own_handlers() -> Iterator[None]:
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
+    os.close(signal.set_wakeup_fd(-1))
 
 
 @pytest.mark.usefixtures("own_handlers")
@@ -61,3 +62,20 @@ def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.S
         signal.raise_signal(number)
         assert came.wait(30)
     assert done.wait(30)
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_a_signal_is_heard_while_the_main_thread_waits() -> None:
+    """As it is one that comes just before that wait begins: neither interrupts it."""
+    waiting, came = threading.Event(), threading.Event()
+    on_stop_signals(came.set)
+
+    def signalled() -> None:
+        waiting.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    other = threading.Thread(target=signalled)
+    other.start()
+    waiting.set()
+    assert came.wait(30)
+    other.join()
