@@ -62,6 +62,8 @@ class NumpyEngine:
     def load(self, values: Mapping[str, NDArray]) -> None:
         arenas = self._arenas
         arenas.check(values)
+        # Before others are made: a shard that goes back to a checkpoint has the next ones already.
+        self._slots = {}
         self._values = {n: np.require(values[n], requirements=("C", "W")) for n in arenas.owned}
         self._slots = {
             slot: {n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable}

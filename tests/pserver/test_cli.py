@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from pserver.client import ShardClient
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
-from tests.pserver.shards import plan_of
+from tests.pserver.shards import plan_of, whole
 
 pytestmark = pytest.mark.slow
 
+PLAN = plan_of()
 COMMAND = (sys.executable, "-m", "pserver.cli")
 
 
@@ -35,7 +37,7 @@ def shard(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[FakeCoordinator]:
-    with running(FakeCoordinator(tmp_path, plan_of())) as fake:
+    with running(FakeCoordinator(tmp_path, PLAN)) as fake:
         yield fake
 
 
@@ -79,8 +81,31 @@ def test_it_leaves_when_told_to(coordinator: FakeCoordinator, number: signal.Sig
     assert not any("error" in line for line in lines), lines
 
 
+def test_told_to_stop_it_stays_until_it_is_saved_or_told_again(
+    coordinator: FakeCoordinator,
+) -> None:
+    for saved in (True, False):
+        with shard("--coordinator", coordinator.address) as process:
+            registered = coordinator.registered.get(timeout=WAIT_S)
+            coordinator.ready.get(timeout=WAIT_S)
+            with ShardClient(registered.address, registered.incarnation, PLAN, 0) as client:
+                client.initialize(client.fence(1, 1), whole(PLAN))
+            process.send_signal(signal.SIGTERM)
+            while not coordinator.heartbeats.get(timeout=WAIT_S).leaving:
+                pass
+            assert process.poll() is None
+            if saved:
+                coordinator.saved = True
+            else:
+                process.send_signal(signal.SIGTERM)
+            code, lines = ended(process)
+        coordinator.saved = False
+        assert code == 0, lines
+        assert any("told to stop: waiting for a checkpoint" in line for line in lines), lines
+
+
 def test_it_leaves_while_it_waits_for_the_coordinator(tmp_path: Path) -> None:
-    with running(FakeCoordinator(tmp_path, plan_of())) as fake:
+    with running(FakeCoordinator(tmp_path, PLAN)) as fake:
         pass
     with shard("--coordinator", fake.address) as process:
         assert process.stderr is not None
