@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from coordinator.store import Store
 from psrpc.checkpoint import newest_good
 from psrpc.errors import CheckpointError
 from tests.coordinator.parts import make_run
+from tests.faults.disks import fill, mounted_disk
 from tests.faults.scenarios import LEDGER, SHARDS, STEPS, decision, save
 from tests.faults.strace import Call, Zygote, needs_strace
 
@@ -86,26 +86,8 @@ def assert_space_is_given_back(run_dir: Path, failed: Call) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.decode().strip()}")
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
-
-
-def fill(path: Path, leave: int) -> Path:
-    """Fills a disk up to a few bytes."""
-    filler = path / "filler"
-    with filler.open("wb", buffering=0) as out:
-        free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
-        out.write(bytes(max(0, free - leave)))
-    return filler
+    with mounted_disk(tmp_path / "disk", megabytes=1) as path:
+        yield path
 
 
 @slow
