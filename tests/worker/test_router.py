@@ -202,6 +202,21 @@ def test_a_stop_ends_the_wait_for_a_shard(monkeypatch: pytest.MonkeyPatch) -> No
     assert not hurried[-1]
 
 
+def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:
+    plan = make_cut_plan(1)
+    with serve_shards(plan) as served, standing_alone(connect_timeout_s=600) as standing:
+        with Router(served.cluster, plan, standing) as router:
+            router.initialize(arrays(plan, 1))
+            standing.stop()
+            (pushed,) = router.push(BatchId(0, 0, 10), 1, None)
+            assert pushed.outcome == "skipped"
+            with pytest.raises(Stopped):
+                router.pull(None, arrays(plan, 0))
+        served.servers[0].stop(0)
+        with Router(served.cluster, plan, standing) as router, pytest.raises(Stopped):
+            router.push(BatchId(0, 10, 10), 2, None)
+
+
 def stop_when_waiting(standing: Standing, router: Router) -> None:
     """Stops once the router says what it waits for."""
     while "UNAVAILABLE" not in router.awaited():
