@@ -196,6 +196,7 @@ class Coordination:
             except StaleGeneration as error:
                 log.debug("the coordinator does not know this shard", reason=str(error))
                 self._unknown.set()
+                failures = 0
             except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
                 # The heartbeats say so, and decide when it has lasted too long.
                 log.debug("command stream broke", reason=str(error))
@@ -277,7 +278,7 @@ class Coordination:
                     mode=self._job.mode,
                     generation=report.generation,
                     version=report.version,
-                    restored=command.begin.restore or None,
+                    holds=command.begin.restore or command.begin.WhichOneof("source"),
                 )
             self._tell_ready(report)
         if kind in ("begin", "revocation"):
