@@ -47,8 +47,8 @@ def test_a_full_disk_stops_checkpoints_with_a_warning_and_not_training(tmp_path:
             filler = fill(disk, 0)
             gate.open()
             wait_for(
-                "three failed checkpoints and what is trained beyond them",
-                lambda s: len(failures(s.warnings)) >= 3 and s.global_step > 2 * STEPS,
+                "failed checkpoints, enough that a log takes a page more",
+                lambda s: len(failures(s.warnings)) >= 30 and s.global_step > 2 * STEPS,
             )
             gate.close()
             assert os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize < 64 << 10
