@@ -202,12 +202,10 @@ class Cluster:
     def _start(self, name: str) -> Process:
         log = self.folders.logs / f"{name}.{self.starts(name) + 1}.log"
         process = Process(name, 0, log, time.monotonic())
-        options = self.options
         if name.startswith("shard"):
             process.link = self._proxy.link(process.address)
-        arguments = self._arguments(process)
         entry, arguments = name.split("-")[0], self._arguments(process)
-        if options.tensorflow:
+        if self.options.tensorflow:
             entry, arguments = "command", [COMMANDS[entry], *arguments]
         process.pid = self._launcher.start(entry, arguments, log, self._environment())
         self.history.append(process)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from psrpc.batch import BatchId
 from psrpc.checkpoint import ShardState, load_state
 from psrpc.errors import CheckpointError
 from psrpc.manifest import newest_good
@@ -85,6 +86,37 @@ def check_final_state(run: Path, options: Options, reference: Path | None = None
     if options.mode == "sync":
         found += _compare(states, Reference(options).run())
     return found
+
+
+def check_cuts(run: Path, options: Options) -> list[str]:
+    """In every checkpoint that is kept, parameters, slots and applied-set of each shard say the
+    same. The witness model only."""
+    found = []
+    for directory in sorted((run / "checkpoints").glob("step-*")):
+        for shard in range(options.shards):
+            state = load_state(directory, options.plan, shard)
+            recorded = _batches(options, state, "applied") - _batches(options, state, "skipped")
+            ones = state.values[WITNESS][: options.total_batches]
+            held = set(np.flatnonzero(ones).tolist())
+            updates = len({batch // (options.replicas or 1) for batch in held})
+            iterations = int(state.scalars["iterations"])
+            who = f"{directory.name}, shard {shard}"
+            if held != recorded:
+                odd = sorted(held ^ recorded)[:8]
+                found.append(f"{who}: parameters and applied-set differ in batches {odd}")
+            if iterations != updates:
+                found.append(f"{who}: {iterations} updates by its slots, {updates} by its values")
+    return found
+
+
+def _batches(options: Options, state: ShardState, key: str) -> set[int]:
+    """Batches by their number, of an applied-set."""
+    return {
+        options.number(BatchId(entry["epoch"], first, BATCH_SIZE))
+        for entry in state.applied
+        for start, stop in entry[key]
+        for first in range(start, stop, BATCH_SIZE)
+    }
 
 
 def _check_applied(options: Options, shard: int, state: ShardState) -> list[str]:

@@ -127,6 +127,8 @@ class _Trial:
         wrong += invariants.check_logs(folders.logs)
         if cluster.done:
             wrong += invariants.check_final_state(folders.run, self._options, self._reference)
+        if not self._options.tensorflow:
+            wrong += invariants.check_cuts(folders.run, self._options)
         return wrong
 
     def recoveries(self) -> list[float]:
