@@ -29,8 +29,8 @@ from pserver.requests import (
     Values,
 )
 from pserver.revocations import Revocations
+from pserver.rounds import Rounds
 from pserver.shelf import SnapshotShelf, SnapshotSink
-from pserver.staging import Missing, Staged, Staging, weighted_mean
 from pserver.updates.engine import UpdateEngine
 from psrpc.encoding import Encoding
 from psrpc.errors import (
@@ -39,7 +39,6 @@ from psrpc.errors import (
     NotReady,
     PsError,
     RoundPassed,
-    StaleGeneration,
 )
 from psrpc.plan import Plan
 
@@ -65,12 +64,14 @@ class ShardEngine:
             pool_size(plan.shard_nbytes(identity.shard), identity.replicas),
         )
         self._changed = threading.Condition()  # its lock is the lock
-        self._staging = Staging(identity.replicas)
+        self._counters = Counters()
+        self._rounds = Rounds(
+            identity.shard, identity.replicas, self._held, self._counters, self._pool.release
+        )
         self._shelf = SnapshotShelf(sink)
         self._revocations = Revocations(identity.generation)
         self.begun = identity.generation
         """The generation of the last order to begin that was carried out. Read-only."""
-        self._counters = Counters()
         self._closed = False
 
     # -- where it stands ---------------------------------------------------------------------
@@ -104,8 +105,7 @@ class ShardEngine:
         self.identity = replace(self.identity, generation=order.generation, policy=order.policy)
         try:
             self._revocations = Revocations(order.generation)
-            for dropped in self._staging.clear():
-                dropped.release()
+            self._rounds.clear()
             self._shelf.begin(order.generation)
             if order.keep:
                 self._held.keep(order.generation)
@@ -129,8 +129,7 @@ class ShardEngine:
                 return
             self._revocations.refuse(revocation.worker)
             for attempt in revocation.attempts:
-                if (dropped := self._staging.drop(attempt)) is not None:
-                    dropped.release()
+                self._rounds.drop(attempt)
             self._revocations.number = revocation.number
             self._wake()
 
@@ -226,7 +225,7 @@ class ShardEngine:
             self._counters.already_applied += 1
             return PushResult("already_applied", self._held.version)
         if self.identity.mode == "sync":
-            return self._stage(request, arrived)
+            return self._rounds.stage(request, arrived)
         if arrived is None:
             self._held.applied.add(request.batch, skipped=True)
             self._counters.skipped += 1
@@ -236,25 +235,6 @@ class ShardEngine:
         self._held.applied.add(request.batch)
         self._counters.count_applied(staleness)
         return PushResult("applied", self._held.version, staleness)
-
-    def _stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
-        if request.base_version < self._held.version:
-            raise RoundPassed(
-                f"a push of {request.batch} is for round {request.base_version};"
-                f" shard {self.identity.shard} is at round {self._held.version}"
-            )
-        if self._staging.admit(request.attempt):
-            self._staging.stage(request.attempt, self._staged(request.examples, arrived))
-            self._counters.staged += 1
-        return PushResult("staged", self._held.version)
-
-    def _staged(self, examples: int, arrived: Arrived | None) -> Staged:
-        if arrived is None:
-            return Staged(examples, None)
-        loan = arrived.loan
-        assert loan is not None, "what is staged lies in our own memory"
-        loan.keep = True
-        return Staged(examples, arrived.arrays, lambda: self._pool.release(loan.buffers))
 
     def decide(self, decision: Decision) -> None:
         """Applies a decided round, once: a round that was applied before changes nothing.
@@ -267,38 +247,10 @@ class ShardEngine:
             self._decide(decision)
 
     def _decide(self, decision: Decision) -> None:
-        me = f"shard {self.identity.shard}"
-        if decision.generation != self.identity.generation:
-            raise StaleGeneration(
-                f"the decision of round {decision.round} is of generation {decision.generation};"
-                f" {me} is in {self.identity.generation}"
-            )
-        if decision.round < self._held.version:
-            return
-        if decision.round > self._held.version:
-            raise NotReady(
-                f"{me} cannot apply round {decision.round}: it waits for the decision of round"
-                f" {self._held.version}"
-            )
-        found = self._staging.decide(decision.attempts)
-        if isinstance(found, Missing):
-            raise NotReady(
-                f"{me} cannot apply round {decision.round}: it does not hold"
-                f" {', '.join(map(str, found.attempts))}"
-            )
-        self._held.update(weighted_mean(found.parts) if found.parts else None)
-        for attempt in decision.attempts:
-            skipped = attempt.batch in found.skipped
-            self._held.applied.add(attempt.batch, skipped=skipped)
-            if skipped:
-                self._counters.skipped += 1
-            else:
-                self._counters.count_applied(0)
-        for dropped in self._staging.clear():
-            dropped.release()
-        for order in decision.snapshots:
-            self._shelf.take(order, self._held)
-        self._changed.notify_all()
+        if self._rounds.decide(decision):
+            for order in decision.snapshots:
+                self._shelf.take(order, self._held)
+            self._changed.notify_all()
 
     # -- parameters go out -------------------------------------------------------------------
 
@@ -368,7 +320,7 @@ class ShardEngine:
             revoked=revocations.number if revocations.generation == standing.generation else 0,
             nbytes=self.plan.shard_nbytes(self.identity.shard),
             counters=replace(self._counters, staleness=self._counters.staleness_counts()),
-            staged_now=len(self._staging),
+            staged_now=len(self._rounds),
             waiting_for=self._waiting_for(),
         )
 
@@ -425,7 +377,4 @@ class ShardEngine:
             return "a worker to initialize it"
         if self.identity.mode == "async":
             return ""
-        return (
-            f"the decision of round {self._held.version}; it holds"
-            f" {self._staging.micro_batches} of {self.identity.replicas} micro-batches"
-        )
+        return self._rounds.waiting_for()
