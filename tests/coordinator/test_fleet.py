@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from coordinator.commands import Cluster, Command
-from coordinator.fleet import Fleet
+from coordinator.fleet import Death, Fleet
 from coordinator.vitals import COORDINATOR
 
 
@@ -26,7 +26,7 @@ def test_an_address_that_was_there_before_is_not_believed(tmp_path: Path) -> Non
             assert not fleet.serves
             (tmp_path / "gate").write_text("go\n")
             (tmp_path / "told").read_text()
-            deaths = []
+            deaths: list[Death] = []
             while not deaths:
                 deaths = fleet.wait(60.0)
             assert [death.how for death in deaths] == ["ended with signal SIGKILL"]

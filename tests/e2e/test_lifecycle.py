@@ -166,8 +166,8 @@ def test_a_job_starts_from_what_another_one_trained(tmp_path: Path, kind: str) -
 
 def endless(folder: Path, *more: str) -> Process:
     """A cluster with more work than any test waits for."""
-    args = ("--run-dir", folder / "run", "--workers", "2", "--shards", "2", *more)
-    return Process("up", "coordinator", "up", DENSE, *args, "--set", "epochs=100000")
+    size = ("--workers", "2", "--shards", "2", "--set", "epochs=100000")
+    return Process("up", "coordinator", "up", DENSE, "--run-dir", folder / "run", *size, *more)
 
 
 def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
@@ -209,11 +209,11 @@ def test_a_shard_that_may_not_be_started_again_is_named(tmp_path: Path) -> None:
 def test_a_killed_worker_loses_and_leaves_nothing(tmp_path: Path, mode: str) -> None:
     """Every batch counts once: in sync mode the rounds that the other one computes are the same
     rounds. The shards let go of the memory that they shared with it."""
-    args = ("--mode", mode, "--shards", "2", "--workers", "2", "--set", "epochs=12")
-    args += ("--max-restarts", "0")
+    args = ["--mode", mode, "--shards", "2", "--workers", "2", "--set", "epochs=12"]
+    args += ["--max-restarts", "0"]
     with by_hand(tmp_path) as hand, closing(Gate(tmp_path, epoch=10)) as gate:
-        up_args = ("up", GATED, "--run-dir", hand.run_dir, *args)
-        cluster = hand.start("up", "coordinator", *up_args, **gate.environment)
+        run_dir = ("--run-dir", hand.run_dir)
+        cluster = hand.start("up", "coordinator", "up", GATED, *run_dir, *args, **gate.environment)
         # In the midst of its steps, if it has not come to the gate by now.
         cluster.wait_for(r"training  epoch ([2-9]|1\d)/")
         victim, survivor = members(hand.run_dir, "worker")

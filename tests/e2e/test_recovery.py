@@ -133,8 +133,8 @@ class Faulty:
 @contextmanager
 def faulty(folder: Path, *args: str) -> Iterator[Faulty]:
     with by_hand(folder) as hand, closing(Gate(folder, epoch=EPOCHS - 1)) as gate:
-        up_args = ("up", GATED, "--run-dir", hand.run_dir, *COMMON, *args)
-        process = hand.start("up", "coordinator", *up_args, **gate.environment)
+        run = ("up", GATED, "--run-dir", hand.run_dir)
+        process = hand.start("up", "coordinator", *run, *COMMON, *args, **gate.environment)
         with Faulty(hand.run_dir, process, gate) as cluster:
             yield cluster
 
