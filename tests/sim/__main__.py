@@ -62,12 +62,14 @@ def _many(seeds: range, jobs: int, keep_going: bool) -> int:
     began = said = time.monotonic()
     fired: Counter[str] = Counter()
     counts: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
     failed: list[int] = []
     done, simulated_s, events, cpu_s = 0, 0.0, 0, 0.0
     for verdict in _verdicts(seeds, jobs):
         done += 1
         fired += verdict.fired
         counts += verdict.counts
+        refused += verdict.refused
         simulated_s += verdict.simulated_s
         events += verdict.events
         cpu_s += verdict.cpu_s
@@ -86,7 +88,8 @@ def _many(seeds: range, jobs: int, keep_going: bool) -> int:
         f"{simulated_s:.0f} simulated seconds, {events} events; failed: "
         f"{', '.join(map(str, failed)) or 'none'}\n"
         f"faults: {_listed({kind: fired[kind] for kind in (*RATES, *PLANNED)} | fired)}\n"
-        f"led to: {_listed(counts)}"
+        f"led to: {_listed(counts)}\n"
+        f"answered by errors: {_listed(refused)}"
     )
     return 1 if failed else 0
 

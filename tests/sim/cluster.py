@@ -60,8 +60,9 @@ class Cluster:
         self.options = options
         self.schedule = Schedule(seed, show)
         self.random: Random = self.schedule.random
-        self.faults = Faults(self.random, options.rates, options.faults_s, self.schedule.now)
+        self.faults = Faults(self.random, options.rates, self.schedule.now)
         self.network = Network(self.schedule, self.faults)
+        self.network.slow = dict(options.far)
         self.disk = Disk(self.random, self.faults)
         self.witness = Witness(options)
         self.invariants = Invariants(self)
@@ -75,6 +76,8 @@ class Cluster:
         self.description = self._describe()
         self.generation = 0
         """The newest that a coordinator has formed."""
+        self.until = LIVENESS_S
+        """When the job must have ended, in seconds."""
         self._starts = 0
 
     # -- a run -------------------------------------------------------------------------------
@@ -86,11 +89,10 @@ class Cluster:
         names += [f"worker-{index}" for index in range(options.workers)]
         for name in ("coordinator", *names):
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
-        for kind, number in options.planned.items():
-            for _ in range(number):
-                at = random.uniform(0.1, options.faults_s)
-                schedule.after(at, None, self._happen, kind)
-        if not schedule.run(options.faults_s + LIVENESS_S, lambda: bool(self.ended)):
+        if options.early:
+            self.begin_faults()
+        schedule.run(lambda: bool(self.ended) or schedule.now() > self.until)
+        if not self.ended:
             raise Violation(f"the job does not end; {self.awaited()}")
         if self._ended_by_the_disk():
             self.counts["jobs ended by the disk"] += 1
@@ -98,6 +100,18 @@ class Cluster:
         if self.ended != "done":
             raise Violation(f"the job ends as {self.ended}")
         self.invariants.check_end()
+
+    def begin_faults(self) -> None:
+        """From now on things go wrong; the first call counts."""
+        options, random = self.options, self.random
+        if self.faults.begun:
+            return
+        self.faults.begin(options.faults_s)
+        self.until = self.schedule.now() + options.faults_s + LIVENESS_S
+        for kind, number in options.planned.items():
+            for _ in range(number):
+                at = random.uniform(0.0, min(options.faults_s, 1.5 * options.expected_s))
+                self.schedule.after(at, None, self._happen, kind)
 
     def _ended_by_the_disk(self) -> bool:
         """Whether the first or the last checkpoint could not be written: the one reason for which
@@ -209,6 +223,14 @@ class Cluster:
             case "power cut of one":
                 process.kill()
                 self.disk.lose({process.name})
+            case "pause and crash":
+                # Who goes on afterwards knows nothing of what has happened.
+                process.stop()
+                others = [one for one in everybody if one is not process]
+                if others:
+                    after = self.faults.between(0.0, 3.0)
+                    self.schedule.after(after, None, self.random.choice(others).kill)
+                self.schedule.after(self.faults.between(*PAUSE_S), None, process.go_on)
             case "pause" | "pause and replacement":
                 process.stop()
                 pause_s = self.faults.between(*PAUSE_S)

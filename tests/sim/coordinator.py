@@ -206,7 +206,9 @@ class Coordinator:
         self.course.bell = cast(Any, self._bell)
         self.engine = Engine(self.course, store)
         self.servicer = Servicer(self.engine)
+        self._cluster.invariants.begin(self.course)
         self._cluster.network.listen(COORDINATOR, self)
+        self._cluster.network.echo("coordinator")
         while True:
             self.course.tick()
             self._settle()
@@ -347,6 +349,8 @@ class Coordinator:
         invariants.check_done(course)
         invariants.check_checkpoint(course.newest_checkpoint)
         self._cluster.generation = course.run.generation
+        if course.phase == "training":
+            self._cluster.begin_faults()
         if course.phase in ENDED and not self._cluster.ended:
             self._cluster.ended = course.phase if course.phase == "done" else course.reason
 

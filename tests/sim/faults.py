@@ -13,8 +13,9 @@ RATES: Mapping[str, tuple[float, float]] = {
     "reply lost in silence": (0.001, 0.02),
     "delay": (0.003, 0.1),
     "duplicate": (0.01, 0.2),
+    "echo": (0.1, 0.7),
     "stream broken": (0.02, 0.2),
-    "stream half open": (0.05, 0.5),
+    "stream half open": (0.01, 0.1),
     "commands meanwhile": (0.05, 0.5),
     "crash after the effect": (0.002, 0.03),
     "crash at the disk": (0.005, 0.05),
@@ -31,6 +32,7 @@ PLANNED = (
     "power cut",
     "power cut of one",
     "pause",
+    "pause and crash",
     "pause and replacement",
     "rot",
 )
@@ -41,24 +43,33 @@ class Faults:
     """Draws them, and counts those that had an effect."""
 
     def __init__(
-        self, random: Random, rates: Mapping[str, float], until_s: float, now: Callable[[], float]
+        self, random: Random, rates: Mapping[str, float], now: Callable[[], float]
     ) -> None:
-        """After ``until_s`` nothing goes wrong any more."""
         self._random = random
         self._rates = rates
-        self._until_s = until_s
+        self._from_s = self._until_s = float("inf")
         self._now = now
         self.fired: Counter[str] = Counter()
 
+    def begin(self, for_s: float) -> None:
+        """Things go wrong from now on, for so long."""
+        self._from_s = self._now()
+        self._until_s = self._from_s + for_s
+
+    @property
+    def begun(self) -> bool:
+        """Whether :meth:`begin` was called."""
+        return self._from_s < float("inf")
+
     @property
     def over(self) -> bool:
-        """Whether the time of faults has passed."""
-        return self._now() >= self._until_s
+        """Whether nothing goes wrong now."""
+        return not self._from_s <= self._now() < self._until_s
 
     def strikes(self, kind: str) -> bool:
         """Whether a fault of this kind happens on this occasion."""
         rate = self._rates.get(kind)
-        if rate is None or self._now() >= self._until_s or self._random.random() >= rate:
+        if rate is None or self.over or self._random.random() >= rate:
             return False
         self.fired[kind] += 1
         return True

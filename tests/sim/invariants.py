@@ -222,6 +222,10 @@ class Invariants:
                 if _is_done(ledger, batch) and not applied.contains(batch):
                     self._fail(f"{batch} is held for done, and {name} does not have it")
 
+    def begin(self, course: Course) -> None:
+        """A coordinator begins. What it knows of the newest checkpoint may be an older one."""
+        self._checkpoint = course.newest_checkpoint
+
     def check_checkpoint(self, name: str) -> None:
         """A checkpoint that is said to be committed outlives a power cut."""
         if name and name != self._checkpoint:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from psrpc.errors import DeadlinePassed, PsError, Unreachable
@@ -14,6 +15,14 @@ FAST_S, SLOW_S = 0.0005, 0.004
 """A message takes as long as this, unless it is delayed."""
 
 LONGEST_DELAY_S = 15.0
+
+REMEMBERED = 16
+"""Messages that may come again."""
+
+FORGETTABLE = ("Watch", "GetCluster", "HeartbeatShard", "RegisterWorker")
+
+REPEAT_S = 25.0
+"""A message that comes twice does so within this time."""
 
 Respond = Callable[[Any], None]
 """Takes what a call comes to, or its PsError."""
@@ -51,10 +60,11 @@ class Stream:
         network = self._network
         if self._broken:
             return
-        if network.faults.strikes("stream broken"):
-            self.break_off("the connection broke")
+        half_open = network.faults.strikes("stream half open")
+        if half_open or network.faults.strikes("stream broken"):
+            self.break_off("the connection broke", half_open)
             return
-        self._deliver(message, network.latency())
+        self._deliver(message, network.latency(self._sender, self._reader))
 
     def end(self, error: PsError | None) -> None:
         """The sender ends it, after all that it has sent, with an error or in peace."""
@@ -84,14 +94,15 @@ class Stream:
         """The reader ends it."""
         self.break_off("cancelled")
 
-    def break_off(self, why: str) -> None:
-        """Breaks: what is under way is lost, and both sides learn of it, one maybe late."""
+    def break_off(self, why: str, half_open: bool = False) -> None:
+        """Breaks: what is under way is lost, and both sides learn of it; with ``half_open``, one
+        of them late."""
         if self._broken:
             return
         self._broken = self._over = True
         network = self._network
         early, late = network.latency(), network.latency()
-        if network.faults.strikes("stream half open"):
+        if half_open:
             late += network.faults.between(1.0, 15.0)
         if network.schedule.random.random() < 0.5:
             early, late = late, early
@@ -125,16 +136,26 @@ class Network:
     def __init__(self, schedule: Schedule, faults: Faults) -> None:
         self.schedule = schedule
         self.faults = faults
+        self.slow: dict[str, float] = {}
+        """Processes that are far away: by name, how long a message to or from them may take."""
+        self.refused: Counter[str] = Counter()
+        """Errors that calls were answered by, by method and class."""
         self._servers: dict[str, Server] = {}
+        self._sent: dict[str, deque[tuple[str, str, Any]]] = {}
 
     def listen(self, address: str, server: Server) -> None:
         """``server`` answers at ``address`` from now on, until its process is gone."""
         self._servers[address] = server
 
-    def latency(self) -> float:
-        """Of one message, in seconds."""
+    def latency(self, *processes: Process) -> float:
+        """Of one message between these processes, in seconds."""
         if self.faults.strikes("delay"):
             return self.faults.between(0.05, LONGEST_DELAY_S)
+        if self.slow and not self.faults.over:
+            far_s = sum(self.slow.get(process.name, 0.0) for process in processes)
+            if far_s:
+                self.faults.fired["far away"] += 1
+                return self.faults.between(0.0, far_s)
         return self.schedule.random.uniform(FAST_S, SLOW_S)
 
     def call(
@@ -157,6 +178,31 @@ class Network:
             Call(self, task, address, method, request, deadline_s, under_way).begin()
 
         return effect
+
+    def remember(self, address: str, method: str, request: Any) -> None:
+        """A message that may come again at a bad moment."""
+        if method not in FORGETTABLE:
+            sent = self._sent.setdefault(address.partition(":")[0], deque(maxlen=REMEMBERED))
+            sent.append((address, method, request))
+
+    def echo(self, role: str) -> None:
+        """Something has changed at one of these: messages of before come now, or a little
+        later."""
+        sent = self._sent.get(role)
+        while sent and self.faults.strikes("echo"):
+            message = self.schedule.random.choice(sent)
+            delay_s = self.schedule.random.choice((0.0, self.latency(), 0.3))
+            self.schedule.after(delay_s, None, self._come_again, *message)
+
+    def _come_again(self, address: str, method: str, request: Any) -> None:
+        server = self.server_at(address)
+        if server is not None:
+            server.process.do(server.handle, method, request, partial(self.note, method))
+
+    def note(self, method: str, answer: Any) -> None:
+        """Counts the errors that calls are answered by."""
+        if isinstance(answer, PsError):
+            self.refused[f"{method}: {type(answer).__name__}"] += 1
 
     def server_at(self, address: str) -> Server | None:
         """Who answers at an address now."""
@@ -196,15 +242,20 @@ class Call:
             self._under_way.add(self)
         network = self._network
         faults = network.faults
+        network.remember(self._address, self._method, self._request)
         network.schedule.trace(self._task.process, self._method, "to", self._address)
         if faults.strikes("request lost"):
             self._end_after(network.latency(), Unreachable(self._text("reset")))
         elif faults.strikes("request lost in silence"):
             self._end_at_deadline()
         else:
-            network.schedule.after(network.latency(), None, self._arrive, True)
+            there = network.server_at(self._address)
+            far = (self._task.process,) if there is None else (self._task.process, there.process)
+            network.schedule.after(network.latency(*far), None, self._arrive, True)
             if faults.strikes("duplicate"):
-                network.schedule.after(3 * network.latency(), None, self._arrive, False)
+                # Soon after, or when much has changed since: a server's thread may have slept.
+                again_s = REPEAT_S * network.schedule.random.random() ** 4
+                network.schedule.after(again_s, None, self._arrive, False)
 
     def _arrive(self, first: bool) -> None:
         network = self._network
@@ -220,6 +271,9 @@ class Call:
             nonlocal answered
             assert not answered, f"{process} answered {self._method} twice"
             answered = True
+            network.note(self._method, value)
+            if isinstance(value, PsError):
+                network.schedule.trace(process, "answers", self._method, value)
             if first:
                 self._answer(process, value)
 
@@ -239,8 +293,6 @@ class Call:
     def _answer(self, process: Process, value: Any) -> None:
         network = self._network
         faults = network.faults
-        if isinstance(value, PsError):
-            network.schedule.trace(process, "answers", self._method, value)
         if faults.strikes("crash after the effect"):
             # Nothing that it says from now on is heard.
             network.schedule.after(0.0, process, process.kill)
@@ -250,7 +302,7 @@ class Call:
         elif faults.strikes("reply lost in silence"):
             self._end_at_deadline()
         else:
-            self._end_after(network.latency(), value)
+            self._end_after(network.latency(process, self._task.process), value)
 
     def _break(self, why: str) -> None:
         self._end_after(self._network.latency(), Unreachable(self._text(why)))

@@ -16,9 +16,11 @@ MOST_BATCHES = 20
 @dataclass(frozen=True)
 class Options:
     """``batches`` are of one epoch, ``skipped`` indices into those of the whole job. ``rates`` are
-    chances of faults by kind, ``planned`` how many there are of those that come at set moments;
-    after ``faults_s`` nothing goes wrong any more. ``patience_s`` is how long a worker waits for a
-    shard; with ``shared_memory`` it joins anew after a call that had no answer."""
+    chances of faults by kind, ``planned`` how many there are of those that come at set moments.
+    Things go wrong for ``faults_s``, from when training begins, or with ``early`` from the start.
+    ``patience_s`` is how long a worker waits for a shard; with ``shared_memory`` it joins anew
+    after a call that had no answer. ``far`` has the processes that messages take long to, and how
+    long at most."""
 
     mode: Literal["async", "sync"]
     shards: int
@@ -37,6 +39,8 @@ class Options:
     heartbeat_s: float
     patience_s: float
     shared_memory: bool
+    far: Mapping[str, float]
+    early: bool
     faults_s: float
     rates: Mapping[str, float]
     planned: Mapping[str, int]
@@ -53,6 +57,11 @@ class Options:
             return self.total_batches
         return -(-self.batches // self.replicas) * self.epochs
 
+    @property
+    def expected_s(self) -> float:
+        """About how long training takes if all goes well."""
+        return 0.5 + self.total_batches * self.batch_s / min(self.workers, self.replicas or 4)
+
     def __str__(self) -> str:
         named = []
         for field in fields(self):
@@ -68,8 +77,8 @@ class Options:
 def draw(random: Random) -> Options:
     """Options as ``random`` has them."""
     mode: Literal["async", "sync"] = random.choice(("async", "sync"))
-    batches = random.randint(1, 7)
-    epochs = random.randint(1, min(3, MOST_BATCHES // batches))
+    batches = random.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 9))
+    epochs = random.randint(1, min(4, MOST_BATCHES // batches))
     batch_size = random.randint(1, 3)
     total = batches * epochs
     skipped = []
@@ -85,24 +94,32 @@ def draw(random: Random) -> Options:
     for kind in PLANNED:
         if not calm and random.random() < 0.4:
             planned[kind] = random.randint(1, 3)
+    shards, workers = random.randint(1, 3), random.randint(1, 4)
+    far = {}
+    if not calm and random.random() < 0.3:
+        name = random.choice(("shard", "worker"))
+        index = random.randrange(shards if name == "shard" else workers)
+        far[f"{name}-{index}"] = random.choice((0.2, 1.0, 3.0))
     return Options(
         mode=mode,
-        shards=random.randint(1, 3),
-        workers=random.randint(1, 4),
+        shards=shards,
+        workers=workers,
         replicas=random.randint(1, 4) if mode == "sync" else 0,
         batches=batches,
         epochs=epochs,
         batch_size=batch_size,
         records=batches * batch_size - random.randint(0, batch_size - 1),
-        checkpoint_every=random.randint(1, 6),
+        checkpoint_every=random.choice((1, 1, 2, 2, 3, 6)),
         keep_checkpoints=random.choice((1, 2, 5)),
         evaluates=random.random() < 0.4,
         momentum=random.random() < 0.5,
         skipped=tuple(sorted(skipped)),
-        batch_s=random.choice((0.01, 0.1, 0.5)),
+        batch_s=random.choice((0.05, 0.3, 1.0)),
         heartbeat_s=random.choice((1.0, 2.0, 3.0)),
         patience_s=120.0,
         shared_memory=random.random() < 0.3,
+        far=far,
+        early=random.random() < 0.25,
         faults_s=random.uniform(3.0, 20.0),
         rates=rates,
         planned=planned,

@@ -21,7 +21,8 @@ from tests.sim.options import Options, draw
 @dataclass(frozen=True)
 class Verdict:
     """What came of a seed. ``failure`` is empty when everything held; ``digest`` is a checksum of
-    all that happened; ``fired`` counts faults, ``counts`` what they led to."""
+    all that happened; ``fired`` counts faults, ``counts`` what they led to, ``refused`` the
+    errors that calls were answered by."""
 
     seed: int
     options: Options
@@ -32,6 +33,7 @@ class Verdict:
     cpu_s: float
     fired: Counter[str]
     counts: Counter[str]
+    refused: Counter[str]
 
     def __str__(self) -> str:
         return (
@@ -71,6 +73,7 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
         time.process_time() - began,
         cluster.faults.fired,
         cluster.counts,
+        cluster.network.refused,
     )
 
 

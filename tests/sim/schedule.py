@@ -148,13 +148,11 @@ class Schedule:
         draws other numbers."""
         return zlib.crc32(repr((self.random.getstate(), self.events, self._now)).encode())
 
-    def run(self, until_s: float, over: Callable[[], bool]) -> bool:
-        """Lets things happen until ``over``; False when that has not come by ``until_s``."""
+    def run(self, over: Callable[[], bool]) -> None:
+        """Lets things happen until ``over``, or until nothing can happen any more."""
         heap = self._heap
         while heap and not over():
             at, _, process, function, arguments = heapq.heappop(heap)
-            if at > until_s:
-                return False
             if at > self._now:
                 self.clock.advance(at - self._now)
                 self._now = self.clock.now()
@@ -163,7 +161,6 @@ class Schedule:
                 function(*arguments)
             else:
                 process.do(function, *arguments)
-        return over()
 
 
 def gather(many: Sequence[Steps]) -> Effect:

@@ -306,6 +306,7 @@ class Shard:
             self._doing = "watches"
         if kind in ("begin", "revocation"):
             self._due.send()
+            self._network.echo("shard")
 
     def _read(self, name: str) -> Restored:
         assert self._writer is not None

@@ -130,7 +130,8 @@ def _first_failure(seeds: range) -> Verdict:
 
 def _disk(**rates: float) -> tuple[Disk, View, Process]:
     schedule = Schedule(1)
-    faults = Faults(schedule.random, rates, 1.0, schedule.now)
+    faults = Faults(schedule.random, rates, schedule.now)
+    faults.begin(1.0)
     disk = Disk(schedule.random, faults)
     process = Process(schedule, "shard-0", 1)
     return disk, View(disk, process), process
