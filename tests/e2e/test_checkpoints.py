@@ -1,0 +1,60 @@
+"""What a real run keeps of its checkpoints, and the commands that look after them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import JOBS, LIMIT_S, Run, command, environment, up
+
+pytestmark = pytest.mark.slow
+
+
+def checkpoint(*arguments: str | Path, status: int = 0) -> str:
+    """What ``coordinator checkpoint`` prints."""
+    done = subprocess.run(
+        command("coordinator", "checkpoint", *arguments),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(checkpoint("ls", "--json", run.run_dir))
+    return found
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    settings = ["keep_checkpoints=2", "keep_best=max:loss", "checkpoint_every=8", "epochs=4"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    where = ("--shards", "2", "--workers", "2", "--mode", "sync")
+    run = up(JOBS / "dense.py", tmp_path / "run", *where, *arguments)
+    assert run.summary["warnings"] == []
+    # The loss falls, so the first epoch is the "best" one, which the newest have left far behind.
+    losses = {e["global_step"]: e["loss"] for e in run.summary["evaluations"]}
+    best = max(losses, key=lambda step: losses[step])
+    assert best == 21
+    found = rows(run)
+    assert [row["global_step"] for row in found] == [84, 80, 21]
+    assert [row["marks"] for row in found] == [["newest"], [], ["best"]]
+    assert [row["score"] for row in found] == [losses[84], None, losses[21]]
+
+    lines = checkpoint("verify", run.run_dir).splitlines()
+    assert lines[-1] == "the newest good one is step-00000084"
+    assert len(lines) == 3 * 2 + 1
+    one, other = (run.run_dir / "checkpoints" / f"step-{step:08d}" for step in (21, 84))
+    assert "global step: 21 and 84\n" in checkpoint("diff", one, other, status=1)
+    assert checkpoint("prune", "--keep", "1", run.run_dir).splitlines() == [
+        "step-00000080  removed",
+        "2 left",
+    ]
+    assert [row["global_step"] for row in rows(run)] == [84, 21]
