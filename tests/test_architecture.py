@@ -48,6 +48,7 @@ PURE = {
     "coordinator.guard",
     "coordinator.lifecycle",
     "coordinator.progress",
+    "coordinator.retention",
     "coordinator.saving",
     "coordinator.snapshots",
     "coordinator.vitals",
