@@ -110,7 +110,7 @@ class Cluster:
         self.until = self.schedule.now() + options.faults_s + LIVENESS_S
         for kind, number in options.planned.items():
             for _ in range(number):
-                at = random.uniform(0.0, min(options.faults_s, 1.5 * options.expected_s))
+                at = random.uniform(0.0, min(options.faults_s, 2 * options.expected_s))
                 self.schedule.after(at, None, self._happen, kind)
 
     def _ended_by_the_disk(self) -> bool:

@@ -92,8 +92,8 @@ def draw(random: Random) -> Options:
             rates[kind] = least * (greatest / least) ** random.random()
     planned = {}
     for kind in PLANNED:
-        if not calm and random.random() < 0.4:
-            planned[kind] = random.randint(1, 3)
+        if not calm and random.random() < 0.3:
+            planned[kind] = random.randint(1, 2)
     shards, workers = random.randint(1, 3), random.randint(1, 4)
     far = {}
     if not calm and random.random() < 0.3:
