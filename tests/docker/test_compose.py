@@ -127,7 +127,7 @@ import sys, threading
 from coordinator.client import CoordinatorClient
 from psrpc.errors import PsError
 with CoordinatorClient("localhost:5000") as client:
-    for _ in range(600):
+    for _ in range(15000):
         try:
             status = client.get_job_status()
         except PsError:
