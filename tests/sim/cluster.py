@@ -15,7 +15,7 @@ from coordinator.saving import CHECKPOINTS
 from pserver.engine import ShardEngine
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator, StoreFile
-from tests.sim.disk import Disk
+from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults
 from tests.sim.invariants import SLOT, Invariants, Violation
 from tests.sim.network import Network
@@ -125,6 +125,18 @@ class Cluster:
             f"{life.process}{'' if life.process.alive else ' (dead)'}: {life.doing()}"
             for life in self.lives.values()
         )
+
+    def view(self) -> View:
+        """The disk, for somebody who only looks."""
+        return View(self.disk, Process(self.schedule, "observer", 0))
+
+    @property
+    def results(self) -> dict[str, dict[str, float]]:
+        """The evaluations that the coordinator knows, by name."""
+        life = self.lives["coordinator"]
+        assert isinstance(life, Coordinator)
+        assert life.course is not None
+        return {name: values for name, _, values in life.course.training.results}
 
     def engines(self, generation: int) -> Iterator[tuple[str, ShardEngine]]:
         """Every shard that is there and stands at this generation."""

@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from coordinator.course import Course
 from coordinator.ledger import Ledger
+from coordinator.saving import CHECKPOINTS
 from coordinator.store import GENERATION, Store
 from coordinator.work import Attempt, Begin, Command, Decision
 from pserver.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.batch import BatchId
+from psrpc.checkpoint import load_state, newest_good
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.witness import ARENA
@@ -252,6 +254,35 @@ class Invariants:
                     self._fail(f"{name} ends with other bits than without faults")
                 if velocity is not None and velocity.tobytes() != _bytes(slots):
                     self._fail(f"{name} ends with other slots than without faults")
+
+        self._check_saved(whole)
+        self._check_evaluated()
+
+    def _check_saved(self, whole: NDArray) -> None:
+        """The newest checkpoint holds the final state."""
+        if self._cluster.faults.fired["rot"]:
+            return
+        storage = self._cluster.view()
+        found = newest_good(RUN_DIR / CHECKPOINTS, storage=storage).directory
+        for shard in range(self._options.shards):
+            state = load_state(found, self._witness.plan, shard, storage=storage)
+            velocity = state.elements[SLOT][ARENA] if self._options.momentum else None
+            sums = self._witness.updates(state.values[ARENA], velocity)
+            if _differ(sums, whole):
+                self._fail(f"{found} holds {_counts(sums)} of shard {shard}; {_counts(whole)}")
+
+    def _check_evaluated(self) -> None:
+        """The final evaluation is there, and is of the final state."""
+        if not self._options.evaluates:
+            return
+        values = self._cluster.results.get("final")
+        if values is None:
+            self._fail(f"the final state is not evaluated, only {sorted(self._cluster.results)}")
+        elif self._options.mode == "sync" or not self._options.momentum:
+            parts = [part for _, part, _ in self._cluster.final_parts()]
+            loss = sum(float(part[: self._witness.rows].sum()) for part in parts)
+            if len(parts) == self._options.shards and abs(values["loss"] - loss) > EXACT:
+                self._fail(f"the final evaluation is {values['loss']}; expected {loss}")
 
     def _fail(self, what: str) -> None:
         raise Violation(f"at {self._cluster.schedule.now():.3f} s: {what}")
