@@ -207,7 +207,7 @@ def summary(results: Sequence[Result], seconds: float) -> str:
         lines.append(f"failed: {' '.join(failed)}")
     else:
         # The rule of three.
-        bound = 3 / max(1, len(results))
+        bound = min(1.0, 3 / max(1, len(results)))
         lines.append(f"at 95 % confidence fewer than {bound:.2%} of such schedules fail")
     times = sorted(time for result in results for time in result.recoveries)
     if times:

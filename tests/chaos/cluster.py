@@ -18,6 +18,9 @@ from tests.e2e.cluster import ROOT
 KERAS_JOB = Path(__file__).parent / "keras_job.py"
 COMMANDS = {"coordinator": "coordinator.cli", "shard": "pserver.cli", "worker": "worker.cli"}
 
+CONNECT_S = 400.0
+"""On a busy machine a coordinator whose job needs TensorFlow takes minutes to come back."""
+
 RESTART_S = 0.05
 """Pause before a process that died is started again; longer each time if nobody had killed it."""
 
@@ -89,6 +92,8 @@ class Cluster:
         self.links: dict[str, Link] = {}
         self.done = False
         """The coordinator has ended well, so nobody is started again."""
+        self.disk_full = False
+        """A coordinator cannot start then."""
         self._launcher = launcher
         self._proxy = proxy
         self._living: dict[int, Process] = {}
@@ -134,6 +139,7 @@ class Cluster:
         for ended in self._launcher.exits():
             process = self._living.pop(ended.pid)
             process.ended, process.status = now, ended.status
+            process.ordered |= self.disk_full and process.name == "coordinator"
             if process.name == "coordinator":
                 self.done = ended.status == 0 or (process.killed and self._summary_says_done())
             # Who ends well was told that the job is over, which it may be before all know.
@@ -221,6 +227,8 @@ class Cluster:
                 *("--run-dir", str(self.folders.run), "--bind", "127.0.0.1:0", *common),
             ]
         where = ["--coordinator", self.links[f"coordinator/{process.name}"].address, *common]
+        if options.tensorflow:
+            where += ["--connect-timeout", f"{CONNECT_S:g}"]
         if process.link is not None:
             index = process.name.removeprefix("shard-")
             bind = ["--bind", "127.0.0.1:0", "--advertise", process.link.address]

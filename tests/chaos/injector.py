@@ -15,6 +15,9 @@ from tests.chaos.schedule import ENDING, STARTING, Fault
 PATIENCE_S = 2.0
 """A fault that waits for a step comes anyway when the job stands still for so long."""
 
+START_S = 30.0
+"""And before the first step."""
+
 SLOW = 30
 """With TensorFlow, which takes a minute to come back, all patience is so many times longer."""
 
@@ -106,7 +109,8 @@ class Injector:
             # From here on the job may end.
             record.due = now + fault.after_s
         elif record.due is None:
-            patient = now - self._moved < PATIENCE_S * self._slow
+            patience_s = (PATIENCE_S if training else START_S) * self._slow
+            patient = now - self._moved < patience_s
             if fault.step != STARTING and patient and (not training or self._step < fault.step):
                 return
             record.due = max(now, self._last) + fault.after_s
@@ -186,8 +190,10 @@ class Injector:
                     self._proxy.do(partial(finish, link))
             if any(effects()):
                 record.proof = f"{counted} {effects()}"
+            elif not any(link.connections for link in links):
+                record.proof = "another fault has ended the connections"
 
-        record.effective = lambda: any(effects())
+        record.effective = lambda: any(effects()) or not any(link.connections for link in links)
         record.undo.append(undo)
 
     def _fill(self, record: Record) -> bool:
@@ -203,5 +209,11 @@ class Injector:
                         pass
                 except OSError as error:
                     record.proof = f"after {out.tell()} bytes: {error.strerror}"
-        record.undo.append(filler.unlink)
+        self._cluster.disk_full = True
+
+        def free() -> None:
+            filler.unlink()
+            self._cluster.disk_full = False
+
+        record.undo.append(free)
         return True
