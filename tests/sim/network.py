@@ -44,7 +44,6 @@ class Stream:
         self._network = network
         self._sender = sender
         self._reader = reader
-        self._under_way: deque[Any] = deque()
         self._arrived: deque[Any] = deque()
         self._waiting: Task | None = None
         self._last = 0.0
@@ -85,11 +84,6 @@ class Stream:
 
         return effect
 
-    def hurry(self) -> None:
-        """What is under way arrives now."""
-        while self._under_way:
-            self._arrive_next()
-
     def cancel(self) -> None:
         """The reader ends it."""
         self.break_off("cancelled")
@@ -112,12 +106,7 @@ class Stream:
     def _deliver(self, message: Any, latency_s: float) -> None:
         schedule = self._network.schedule
         self._last = max(self._last, schedule.now() + latency_s)
-        self._under_way.append(message)
-        schedule.after(self._last - schedule.now(), self._reader, self._arrive_next)
-
-    def _arrive_next(self) -> None:
-        if self._under_way:
-            self._arrive(self._under_way.popleft())
+        schedule.after(self._last - schedule.now(), self._reader, self._arrive, message)
 
     def _arrive(self, message: Any) -> None:
         if self._over and not isinstance(message, Unreachable):
@@ -184,6 +173,13 @@ class Network:
         if method not in FORGETTABLE:
             sent = self._sent.setdefault(address.partition(":")[0], deque(maxlen=REMEMBERED))
             sent.append((address, method, request))
+
+    def last(self, address: str) -> tuple[str, Any] | None:
+        """The last message with tensors that went to a shard's address."""
+        for to, method, request in reversed(self._sent.get("shard", ())):
+            if to == address and method != "Pull":
+                return method, request
+        return None
 
     def echo(self, role: str) -> None:
         """Something has changed at one of these: messages of before come now, or a little

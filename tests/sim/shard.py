@@ -56,7 +56,7 @@ class Sent:
     """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
 
     gradient: NDArray | None
-    meanwhile: Callable[[], None]
+    meanwhile: Callable[[], object]
 
     def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
         """See :class:`pserver.arrival.Arrival`."""
@@ -130,6 +130,7 @@ class Shard:
         self._due = Signal(cluster.schedule)
         self._stream: Stream | None = None
         self._unknown = False
+        self._meanwhile: Callable[[], object] = lambda: None
         self._doing = ""
         self._registration = pb.RegisterShardRequest(
             shard=index,
@@ -296,7 +297,7 @@ class Shard:
         return stream
 
     def _obey(self, engine: ShardEngine, command: pb.WatchResponse) -> Steps:
-        ready = obey(engine, command, self._read)
+        ready = self._carry_out(engine, command)
         kind = command.WhichOneof("command")
         self.changed(begun=kind == "begin")
         if ready is not None:
@@ -307,6 +308,25 @@ class Shard:
         if kind in ("begin", "revocation"):
             self._due.send()
             self._network.echo("shard")
+
+    def _carry_out(
+        self, engine: ShardEngine, command: pb.WatchResponse
+    ) -> pb.ReportShardReadyRequest | None:
+        """Obeys, maybe while another thread has a gradient that is arriving."""
+        said: list[pb.ReportShardReadyRequest | None] = []
+        last = self._network.last(self.address)
+
+        def meanwhile() -> None:
+            if not said:
+                said.append(obey(engine, command, self._read))
+
+        if last is not None and self._cluster.faults.strikes("commands meanwhile"):
+            self._meanwhile = meanwhile
+            try:
+                self.handle(*last, lambda _answer: None)
+            finally:
+                self._meanwhile = lambda: None
+        return said[0] if said else obey(engine, command, self._read)
 
     def _read(self, name: str) -> Restored:
         assert self._writer is not None
@@ -345,7 +365,7 @@ class Shard:
                 answer = engine.pull(request, 0.0)
             else:
                 header, gradient = request
-                sent = Sent(gradient, self._interleave)
+                sent = Sent(gradient, self._meanwhile)
                 if method == "Initialize":
                     answer = engine.initialize(header, sent, 0.0)
                 elif method == "Push":
@@ -361,11 +381,6 @@ class Shard:
         else:
             self.changed()
             respond(answer)
-
-    def _interleave(self) -> None:
-        """While a gradient arrives, another thread may carry commands out."""
-        if self._stream is not None and self._cluster.faults.strikes("commands meanwhile"):
-            self._stream.hurry()
 
     def _pull(self, parked: _Parked) -> None:
         assert self.engine is not None
