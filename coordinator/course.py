@@ -272,6 +272,11 @@ class Course:
             self.generations.formation.initialize()
             self.advance()
 
+    def holds_attempt(self, name: str) -> bool:
+        """Sync: whether shards may have staged an attempt of ``name`` that is not committed."""
+        rounds = self.training.rounds
+        return self.complete and rounds is not None and rounds.holds(name)
+
     def revoke(self, name: str, lost: bool) -> None:
         """``name`` is gone; ``lost`` when it has fallen silent. Others get what it holds once
         every shard refuses it."""
@@ -346,7 +351,7 @@ class Course:
             self._enter(transition.phase, transition.reason)
             self.advance()
         elif self.phase == "initializing" and facts.initialized:
-            self.training.orders.order_first()
+            self.training.orders.order_first(self.training.span.step)
         elif self._stopped():
             self.fail(STOPPED)
         self.bell.ring()

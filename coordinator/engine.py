@@ -143,6 +143,11 @@ class Engine:
         who = f"the worker with pid {pid} on {host}"
         check_software(who, software)
         check_job(self.run, who, job_sha256)
+        again = self._members.active_worker(incarnation)
+        if again is not None and self.course.holds_attempt(again.name):
+            # It has dropped a gradient that some shards may have staged. The next one may have
+            # other bits, so it must be another attempt.
+            self.leave_worker(again.name, incarnation, "it joins anew", fatal=False)
         known = set(self._members.workers)
         worker = self._members.register_worker(incarnation, host, pid, device, self.course.now())
         if worker.name not in known:

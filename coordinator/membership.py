@@ -100,14 +100,17 @@ class Membership:
         lease_s: float,
         former: Mapping[int, Iterable[int]] | None = None,
         names: Mapping[int, str] | None = None,
+        last: Mapping[int, int] | None = None,
     ) -> None:
         """What an earlier coordinator of the run knew: ``former`` incarnations of shards, by
-        index, that were replaced; ``names`` of workers, by incarnation, the newest last."""
+        index, that were replaced, and the ``last`` one, which may still be there; ``names`` of
+        workers, by incarnation, the newest last."""
         self.shards = [Shard(index) for index in range(shards)]
         self.workers: dict[str, Worker] = {}
         self._lease_s = lease_s
         self._ticked: float | None = None
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]
+        self._last = [(last or {}).get(index, 0) for index in range(shards)]
         self._names = dict(names or {})
         self._next_worker = 1 + max(
             (int(name.rpartition("-")[2]) for name in self._names.values()), default=-1
@@ -142,14 +145,15 @@ class Membership:
             raise StaleGeneration(f"shard {index} was taken over by another process")
         shard = self.shards[index]
         new = shard.incarnation != incarnation
-        if new and shard.incarnation:
-            if not self._free(shard, now):
-                raise AlreadyExists(
-                    f"shard {index} is held by another process: {shard} (pid {shard.pid} on "
-                    f"{shard.host}); start this one with another --shard, or stop that one first"
-                )
-            self._former[index] = [*self._former[index], shard.incarnation][-FORMER:]
+        if new and shard.incarnation and not self._free(shard, now):
+            raise AlreadyExists(
+                f"shard {index} is held by another process: {shard} (pid {shard.pid} on "
+                f"{shard.host}); start this one with another --shard, or stop that one first"
+            )
         if new:
+            if self._last[index] not in (0, incarnation):
+                self._former[index] = [*self._former[index], self._last[index]][-FORMER:]
+            self._last[index] = incarnation
             shard = self.shards[index] = Shard(index)
         shard.incarnation, shard.address, shard.host, shard.pid = incarnation, address, host, pid
         shard.seen = now
@@ -200,10 +204,10 @@ class Membership:
         self, incarnation: int, host: str, pid: int, device: str, now: float
     ) -> Worker:
         """A worker gets an id; the same one again if it repeats itself and is not gone."""
-        for worker in self.workers.values():
-            if worker.incarnation == incarnation and worker.state == "active":
-                worker.seen = now
-                return worker
+        known = self.active_worker(incarnation)
+        if known is not None:
+            known.seen = now
+            return known
         name = self._names.pop(incarnation, "")
         if not name:
             name = f"worker-{self._next_worker}"
@@ -214,6 +218,17 @@ class Membership:
         for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:
             del self.workers[old]
         return worker
+
+    def active_worker(self, incarnation: int) -> Worker | None:
+        """The worker that a process is, if it has registered and is not gone."""
+        return next(
+            (
+                worker
+                for worker in self.workers.values()
+                if worker.incarnation == incarnation and worker.state == "active"
+            ),
+            None,
+        )
 
     def worker_seen(self, name: str, incarnation: int, now: float) -> bool:
         """A sign of life of a worker. False when it is not known, or is taken for gone: it must
@@ -330,6 +345,6 @@ def known_members(
     places: dict[int, list[int]] = {}
     for member, incarnation in held:
         places.setdefault(int(member), []).append(incarnation)
-    # The newest may still be there.
     former = {shard: incarnations[:-1] for shard, incarnations in places.items()}
-    return Membership(shards, lease_s, former, {number: name for name, number in named})
+    last = {shard: incarnations[-1] for shard, incarnations in places.items()}
+    return Membership(shards, lease_s, former, {number: name for name, number in named}, last)

@@ -59,9 +59,9 @@ class Orders:
         self._unfinished: dict[str, int] = {}
         """Those of them that are neither committed nor given up: name and number."""
 
-    def order_first(self) -> None:
-        """Orders the step-0 checkpoint, once."""
-        order = self.saving.order_first()
+    def order_first(self, step: int) -> None:
+        """Orders the checkpoint that training begins with, once."""
+        order = self.saving.order_first(step)
         if order is not None:
             self._order(order)
 

@@ -193,6 +193,10 @@ class Rounds:
         """Nothing: in a round a batch is done by its commit."""
         return []
 
+    def holds(self, worker: str) -> bool:
+        """Whether ``worker`` has an attempt that is not committed."""
+        return any(m.committed is None and m.attempt_of(worker) is not None for m in self._open)
+
     def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
         their micro-batches before :meth:`release`."""

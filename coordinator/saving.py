@@ -103,13 +103,14 @@ class Saving:
         """Whether no evaluation is left to do, the final one included."""
         return self._final is not None and self._evaluations.idle
 
-    def order_first(self) -> SnapshotOrder | None:
-        """The step-0 checkpoint, once."""
+    def order_first(self, step: int) -> SnapshotOrder | None:
+        """The checkpoint that training begins with, once. It is of step 0, or of a later ``step``
+        that the shards have kept while it could not be noted that they were ever saved."""
         if self._first is not None:
             return None
-        self._first = self._name(0)
-        self._written_step = 0
-        return self._order(self._first, 0, write=True, keep=False, by_decision=False)
+        self._first = self._name(step)
+        self._saved_step = self._written_step = step
+        return self._order(self._first, step, write=True, keep=False, by_decision=False)
 
     def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:
         """The global step went from ``before`` to ``after``, and these epochs ended."""

@@ -548,6 +548,48 @@ def test_a_choice_is_kept_while_its_generation_cannot_be_stored(
     assert coordinator.course.run.generation == 2
 
 
+def test_a_worker_that_joins_anew_within_a_generation_never_does_an_attempt_again(
+    tmp_path: Path,
+) -> None:
+    """One shard may have staged its gradient and another not, and the next may have other bits."""
+    coordinator, worker = start(tmp_path, **SYNC)
+    first, second = coordinator.shards
+    held = worker.round()
+    worker.join()
+    assert (worker.name, worker.generation) == ("worker-1", 1)
+    assert first.next() == second.next() == Revocation(1, "worker-0", (held.attempt,))
+    other = worker.round()
+    assert other.attempt.batch != held.attempt.batch
+    assert isinstance(worker.commit(other), Wait)
+    worker.join()
+    assert worker.name == "worker-1", "what is committed is on all shards"
+    for shard in coordinator.shards:
+        shard.carry_out(Revocation(1, "worker-0", (held.attempt,)))
+    again = worker.round()
+    assert again.attempt.batch == held.attempt.batch
+    assert again.attempt.number > other.attempt.number
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_shards_whose_checkpoint_could_not_be_noted_go_on_where_they_are(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("coordinator.store.Store.put_checkpoint", refuse)
+        coordinator, worker = start(tmp_path, **(SYNC if mode == "sync" else {}))
+        if mode == "sync":
+            rounds(coordinator, worker, 1)
+        else:
+            worker.lease(worker.train(worker.batches()))
+        shards = list(coordinator.shards)
+        coordinator.restart()
+        for shard in shards:
+            shard.connect()
+        coordinator.settle()
+    assert phase(coordinator) == "training"
+    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001.g2"
+
+
 def test_a_zombie_shard_cannot_take_its_place_back_from_a_restarted_coordinator(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,7 @@ from coordinator.membership import (
     ShardFigures,
     ShardSilent,
     WorkerSilent,
+    known_members,
 )
 from psrpc.errors import AlreadyExists, InvalidArgument, StaleGeneration
 
@@ -98,6 +99,18 @@ def test_a_restarted_coordinator_knows_who_was_replaced_and_whom_to_ask_again() 
     assert add(members, 0, 13)
     assert not add(members, 0, 13)
     assert members.knows_shard(0, 14)
+
+
+def test_whoever_comes_first_to_a_restarted_coordinator_has_the_place_for_good() -> None:
+    members = known_members(1, 10.0, [("0", 11), ("0", 12)], [])
+    assert add(members, 0, 13)
+    members.shard_watches(0, 13, 0.0)
+    members.shard_stopped_watching(0, 13)
+    for old in (11, 12):
+        with pytest.raises(StaleGeneration, match="taken over"):
+            add(members, 0, old)
+    members = known_members(1, 10.0, [("0", 11), ("0", 12)], [])
+    assert add(members, 0, 12)
 
 
 def test_a_restarted_coordinator_gives_workers_their_names_again() -> None:

@@ -52,13 +52,23 @@ def order(name: str, step: int, write: bool, keep: bool) -> SnapshotOrder:
 
 def test_the_first_checkpoint_comes_once() -> None:
     parts = Parts()
-    first = parts.saving.order_first()
+    first = parts.saving.order_first(0)
     assert first == order("step-00000000", 0, True, False)
-    assert parts.saving.order_first() is None
+    assert parts.saving.order_first(0) is None
     saved = [parts.saving.first_saved]
     parts.finish(first)
     assert [*saved, parts.saving.first_saved] == [False, True]
     assert not parts.saving.request(0), "it holds what the shards hold now"
+
+
+def test_the_first_checkpoint_may_be_the_final_one() -> None:
+    """All was trained, and the shards have kept it; that they were ever saved was not noted."""
+    saving = (parts := Parts(evaluates=False, generation=2)).saving
+    first = saving.order_first(50)
+    assert first == order("step-00000050.g2", 50, True, False)
+    parts.finish(first)
+    assert saving.next_order(50, True) is None
+    assert saving.final_saved
 
 
 def test_a_checkpoint_is_due_when_a_multiple_is_passed_and_one_is_written_at_a_time() -> None:
@@ -194,7 +204,7 @@ def test_no_checkpoint_is_written_twice_at_one_step() -> None:
 
 def test_a_failure_is_a_warning_unless_it_is_of_the_first_or_final_state() -> None:
     saving = (parts := Parts()).saving
-    first = saving.order_first()
+    first = saving.order_first(0)
     assert first is not None
     assert "no space" in (saving.failed(Failed(first, "no space")) or "")
     parts.snapshots.written(first.name)
