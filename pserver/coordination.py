@@ -39,6 +39,9 @@ log = get_logger()
 
 Result = TypeVar("Result")
 
+_SETTLED = ("optimizer", "engine", "mode", "replicas", "wire_dtype")
+"""What of a registration's answer a shard is built for, besides run and plan."""
+
 PLACE_S = 4.0
 """How long to wait for a place that another process has: it may have died just now."""
 
@@ -220,10 +223,14 @@ class Coordination:
         except (AlreadyExists, StaleGeneration) as error:
             self._ending.end(replaced(self._shard, error))
             raise _Over from None
+        changed = ", ".join(n for n in _SETTLED if getattr(job, n) != getattr(self._job, n))
         if job.run_id != self._job.run_id:
             why = f"it runs {job.run_id} and this shard is of {self._job.run_id}"
         elif Plan.from_json(job.plan).hash != Plan.from_json(self._job.plan).hash:
             why = "its plan is another one"
+        elif changed:
+            # The run was resumed with other settings, and this shard would go on with the old ones.
+            why = f"its {changed} is another one"
         else:
             self._heartbeats.interval_s = job.heartbeat_s or self._heartbeats.interval_s
             log.info("registered again", run=job.run_id)

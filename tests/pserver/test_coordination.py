@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -213,7 +214,13 @@ def another_plan(coordinator: FakeCoordinator) -> None:
     coordinator.registration.plan = plan_of(size=32).to_json()
 
 
-@pytest.mark.parametrize("other", [another_run, another_plan])
+def another_optimizer(coordinator: FakeCoordinator) -> None:
+    """The run was resumed with another learning rate."""
+    sgd = {"class_name": "SGD", "config": {"learning_rate": 0.5}}
+    coordinator.registration.optimizer = json.dumps(sgd).encode()
+
+
+@pytest.mark.parametrize("other", [another_run, another_plan, another_optimizer])
 def test_a_coordinator_of_another_job_is_left(
     coordinator: FakeCoordinator, other: Callable[[FakeCoordinator], None]
 ) -> None:
