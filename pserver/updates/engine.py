@@ -94,8 +94,8 @@ class UpdateEngine(Protocol):
         With ``bfloat16`` or ``float16`` the float32 trainable arenas are new arrays of that dtype,
         rounded as :func:`psrpc.encoding.round_to` does; the others are as always.
 
-        keras: with cut placement a view that makes the next update copy (let it go soon), with
-        whole placement an array shared by all snapshots of one state; numpy: a copy.
+        numpy, and keras with cut placement: a view that makes the next update copy (let it go
+        soon); keras with whole placement: an array shared by all snapshots of one state.
 
         Raises:
             ValueError: ``int8`` and ``topk`` are for gradients.

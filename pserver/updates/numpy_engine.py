@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,8 @@ class NumpyEngine:
         self._values: dict[str, NDArray] = {}
         self._slots: dict[str, dict[str, NDArray]] = {}
         self._iterations = 0
+        self._lent: dict[int, weakref.ref[NDArray]] = {}
+        """By ``id`` of an array of values or slots: the last view of it that was given away."""
         self._scratch = {
             dtype: [aligned_empty(_BLOCK, dtype) for _ in range(3)]
             for dtype in {self._arenas.dtypes[n] for n in self._arenas.trainable}
@@ -64,6 +67,7 @@ class NumpyEngine:
         arenas.check(values)
         # Before others are made: a shard that goes back to a checkpoint has the next ones already.
         self._slots = {}
+        self._lent = {}
         self._values = {n: np.require(values[n], requirements=("C", "W")) for n in arenas.owned}
         self._slots = {
             slot: {n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable}
@@ -84,16 +88,22 @@ class NumpyEngine:
             for name in self._arenas.trainable:
                 self._update(name, gradients[name], rate)
             for name in self._arenas.state:
-                self._values[name] += gradients[name]
+                own = self._own(self._values[name])
+                self._values[name] = np.add(self._values[name], gradients[name], out=own)
         self._iterations += 1
 
     def _update(self, name: str, gradients: NDArray, rate: np.float32) -> None:
-        values, dtype = self._values[name], self._arenas.dtypes[name]
-        slots = [arrays[name] for arrays in self._slots.values()]
+        dtype = self._arenas.dtypes[name]
+        old = [self._values[name], *(arrays[name] for arrays in self._slots.values())]
+        new = [self._own(array) for array in old]
+        values, *slots = new
         factors = self._rule.factors(rate, self._iterations, dtype)
         real = np.dtype(dtype).type
         for start in range(0, len(values), _BLOCK):
             block = slice(start, min(start + _BLOCK, len(values)))
+            for before, after in zip(old, new, strict=True):
+                if after is not before:
+                    np.copyto(after[block], before[block])
             first, second, third = (s[: block.stop - start] for s in self._scratch[dtype])
             parameters, gradient = values[block], gradients[block]
             if gradient.dtype != parameters.dtype:
@@ -108,6 +118,27 @@ class NumpyEngine:
             self._rule.update(
                 parameters, gradient, [s[block] for s in slots], factors, (first, second)
             )
+        self._values[name] = values
+        for arrays, array in zip(self._slots.values(), slots, strict=True):
+            arrays[name] = array
+
+    def _own(self, array: NDArray) -> NDArray:
+        """Where the next values of ``array`` go: into it, or, while somebody still reads it, into
+        a new one, uninitialised."""
+        lent = self._lent.pop(id(array), None)
+        if lent is None or lent() is None:
+            return array
+        return aligned_empty(len(array), array.dtype.name)
+
+    def _lend(self, array: NDArray) -> NDArray:
+        """A read-only view. As long as it lives, or a part of it, updates write elsewhere."""
+        lent = self._lent.get(id(array))
+        view = None if lent is None else lent()
+        if view is None:
+            # Not a plain view: parts of one would keep the array alive and not the view.
+            view = np.frombuffer(array.data.toreadonly(), array.dtype)
+            self._lent[id(array)] = weakref.ref(view)
+        return view
 
     def snapshot(self, encoding: Encoding = "plain") -> dict[str, NDArray]:
         return self._arenas.ordered(
@@ -116,12 +147,12 @@ class NumpyEngine:
 
     def _frozen(self, name: str, values: NDArray, encoding: Encoding) -> NDArray:
         plain = self._arenas.wire_dtype(name, encoding) == values.dtype
-        return frozen(values.copy() if plain else round_to(values, encoding))
+        return self._lend(values) if plain else frozen(round_to(values, encoding))
 
     def slots(self) -> Slots:
         return Slots(
             elements={
-                slot: {n: frozen(a.copy()) for n, a in arrays.items()}
+                slot: {n: self._lend(a) for n, a in arrays.items()}
                 for slot, arrays in self._slots.items()
             },
             scalars={ITERATIONS: scalar(self._iterations, "int64")},
@@ -132,5 +163,6 @@ class NumpyEngine:
         self._arenas.check_slots(slots, own, f"{self._name} on the numpy engine")
         for slot, arrays in self._slots.items():
             for name, array in arrays.items():
-                np.copyto(array, slots.elements[slot][name])
+                arrays[name] = self._own(array)
+                np.copyto(arrays[name], slots.elements[slot][name])
         self._iterations = slots.iterations

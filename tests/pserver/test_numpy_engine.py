@@ -90,6 +90,30 @@ def test_loaded_values_become_the_parameters_unless_they_are_read_only() -> None
         assert values.tolist() == after
 
 
+def test_a_view_of_a_part_stays_too_and_without_one_updates_are_in_place() -> None:
+    cluster = Shards("numpy", RULES["Adam"], 1)
+    cluster.train(range(1))
+    (engine,) = cluster.engines
+    name = "float32.trainable"
+
+    def places() -> list[int]:
+        held = [engine.snapshot()[name], *(a[name] for a in engine.slots().elements.values())]
+        return [array.ctypes.data for array in held]
+
+    before = places()
+    part = engine.snapshot()[name][3:9].view(np.uint8)
+    velocity = engine.slots().elements["velocities"][name][3:9]
+    kept = part.tobytes(), velocity.tobytes()
+    cluster.train(range(1, 3))
+    assert (part.tobytes(), velocity.tobytes()) == kept
+    after = places()
+    # Values and velocities were read; momentums and their greatest were not.
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, False, True]
+    del part, velocity
+    cluster.train(range(3, 4))
+    assert places() == after
+
+
 def test_a_snapshot_and_its_slots_stay_while_updates_go_on() -> None:
     cluster = Shards("numpy", serialized("Adam"), 1)
     cluster.train(range(2))
