@@ -200,7 +200,7 @@ class ShardEngine:
             request.extents,
             self._pool,
             timeout_s,
-            lambda: self._admit_push(request),
+            lambda: self._admit_worker(request),
             staged=self.identity.mode == "sync",
         )
         # A skipped push announces nothing, and nothing may arrive.
@@ -214,13 +214,13 @@ class ShardEngine:
         Without the lock, or nothing would arrive during an update; what can change in between is
         looked at again with it. In one generation the version only rises.
         """
-        self._admit_push(request)
+        self._admit_worker(request)
         self._need_values()
         check_push(request, self.plan, self.identity.shard, self._held.version)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
-        self._admit_push(request)
+        self._admit_worker(request)
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
             return PushResult("already_applied", self._held.version)
@@ -258,7 +258,8 @@ class ShardEngine:
         """The values asked for; a round is waited for, ``timeout_s`` at most."""
         check_values(request.encoding)
         with self._changed:
-            self._admit(request.fence)
+            # A worker that was revoked is to learn it, not to find its snapshot released.
+            self._admit_worker(request)
             if isinstance(request.source, str):
                 if request.encoding != "plain":
                     raise InvalidArgument(
@@ -270,17 +271,17 @@ class ShardEngine:
             if request.decision is not None:
                 self._decide(request.decision)
             if request.source is not None:
-                self._await_round(request.fence, request.source, timeout_s)
+                self._await_round(request, request.source, timeout_s)
             return self._held.values(request.encoding)
 
-    def _await_round(self, fence: Fence, wanted: int, timeout_s: float) -> None:
+    def _await_round(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
         if self.identity.mode != "sync":
             raise InvalidArgument(
                 f"round {wanted} was asked for and this job is async; ask for the newest values"
             )
 
         def over() -> bool:
-            self._admit(fence)
+            self._admit_worker(request)
             return self._held.version >= wanted or self._closed
 
         self._changed.wait_for(over, timeout_s)
@@ -358,7 +359,7 @@ class ShardEngine:
         self._need_sound()
         admit(fence, self.identity, self.plan.hash)
 
-    def _admit_push(self, request: PushRequest) -> None:
+    def _admit_worker(self, request: PushRequest | PullRequest) -> None:
         self._admit(request.fence)
         self._revocations.check(request.worker)
 

@@ -455,6 +455,19 @@ def test_a_push_under_way_of_a_revoked_worker_counts_nowhere(
     assert shard.push(a_push(A, 2, worker="new"), here(1), 0).outcome == "applied"
 
 
+def test_a_revoked_worker_that_pulls_learns_it(
+    shard: ShardEngine, rounds: ShardEngine, pool: ThreadPoolExecutor
+) -> None:
+    shard.revoke(Revocation(1, "gone"))
+    for source in (None, "released"):
+        with pytest.raises(StaleGeneration, match="register again"):
+            shard.pull(PullRequest(fence(), "gone", source), 0)
+    late = pool.submit(rounds.pull, PullRequest(fence(), "gone", 1), 10 * WAIT_S)
+    rounds.revoke(Revocation(1, "gone"))
+    with pytest.raises(StaleGeneration, match="register again"):
+        late.result(WAIT_S)
+
+
 def test_a_revocation_counts_once_and_for_its_generation(rounds: ShardEngine) -> None:
     rounds.revoke(Revocation(2, "gone", (Attempt(A, 1),)))
     rounds.push(a_push(A, 1, worker="new"), here(1), 0)
