@@ -81,11 +81,15 @@ def run(argv: Sequence[str] | None = None) -> int:
     from pserver.ending import Ending
     from pserver.shard import serve
     from psrpc.errors import (
+        AccessDenied,
+        AlreadyExists,
         CoordinatorUnreachable,
+        InvalidArgument,
+        InvalidJob,
         JobFailed,
+        JobMismatch,
+        PortInUse,
         PsError,
-        ResourceExhausted,
-        StaleGeneration,
     )
     from psrpc.logs import configure
 
@@ -118,12 +122,13 @@ def run(argv: Sequence[str] | None = None) -> int:
             return 0
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_LOST
-    except (ResourceExhausted, StaleGeneration) as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_LOST
     except PsError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_BAD_INPUT
+        # Only of these nothing better can be expected of another try.
+        hopeless = (
+            AccessDenied | AlreadyExists | InvalidArgument | InvalidJob | JobMismatch | PortInUse
+        )
+        return EXIT_BAD_INPUT if isinstance(error, hopeless) else EXIT_LOST
     return 0
 
 

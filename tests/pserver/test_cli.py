@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pserver.client import ShardClient
+from psrpc.errors import RemoteFailure
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import plan_of, whole
@@ -121,6 +122,14 @@ def test_bad_input_is_one_line(coordinator: FakeCoordinator) -> None:
         code, lines = ended(process)
     assert code == 2
     assert lines[-1] == "error: shard 0 is held by another process"
+
+
+def test_what_goes_wrong_at_the_coordinator_is_no_bad_input(coordinator: FakeCoordinator) -> None:
+    """A shard that ends like this is worth another try, and gets one from who started it."""
+    coordinator.commands.put(RemoteFailure("disk I/O error"))
+    with shard("--coordinator", coordinator.address) as process:
+        code, lines = ended(process)
+    assert (code, lines[-1]) == (1, "error: disk I/O error")
 
 
 def test_help_imports_nothing_heavy() -> None:
