@@ -150,12 +150,15 @@ class Generations:
         if restored is not None and versions != {restored.global_step}:
             what = f"shards have restored versions {sorted(versions)} from {restored.directory}"
             self._refused[restored.name] = what
+            self.formation.dissolve()
         elif len(versions) > 1:
             what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
+            # Were they told to keep that again, it would never end.
+            for shard in range(self.run.plan.shards):
+                self.formation.failed(shard)
         else:
             return
         self._warn(what)
-        self.formation.dissolve()
 
     def _form(self, generation: int, origin: Origin, chosen: Chosen | None) -> bool:
         restored = chosen.restored if chosen else None

@@ -570,6 +570,25 @@ def test_a_worker_that_joins_anew_within_a_generation_never_does_an_attempt_agai
     assert again.attempt.number > other.attempt.number
 
 
+def test_shards_that_keep_what_does_not_fit_together_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be a mistake of theirs; nobody may form generations for ever because of it."""
+    coordinator, worker = start(tmp_path, **SYNC)
+    for _ in range(2):
+        worker.commit(worker.round())
+    first, second = coordinator.shards
+    coordinator.restart()
+    monkeypatch.setattr(second, "apply", lambda _decision: None)
+    for shard in (first, second):
+        shard.connect()
+    coordinator.settle()
+    assert (first.version, second.version) == (0, 0)
+    assert begins(coordinator) == [Begin(3, 1, restore="checkpoints/step-00000000")] * 2
+    assert any("rounds [0, 1] in generation 2" in w for w in coordinator.course.training.warnings)
+    assert phase(coordinator) == "training"
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_shards_whose_checkpoint_could_not_be_noted_go_on_where_they_are(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
