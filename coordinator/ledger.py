@@ -86,7 +86,7 @@ class Ledger:
         self._reopened: deque[BatchId] = deque()
         self._epoch, self._index = 0, 0
         examples = sum(len(positions) for positions in self._done.values())
-        self._batches = sum(self._count_batches(positions) for positions in self._done.values())
+        self._batches = sum(count_batches(done, batch_size) for done in self._done.values())
         lost = sum(len(positions) for positions in (skipped or {}).values())
         self._examples = examples - lost
         self._finished_epochs: list[int] = []
@@ -230,6 +230,7 @@ class Ledger:
             f"records in batches of {self._batch_size}"
         )
 
-    def _count_batches(self, positions: IntervalSet) -> int:
-        size = self._batch_size
-        return sum(-(-stop // size) - start // size for start, stop in positions)
+
+def count_batches(positions: IntervalSet, batch_size: int) -> int:
+    """How many batches these positions of an epoch are, all of them whole."""
+    return sum(-(-stop // batch_size) - start // batch_size for start, stop in positions)

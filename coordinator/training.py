@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
 from coordinator.guard import Guard
-from coordinator.ledger import Ledger
+from coordinator.ledger import Ledger, count_batches
 from coordinator.orders import Orders
 from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
@@ -130,7 +130,9 @@ class Training:
         self.run = run
         self.orders = self._new_orders(run)
         self._undecided, self._closed = None, False
-        self.progress.skipped = self._count_batches(gone)
+        self.progress.skipped = sum(
+            count_batches(positions, description.batch_size) for positions in gone.values()
+        )
         if description.mode == "sync":
             self.schedule = Rounds(
                 records=description.train_records,
@@ -353,12 +355,6 @@ class Training:
         if warning not in self.warnings:
             log.warning(warning)
             self.warnings = [*self.warnings, warning][-WARNINGS:]
-
-    def _count_batches(self, positions: Positions) -> int:
-        size = self.run.description.batch_size
-        return sum(
-            -(-stop // size) - start // size for p in positions.values() for start, stop in p
-        )
 
 
 def _common(sets: Sequence[Positions]) -> dict[int, IntervalSet]:
