@@ -50,7 +50,8 @@ class _Due:
 class Saving:
     """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
     except that a round's decision never waits: the final one of a sync job, and an epoch's whose
-    state is evaluated, go out beside it."""
+    state is evaluated, go out beside it. Where two are written already, the final one waits: its
+    state stays as it is."""
 
     def __init__(
         self,
@@ -133,14 +134,14 @@ class Saving:
     ) -> SnapshotOrder | None:
         """What is to be ordered now that the shards stand at ``step``; call it until it returns
         None, or once per decision."""
-        if trained and self._final is None and (by_decision or not self._snapshots.writing):
+        busy = self._snapshots.writing
+        if trained and self._final is None and busy < (MAX_WRITTEN if by_decision else 1):
             return self._order_final(step, by_decision)
-        write = self._due.checkpoint and not trained and not self._snapshots.writing
+        write = self._due.checkpoint and not trained and not busy
         epoch, keep = None, False
         if self._epochs and not (trained and by_decision):
             write_epoch = write
             if self._writes_epochs and not trained and step != self._written_step:
-                busy = self._snapshots.writing
                 if busy and not by_decision and len(self._epochs) == 1:
                     return None  # async: a little later will do
                 write_epoch = busy < (MAX_WRITTEN if by_decision else 1)

@@ -123,6 +123,21 @@ def test_the_final_checkpoint_waits_for_the_one_before_but_a_decision_does_not()
         assert (saving.final_saved, saving.final_evaluated) == (True, False)
 
 
+def test_shards_never_have_to_write_three_checkpoints_at_once() -> None:
+    """They refuse the third, and without its final checkpoint a job fails."""
+    saving = (parts := Parts(writes_epochs=True)).saving
+    saving.stepped(0, 10, [])
+    periodic = saving.next_order(10, False, True)
+    saving.stepped(10, 12, [3])
+    epoch = saving.next_order(12, False, True)
+    saving.stepped(12, 15, [4])
+    assert saving.next_order(15, True, by_decision=True) is None
+    for earlier in (periodic, epoch):
+        assert saving.next_order(15, True) is None
+        parts.finish(earlier)
+    assert saving.next_order(15, True) == order("step-00000015", 15, True, True)
+
+
 def test_without_evaluation_data_the_final_state_is_only_written() -> None:
     saving = (parts := Parts(evaluates=False)).saving
     saving.stepped(0, 7, [0])
