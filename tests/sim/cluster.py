@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from coordinator.course import Course
 from coordinator.description import JobDescription
 from coordinator.saving import CHECKPOINTS
+from coordinator.stopping import STOPPED
 from pserver.engine import ShardEngine
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator, StoreFile
@@ -29,10 +31,14 @@ from tests.sim.worker import Worker
 RESTART_S = (0.05, 2.0)
 """How long until a process that ended is started again."""
 
-PAUSE_S = (0.3, 25.0)
-"""For how long a process is stopped: shorter and longer than a lease."""
+PAUSES_S = ((0.3, 3.0), (8.5, 13.0), (8.5, 13.0), (12.0, 25.0))
+"""For how long a process is stopped: shorter than a lease, about as long, and longer."""
 
-REFUSED = r"snapshot \S+ could not be taken: .*(error|space)"
+REFUSED = re.compile(r"snapshot \S+ could not be taken: .*(error|space)")
+"""Why a job may fail here: the first or the last checkpoint could not be written."""
+
+HOPELESS = "no checkpoint"
+"""How a job has ended that cannot be resumed."""
 
 LIVENESS_S = 300.0
 """The job must have ended so long after the last fault."""
@@ -48,6 +54,9 @@ class Life(Protocol):
 
     def doing(self) -> str:
         """What it does or waits for, in words."""
+
+    def terminate(self) -> None:
+        """SIGTERM."""
 
 
 class Cluster:
@@ -78,6 +87,7 @@ class Cluster:
         """The newest that a coordinator has formed."""
         self.until = LIVENESS_S
         """When the job must have ended, in seconds."""
+        self._resuming = False
         self._starts = 0
 
     # -- a run -------------------------------------------------------------------------------
@@ -94,8 +104,8 @@ class Cluster:
         schedule.run(lambda: bool(self.ended) or schedule.now() > self.until)
         if not self.ended:
             raise Violation(f"the job does not end; {self.awaited()}")
-        if self._ended_by_the_disk():
-            self.counts["jobs ended by the disk"] += 1
+        if self.ended == HOPELESS:
+            self.counts["jobs without a first checkpoint"] += 1
             return
         if self.ended != "done":
             raise Violation(f"the job ends as {self.ended}")
@@ -113,11 +123,28 @@ class Cluster:
                 at = random.uniform(0.0, min(options.faults_s, 2 * options.expected_s))
                 self.schedule.after(at, None, self._happen, kind)
 
-    def _ended_by_the_disk(self) -> bool:
-        """Whether the first or the last checkpoint could not be written: the one reason for which
-        a job may fail here."""
+    def job_ended(self, course: Course) -> None:
+        """A coordinator says so. Who stopped the job goes on with it, and so does who has a disk
+        that refuses checkpoints at times, once there is one to go on from."""
+        if self.ended or self._resuming:
+            return
         refused = self.faults.fired["EIO"] + self.faults.fired["ENOSPC"]
-        return bool(refused) and re.match(REFUSED, self.ended) is not None
+        stopped = course.reason == STOPPED
+        if course.phase == "done" or not (stopped or (refused and REFUSED.match(course.reason))):
+            self.ended = course.phase if course.phase == "done" else course.reason
+        elif not course.newest_checkpoint:
+            self.ended = HOPELESS
+        else:
+            self.counts["jobs stopped and resumed" if stopped else "jobs refused and resumed"] += 1
+            self._resuming = True
+            self.schedule.after(0.0, None, self._resume)
+
+    def _resume(self) -> None:
+        """Ends everything; it is started again, with --resume."""
+        for life in list(self.lives.values()):
+            life.process.kill()
+        self.store.forget_the_end()
+        self._resuming = False
 
     def awaited(self) -> str:
         """What everybody waits for, in words."""
@@ -235,6 +262,8 @@ class Cluster:
             case "power cut of one":
                 process.kill()
                 self.disk.lose({process.name})
+            case "terminate":
+                process.do(self.lives[process.name].terminate)
             case "pause and crash":
                 # Who goes on afterwards knows nothing of what has happened.
                 process.stop()
@@ -242,10 +271,12 @@ class Cluster:
                 if others:
                     after = self.faults.between(0.0, 3.0)
                     self.schedule.after(after, None, self.random.choice(others).kill)
-                self.schedule.after(self.faults.between(*PAUSE_S), None, process.go_on)
+                self.schedule.after(
+                    self.faults.between(*self.random.choice(PAUSES_S)), None, process.go_on
+                )
             case "pause" | "pause and replacement":
                 process.stop()
-                pause_s = self.faults.between(*PAUSE_S)
+                pause_s = self.faults.between(*self.random.choice(PAUSES_S))
                 if kind == "pause and replacement":
                     # Of coordinators there is one: whoever replaces it kills it first.
                     self.schedule.after(

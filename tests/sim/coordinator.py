@@ -18,6 +18,7 @@ from coordinator.messages import read_holding, read_report, read_reports, write_
 from coordinator.run import Run
 from coordinator.servicer import Servicer
 from coordinator.snapshots import Taken
+from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import GENERATION, SINCE, Store
 from coordinator.streams import Stream
 from coordinator.work import Ended, Round, SnapshotOrder, Train, Wait, Work
@@ -43,6 +44,12 @@ class StoreFile:
 
     def __init__(self) -> None:
         self.connection: sqlite3.Connection | None = None
+
+    def forget_the_end(self) -> None:
+        """The run goes on, as with --resume."""
+        if self.connection is not None:
+            self.connection.rollback()
+            self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED_KEY,))
 
     def close(self) -> None:
         """Gives its memory back."""
@@ -220,6 +227,14 @@ class Coordinator:
             return "starts"
         return f"{self.course.phase}, waits for {self.course.waiting_for() or 'nothing'}"
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self.course is None:
+            self.process.kill()
+        else:
+            self.course.stop()
+            self._settle()
+
     # -- calls -------------------------------------------------------------------------------
 
     def handle(self, method: str, request: Any, respond: Respond) -> None:
@@ -351,8 +366,8 @@ class Coordinator:
         self._cluster.generation = course.run.generation
         if course.phase == "training":
             self._cluster.begin_faults()
-        if course.phase in ENDED and not self._cluster.ended:
-            self._cluster.ended = course.phase if course.phase == "done" else course.reason
+        if course.phase in ENDED and self.process.alive:
+            self._cluster.job_ended(course)
 
     def _hand_out(self, stream: Stream, connection: Connection) -> None:
         try:

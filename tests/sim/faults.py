@@ -31,6 +31,7 @@ PLANNED = (
     "crash of all",
     "power cut",
     "power cut of one",
+    "terminate",
     "pause",
     "pause and crash",
     "pause and replacement",

@@ -21,8 +21,13 @@ REMEMBERED = 16
 
 FORGETTABLE = ("Watch", "GetCluster", "HeartbeatShard", "RegisterWorker")
 
+WITH_TENSORS = ("Initialize", "Push", "PushPull")
+
 REPEAT_S = 25.0
 """A message that comes twice does so within this time."""
+
+Message = tuple[str, str, Any]
+"""Address, method and request."""
 
 Respond = Callable[[Any], None]
 """Takes what a call comes to, or its PsError."""
@@ -130,7 +135,9 @@ class Network:
         self.refused: Counter[str] = Counter()
         """Errors that calls were answered by, by method and class."""
         self._servers: dict[str, Server] = {}
-        self._sent: dict[str, deque[tuple[str, str, Any]]] = {}
+        self._sent: dict[str, deque[Message]] = {}
+        self.unanswered: dict[Call, Message] = {}
+        """Calls to shards that nobody has had an answer to."""
 
     def listen(self, address: str, server: Server) -> None:
         """``server`` answers at ``address`` from now on, until its process is gone."""
@@ -177,14 +184,16 @@ class Network:
     def last(self, address: str) -> tuple[str, Any] | None:
         """The last message with tensors that went to a shard's address."""
         for to, method, request in reversed(self._sent.get("shard", ())):
-            if to == address and method != "Pull":
+            if to == address and method in WITH_TENSORS:
                 return method, request
         return None
 
     def echo(self, role: str) -> None:
         """Something has changed at one of these: messages of before come now, or a little
         later."""
-        sent = self._sent.get(role)
+        sent = [*self._sent.get(role, ())]
+        # What got no answer most likely had no effect yet.
+        sent += 5 * [m for m in self.unanswered.values() if m[0].startswith(role)]
         while sent and self.faults.strikes("echo"):
             message = self.schedule.random.choice(sent)
             delay_s = self.schedule.random.choice((0.0, self.latency(), 0.3))
@@ -239,6 +248,8 @@ class Call:
         network = self._network
         faults = network.faults
         network.remember(self._address, self._method, self._request)
+        if self._method in WITH_TENSORS:
+            network.unanswered[self] = self._address, self._method, self._request
         network.schedule.trace(self._task.process, self._method, "to", self._address)
         if faults.strikes("request lost"):
             self._end_after(network.latency(), Unreachable(self._text("reset")))
@@ -298,6 +309,7 @@ class Call:
         elif faults.strikes("reply lost in silence"):
             self._end_at_deadline()
         else:
+            network.unanswered.pop(self, None)
             self._end_after(network.latency(process, self._task.process), value)
 
     def _break(self, why: str) -> None:

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from pserver.assembly import Extent
 from pserver.coordination import PLACE_S, RECONNECT
+from pserver.ending import STAY_S
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
+from pserver.heartbeats import LEAVING_S
 from pserver.obedience import obey
 from pserver.requests import PullRequest, Restored, Snapshot, SnapshotOrder
 from pserver.snapshots import SnapshotFiles, SnapshotWriter
@@ -130,6 +132,7 @@ class Shard:
         self._due = Signal(cluster.schedule)
         self._stream: Stream | None = None
         self._unknown = False
+        self._leaving = False
         self._meanwhile: Callable[[], object] = lambda: None
         self._doing = ""
         self._registration = pb.RegisterShardRequest(
@@ -172,6 +175,12 @@ class Shard:
 
     def _end(self, why: Any) -> None:
         self._cluster.process_ended(self.process, why)
+
+    def terminate(self) -> None:
+        """SIGTERM: the state is saved first, if there is any and it does not take too long."""
+        self._leaving = True
+        self._due.send()
+        self._schedule.after(STAY_S, self.process, self._end, "has waited long enough")
 
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""
@@ -216,9 +225,11 @@ class Shard:
 
     def _beat(self, heartbeat_s: float) -> Steps:
         while True:
-            yield self._due.wait(heartbeat_s)
+            yield self._due.wait(LEAVING_S if self._leaving else heartbeat_s)
+            if self._leaving and (self.engine is None or not self.engine.report().initialized):
+                return "has nothing to save"
             request = pb.HeartbeatShardRequest(
-                shard=self.index, incarnation=self.process.incarnation
+                shard=self.index, incarnation=self.process.incarnation, leaving=self._leaving
             )
             if self.engine is not None:
                 report = self.engine.report()
@@ -236,6 +247,8 @@ class Shard:
             except PsError as error:
                 return error
             else:
+                if answer.saved and request.leaving:
+                    return "is saved"
                 if answer.unknown:
                     self._unknown = True
                     if self._stream is not None:

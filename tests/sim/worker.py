@@ -91,6 +91,10 @@ class Worker:
                 for call in list(self._calls):
                     call.give_up()
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._membership.stop()
+
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""
         return f"{self._membership.worker} {self._doing}"
