@@ -192,10 +192,10 @@ def test_async_training_outlives_anything_and_counts_every_example_once(tmp_path
 
 def test_what_was_stopped_goes_on_as_it_says(tmp_path: Path) -> None:
     """The first Ctrl-C writes a checkpoint, so that nothing is done again."""
-    args = ("--shards", "2", "--mode", "sync", "--set", "epochs=60")
+    args = ("--shards", "2", "--mode", "sync", "--set", "epochs=20")
     with by_hand(tmp_path) as hand:
         cluster = hand.start("up", "coordinator", "up", GATED, "--run-dir", hand.run_dir, *args)
-        cluster.wait_for(r"training  epoch \d+/60  step [1-9]")
+        cluster.wait_for(r"training  epoch \d+/20  step [1-9]")
         cluster.kill(signal.SIGINT)
         assert cluster.wait() == 130, cluster.text()
     last = cluster.text().strip().splitlines()[-1]
@@ -204,7 +204,7 @@ def test_what_was_stopped_goes_on_as_it_says(tmp_path: Path) -> None:
     words = shlex.split(typed)
     assert words[:2] == ["coordinator", "up"]
     stopped_at = json.loads((hand.run_dir / "summary.json").read_text())["global_step"]
-    assert 0 < stopped_at < 60 * 21
+    assert 0 < stopped_at < 20 * 21
     newest = max((hand.run_dir / "checkpoints").glob("step-*"))
     assert read_manifest(newest).global_step == stopped_at
     done = subprocess.run(
@@ -217,4 +217,4 @@ def test_what_was_stopped_goes_on_as_it_says(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((hand.run_dir / "summary.json").read_text())
-    assert (summary["examples"], summary["global_step"]) == (60 * RECORDS, 60 * 21)
+    assert (summary["examples"], summary["global_step"]) == (20 * RECORDS, 20 * 21)
