@@ -8,7 +8,6 @@ Pure: the engine's loop is the only caller.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from coordinator.evaluation import Evaluations
 from coordinator.snapshots import Failed, Snapshots
@@ -39,12 +38,6 @@ def _suffix(generation: int) -> str:
 def temporary_directory(name: str) -> str:
     """Where shards write a checkpoint before it is committed, relative to the run directory."""
     return f"{CHECKPOINTS}/{TEMPORARY}{name}"
-
-
-@dataclass(slots=True)
-class _Due:
-    checkpoint: bool = False
-    final: bool = False
 
 
 class Saving:
@@ -79,7 +72,8 @@ class Saving:
         self._writes_epochs = writes_epochs
         self._written_step: int | None = None
         """Of the checkpoint that was ordered last."""
-        self._due = _Due()
+        self._due = False
+        """Whether a checkpoint is."""
         self._epochs: deque[int] = deque()
         self._first: str | None = None
         self._final: str | None = None
@@ -116,7 +110,7 @@ class Saving:
     def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:
         """The global step went from ``before`` to ``after``, and these epochs ended."""
         if before // self._every < after // self._every:
-            self._due.checkpoint = True
+            self._due = True
         if self._evaluates:
             # The last epoch's evaluation is the final one.
             self._epochs += [e for e in finished_epochs if e < self._last_epoch]
@@ -126,7 +120,7 @@ class Saving:
         have been already."""
         if step in (self._saved_step, self._written_step):
             return False
-        self._due.checkpoint = True
+        self._due = True
         return True
 
     def next_order(
@@ -137,7 +131,7 @@ class Saving:
         busy = self._snapshots.writing
         if trained and self._final is None and busy < (MAX_WRITTEN if by_decision else 1):
             return self._order_final(step, by_decision)
-        write = self._due.checkpoint and not trained and not busy
+        write = self._due and not trained and not busy
         epoch, keep = None, False
         if self._epochs and not (trained and by_decision):
             write_epoch = write
@@ -152,7 +146,7 @@ class Saving:
             return None
         name = self._name(step) if write else f"epoch-{epoch}{_suffix(self._generation)}"
         if write:
-            self._due.checkpoint = False
+            self._due = False
             self._written_step = step
         if keep:
             self._evaluations.add(f"epoch-{epoch}", name, step)
