@@ -37,6 +37,8 @@ PAUSES_S = ((0.3, 3.0), (8.5, 13.0), (8.5, 13.0), (12.0, 25.0))
 REFUSED = re.compile(r"snapshot \S+ could not be taken: .*(error|space)")
 """Why a job may fail here: the first or the last checkpoint could not be written."""
 
+BEST = {"metric": "loss", "lower": False}
+
 HOPELESS = "no checkpoint"
 """How a job has ended that cannot be resumed."""
 
@@ -194,7 +196,7 @@ class Cluster:
             batch_size=options.batch_size,
             epochs=options.epochs,
             train_records=options.records,
-            eval_records=2 * options.batch_size if options.evaluates else 0,
+            eval_records=options.eval_records,
             variables=[
                 {"name": v.name, "shape": list(v.shape), "dtype": v.dtype, "role": v.role}
                 for v in self.witness.plan.variables
@@ -202,6 +204,7 @@ class Cluster:
             optimizer=optimizer(options.momentum),
             checkpoint_every=options.checkpoint_every,
             keep_checkpoints=options.keep_checkpoints,
+            keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
         )
 
@@ -233,6 +236,7 @@ class Cluster:
         """A process has come to its end by itself."""
         if process.alive:
             self.schedule.trace(process, "ends:", why)
+            self.invariants.check_ending(process, why)
             process.kill()
 
     def _died(self, process: Process) -> None:

@@ -16,8 +16,10 @@ from coordinator.work import Attempt, Begin, Command, Decision
 from pserver.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.batch import BatchId
 from psrpc.checkpoint import load_state, newest_good
+from psrpc.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
+from tests.sim.schedule import Process
 from tests.sim.witness import ARENA
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ SLOT = "momentums"
 
 EXACT = 1e-4
 """A batch more or less is a difference of 1; the weights of a round are rounded."""
+
+
+EXPECTED = (AlreadyExists, StaleGeneration, JobFailed)
+"""What processes end by that others have taken the place of, or whose job is over; what is
+retryable has been tried for long enough."""
 
 
 class Violation(Exception):
@@ -206,6 +213,11 @@ class Invariants:
         if there != decision:
             self._fail(f"round {key} was decided as {there}, then as {decision}")
 
+    def check_ending(self, process: Process, why: object) -> None:
+        """Nobody does what may not be done: no process ends as one that was wrong."""
+        if isinstance(why, PsError) and not isinstance(why, EXPECTED) and not why.retryable:
+            self._fail(f"{process} ends by {why!r}")
+
     def check_progress(self, generation: int, step: int) -> None:
         """What the status page says never goes back, over restarts of the coordinator too."""
         if (generation, step) < self._point:
@@ -273,7 +285,7 @@ class Invariants:
 
     def _check_evaluated(self) -> None:
         """The final evaluation is there, and is of the final state."""
-        if not self._options.evaluates:
+        if not self._options.eval_records:
             return
         values = self._cluster.results.get("final")
         if values is None:

@@ -32,7 +32,8 @@ class Options:
     records: int
     checkpoint_every: int
     keep_checkpoints: int
-    evaluates: bool
+    eval_records: int
+    keeps_best: bool
     momentum: bool
     skipped: tuple[int, ...]
     batch_s: float
@@ -97,9 +98,9 @@ def draw(random: Random) -> Options:
     shards, workers = random.randint(1, 3), random.randint(1, 4)
     far = {}
     if not calm and random.random() < 0.3:
-        name = random.choice(("shard", "worker"))
-        index = random.randrange(shards if name == "shard" else workers)
-        far[f"{name}-{index}"] = random.choice((0.2, 1.0, 3.0))
+        names = [f"shard-{index}" for index in range(shards)]
+        names += [f"worker-{index}" for index in range(workers)]
+        far[random.choice((*names, "coordinator"))] = random.choice((0.2, 1.0, 3.0))
     return Options(
         mode=mode,
         shards=shards,
@@ -111,7 +112,8 @@ def draw(random: Random) -> Options:
         records=batches * batch_size - random.randint(0, batch_size - 1),
         checkpoint_every=random.choice((1, 1, 2, 2, 3, 6)),
         keep_checkpoints=random.choice((1, 2, 5)),
-        evaluates=random.random() < 0.4,
+        eval_records=random.choice((0, 0, 2, 5000)),
+        keeps_best=random.random() < 0.3,
         momentum=random.random() < 0.5,
         skipped=tuple(sorted(skipped)),
         batch_s=random.choice((0.05, 0.3, 1.0)),
