@@ -64,6 +64,17 @@ PURE = {
 }
 IMPURE = {"grpc", "threading", "time", "socket", "asyncio", "tensorflow", "keras", "sqlite3", "os"}
 
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
+MAY_READ_THE_WALL_CLOCK = {
+    "coordinator.checkpoint_cli",
+    "coordinator.checkpoints",
+    "coordinator.serve",
+    "coordinator.store",
+    "coordinator.tensorboard",
+    "coordinator.up",
+}
+"""For names and stamps that people read."""
+
 
 def modules() -> dict[str, Path]:
     found = {}
@@ -110,6 +121,15 @@ def test_tensorflow_stays_where_it_belongs(module: str) -> None:
         return
     used = {name.split(".")[0] for name in imports(MODULES[module])} & TENSORFLOW
     assert not used, f"{module} imports {used}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_is_decided_by_a_clock_that_may_be_set(module: str) -> None:
+    if module in MAY_READ_THE_WALL_CLOCK:
+        return
+    tree = ast.parse(MODULES[module].read_text())
+    read = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not read & WALL_CLOCK
 
 
 @pytest.mark.parametrize("module", sorted(PURE))

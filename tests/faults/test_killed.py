@@ -122,3 +122,23 @@ def test_what_the_ledger_has_said_it_knows(zygote: Zygote, root: Path) -> None:
             assert store.last_decision(since=1) == decision(3, 0)
         seen.add((found, number))
     assert seen >= {(g, n) for g in (1, 2) for n in range(ROUNDS)}
+
+
+def test_what_the_ledger_has_said_outlives_a_power_failure(zygote: Zygote, root: Path) -> None:
+    """Which takes what was written and not synced."""
+    outcome = zygote.run("ledger", root / "whole")
+    said, written = 0, 0
+    unsynced: set[str] = set()
+    for call in outcome.calls:
+        if f"{root / 'whole'}.words>" in call.text:
+            assert not unsynced, f"{call.text} after nothing but writes to {unsynced}"
+            said += 1
+        # The index of the log (-shm) is made anew from it.
+        found = re.search(rf"\(\d+<[^>]*/({LEDGER}(-wal)?)>", call.text)
+        if found and "sync" in call.name:
+            unsynced.discard(found[1])
+        elif found and "write" in call.name:
+            unsynced.add(found[1])
+            written += 1
+    assert said == len(outcome.words)
+    assert written >= said

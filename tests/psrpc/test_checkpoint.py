@@ -253,6 +253,26 @@ def test_files_of_another_step_or_shard_are_not_what_the_manifest_means(tmp_path
         load_state(directory, plan, 0)
 
 
+def test_files_of_two_shards_that_changed_places_are_found(tmp_path: Path) -> None:
+    """They have the same size, and each is whole."""
+    variables = [VariableSpec(name, (16,), "float32", "trainable") for name in ("one", "two")]
+    plan = make_plan(variables, 2, "cut")
+    (arena,) = plan.arenas
+    states = [ShardState({arena.name: np.full(16, shard, "float32")}) for shard in range(2)]
+    directory = write(tmp_path, plan, states=states)
+    manifest = read_manifest(directory)
+    one, two = (directory / file.name for file in manifest.files)
+    assert one.stat().st_size == two.stat().st_size
+    spare = one.rename(directory / "spare")
+    two.rename(one)
+    spare.rename(two)
+    with pytest.raises(CheckpointError, match=r"shard-0-of-2\S* has SHA-256"):
+        verify(directory, manifest)
+    for shard in range(2):
+        with pytest.raises(CheckpointError, match=f"is of shard {1 - shard}"):
+            load_state(directory, plan, shard)
+
+
 class CountingDisk(Disk):
     """Counts the bytes of shards' files that are read."""
 

@@ -186,7 +186,10 @@ def test_what_was_left_out_can_be_dropped(compression: Compression) -> None:
 
 
 @BOTH
-def test_a_sum_that_overflows_is_not_sent_and_changes_nothing(compression: Compression) -> None:
+@pytest.mark.parametrize("unused", [(), (0, 1)])
+def test_a_sum_that_overflows_is_not_sent_and_changes_nothing(
+    compression: Compression, unused: tuple[int, ...]
+) -> None:
     plan = make(100, 2)
     one, other = (Compressor(plan, compression, 0.1) for _ in range(2))
     largest = np.full(100, np.finfo(np.float32).max)
@@ -197,7 +200,7 @@ def test_a_sum_that_overflows_is_not_sent_and_changes_nothing(compression: Compr
         compressor.compress(cut(plan, gradient))
         compressor.settle()
     assert one.compress(cut(plan, largest)) == ()
-    one.settle(unused=range(2))
+    one.settle(unused)
     first, second = [
         arrived(plan, c.compress(cut(plan, whole_numbers(2, 100)))) for c in (one, other)
     ]

@@ -245,6 +245,18 @@ def test_a_newer_generation_makes_the_worker_join_anew(where: type[Action]) -> N
     assert worker.action == Expect((batch(5),))
 
 
+def test_the_parameters_of_a_round_are_not_those_of_the_round_in_another_generation() -> None:
+    worker = Driver()
+    worker.joins(work(3, 0))
+    worker.expects(Expect((batch(0),), instead=True))
+    worker.expects(Pull(3))
+    worker.fails(Compute(batch(0)), StaleGeneration("generation 2"))
+    worker.expects(Rejoin("generation 2"))
+    worker.joins(work(3, 0))
+    worker.expects(Expect((batch(0),), instead=True))
+    assert worker.action == Pull(3)
+
+
 def test_a_worker_that_has_to_join_anew_while_it_does_so_begins_again() -> None:
     worker = Driver()
     worker.joins(task(0))
@@ -272,6 +284,17 @@ def test_what_ends_a_worker_is_said_to_the_coordinator(error: Exception, fatal: 
     worker.joins(task(0))
     worker.fails(Pull(), error)
     worker.leaves(Leave(str(error), fatal), type(error))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_push_whose_outcome_is_not_known_is_not_said_to_be_done(sync: bool) -> None:
+    worker = Driver()
+    worker.joins(work(3, 0) if sync else task(0))
+    answers: dict[type[Action], object] = {Compute: Computed(0.5, True)}
+    while not isinstance(worker.action, Push | PushPull):
+        worker.expects(worker.action, answers.get(type(worker.action)))
+    worker.fails(worker.action, OutcomeUnknown("shard 1"))
+    worker.leaves(Leave("shard 1"), OutcomeUnknown)
 
 
 def test_the_end_of_a_failed_job_and_a_lease_of_nothing() -> None:

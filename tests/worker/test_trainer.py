@@ -9,6 +9,7 @@ from typing import Any, Literal
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from coordinator.client import CoordinatorClient
 from pserver.requests import SnapshotOrder
@@ -216,6 +217,38 @@ def test_a_gradient_that_is_not_finite_is_skipped_on_all_shards() -> None:
         reports = [r for q in coordinator.requests for r in getattr(q, "done", ())]
         assert all(report.skipped for report in reports)
         assert reports
+
+
+class Halves(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
+    """One variable for each of two shards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = tf.Variable(tf.ones(16))
+        self.second = tf.Variable(tf.zeros(16))
+
+
+def test_a_gradient_that_is_not_finite_on_one_shard_is_skipped_on_all() -> None:
+    """Each shard by itself would apply its part, or not."""
+
+    def loss(halves: Halves, x: Any, _y: Any) -> Any:
+        # The root has an infinite slope at zero.
+        root = tf.sqrt(halves.second) if tf.reduce_sum(x) > 20 else halves.second
+        return tf.reduce_sum(halves.first) + tf.reduce_sum(root)
+
+    x = np.arange(24, dtype=np.float32)
+    job = make_job(Halves, loss=loss, train=Arrays(x, x), batch_size=24)
+    with cluster(job) as (coordinator, shards, trainer, _):
+        whole_epoch = types.BatchId(epoch=0, first=0, count=24)
+        attempts = [types.Attempt(batch=whole_epoch, attempt=1)]
+        coordinator.leases.extend([INITIALIZE, pb.Lease(train=pb.TrainTask(batches=attempts))])
+        with pytest.raises(Stopped):
+            trainer.run()
+        assert [engine.report().counters.skipped for engine in shards.engines] == [1, 1]
+        assert [engine.report().version for engine in shards.engines] == [0, 0]
+        reports = [r for q in coordinator.requests for r in getattr(q, "done", ())]
+        assert reports
+        assert all(report.skipped for report in reports)
 
 
 class Broken(Arrays):
