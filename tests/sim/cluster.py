@@ -35,7 +35,7 @@ PAUSES_S = ((0.3, 3.0), (8.5, 13.0), (8.5, 13.0), (12.0, 25.0))
 """For how long a process is stopped: shorter than a lease, about as long, and longer."""
 
 REFUSED = re.compile(r"snapshot \S+ could not be taken: .*(error|space)")
-"""Why a job may fail here: the first or the last checkpoint could not be written."""
+"""Why a job may fail here: the first checkpoint could not be written."""
 
 BEST = {"metric": "loss", "lower": False}
 
@@ -258,6 +258,10 @@ class Cluster:
         match kind:
             case "crash":
                 process.kill()
+            case "crash of some":
+                for one in everybody:
+                    if self.random.random() < 0.5:
+                        one.kill()
             case "crash of all" | "power cut":
                 for one in everybody:
                     one.kill()

@@ -28,6 +28,7 @@ RATES: Mapping[str, tuple[float, float]] = {
 
 PLANNED = (
     "crash",
+    "crash of some",
     "crash of all",
     "power cut",
     "power cut of one",
