@@ -23,7 +23,7 @@ from coordinator.snapshots import ShardFile
 from coordinator.store import Store
 from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
-from psrpc.errors import JobFailed, NotReady, StaleGeneration
+from psrpc.errors import Forming, JobFailed, NotReady, StaleGeneration
 from psrpc.logs import get_logger
 
 log = get_logger()
@@ -173,15 +173,16 @@ class Engine:
         return not known, self.course.end() if self.course.phase in ENDED else None
 
     def cluster_now(self, name: str, incarnation: int) -> Sequence[Shard]:
-        """The shards, once all stand at one generation. Raises NotReady, StaleGeneration or
-        JobFailed."""
+        """The shards, once all stand at one generation. Raises NotReady while a shard is away,
+        Forming while all are there, StaleGeneration or JobFailed."""
         self._members.worker(name, incarnation)
         if self.course.complete:
             return self._members.shards
         if self.course.phase == "failed":
             raise JobFailed(self.course.reason)
         # What is awaited; who hears it says "waiting for" before it.
-        raise NotReady(self.course.waiting_for() or "a generation to be formed")
+        awaited = self.course.waiting_for() or "a generation to be formed"
+        raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
 
     async def get_cluster(self, name: str, incarnation: int) -> Sequence[Shard]:
         """Like :meth:`cluster_now`, after a while if that helps."""

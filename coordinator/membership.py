@@ -294,6 +294,15 @@ class Membership:
             for s in self.shards
         )
 
+    @property
+    def shard_away(self) -> bool:
+        """Whether a shard is missing or silent, or has lost its command stream: somebody may have
+        to start it. One that starts, or restores, is there."""
+        return any(
+            s.state not in ("starting", "ready") or (s.ready and not s.watching)
+            for s in self.shards
+        )
+
     def waiting_for_shards(self, now: float) -> str:
         """Which shards are missing, starting or silent, in words; empty when all are there."""
         missing = [str(s.index) for s in self.shards if s.state == "missing"]

@@ -54,6 +54,11 @@ class NotReady(PsError):
     sent = False
 
 
+class Forming(NotReady):
+    """All shards are there and a generation is being formed: it takes the time that it takes, and
+    nobody has to be started."""
+
+
 class ShardUnreachable(PsError):
     """A shard does not answer within the time a call may take."""
 

@@ -26,6 +26,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.SegmentLost: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RoundPassed: grpc.StatusCode.OUT_OF_RANGE,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.Forming: grpc.StatusCode.UNAVAILABLE,
     errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.CoordinatorUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from coordinator.client import CALL_S, CoordinatorClient
-from psrpc.errors import NotReady, PsError, ShardUnreachable
+from psrpc.errors import Forming, NotReady, PsError, ShardUnreachable
 from psrpc.logs import get_logger, set_role
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import WorkDone
@@ -174,11 +174,14 @@ class Standing:
     def get_cluster(self) -> pb.GetClusterResponse:
         """Where the shards are; waits until all are ready. What was held before is dropped.
 
+        That a generation is formed may take any time: a large checkpoint is read for minutes. Only
+        the time counts in which shards are away.
+
         Raises:
-            ShardUnreachable: for too long the coordinator has waited for one and the same thing.
+            ShardUnreachable: shards have been away for too long.
         """
         request = self.membership.get_cluster()
-        awaited, since = "", time.monotonic()
+        away_since: float | None = None
         with self.waits.on("the shards"):
             while True:
                 try:
@@ -186,14 +189,16 @@ class Standing:
                     break
                 except NotReady as error:
                     now = time.monotonic()
-                    if str(error) != awaited:
-                        awaited, since = str(error), now
-                    elif now - since >= self.connect_timeout_s:
+                    if isinstance(error, Forming):
+                        away_since = None
+                    elif away_since is None:
+                        away_since = now
+                    elif now - away_since >= self.connect_timeout_s:
                         raise ShardUnreachable(
-                            f"the coordinator has waited for {awaited} for {now - since:.0f} s; "
+                            f"shards have been away for {now - away_since:.0f} s: {error}; "
                             "start what is missing, or allow more with --connect-timeout S"
                         ) from None
-                    self.waits.on(awaited)
+                    self.waits.on(str(error))
                     self.pause()
         self._tell(lambda: self.membership.joined(cluster))
         return cluster

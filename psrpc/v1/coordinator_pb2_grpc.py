@@ -173,8 +173,9 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCluster(self, request, context):
-        """Where the shards are. Answers when all are ready; until then UNAVAILABLE (NotReady: names the
-        missing ones) after at most a few seconds. Retry freely.
+        """Where the shards are. Answers when all are ready; until then UNAVAILABLE after at most a few
+        seconds (NotReady: names the shards that are away; Forming: all are there, and begin). Retry
+        freely: as long as it takes after Forming, and for a while after NotReady.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -14,7 +14,7 @@ from coordinator.membership import STARTING_S
 from coordinator.stopping import FINISH_S, SAVE_S, STOPPED
 from coordinator.store import ENDED, GENERATION
 from coordinator.work import Begin, Decision, Initialize, Revocation, SnapshotOrder, Train, Wait
-from psrpc.errors import NotReady, StaleGeneration
+from psrpc.errors import Forming, NotReady, StaleGeneration
 from tests.coordinator.bench import Coordinator, Worker, start
 
 SYNC: dict[str, Any] = {
@@ -392,12 +392,18 @@ def test_a_snapshot_that_is_reported_when_its_generation_is_over_does_not(tmp_pa
 
 def test_where_the_shards_are_is_said_when_all_have_begun(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path)
-    coordinator.shards[1].kill()
+    kept, lost = coordinator.shards
+    kept.kill()
+    lost.kill()
     coordinator.add(1, 21)
-    with pytest.raises(NotReady, match="shard 1 at h:1 to start; the newest good checkpoint"):
+    with pytest.raises(NotReady, match="shard 0 at h:0 to come back") as away:
+        coordinator.engine.cluster_now(worker.name, 1)
+    assert not isinstance(away.value, Forming), "this is for somebody to mend"
+    kept.watch()
+    with pytest.raises(Forming, match="shard 1 at h:1 to start; the newest good checkpoint"):
         coordinator.engine.cluster_now(worker.name, 1)
     coordinator.disk.work()
-    with pytest.raises(NotReady, match="shard 0, 1 to begin generation 2"):
+    with pytest.raises(Forming, match="shard 0, 1 to begin generation 2"):
         coordinator.engine.cluster_now(worker.name, 1)
     coordinator.settle()
     shards = coordinator.engine.cluster_now(worker.name, 1)

@@ -10,6 +10,7 @@ from psrpc.batch import BatchId
 from psrpc.errors import (
     CoordinatorUnreachable,
     DeadlinePassed,
+    Forming,
     InvalidArgument,
     JobFailed,
     NotReady,
@@ -152,10 +153,24 @@ def test_a_shard_that_never_comes() -> None:
     ):
         standing = Standing(client, incarnation=7, connect_timeout_s=0)
         standing.register("sha", "cpu")
-        # Something else comes first: then there is hope.
-        coordinator.not_ready.extend(NotReady(f"shard {shard}") for shard in (0, 1, 1))
-        with pytest.raises(ShardUnreachable, match=r"has waited for shard 1 for 0 s"):
+        # The words change with the time, the fact does not.
+        coordinator.not_ready.extend(NotReady(f"shard 1, silent for {s} s") for s in (10, 11, 12))
+        with pytest.raises(ShardUnreachable, match=r"away for 0 s: shard 1, silent for 11 s; "):
             standing.get_cluster()
+        assert len(coordinator.not_ready) == 1
+
+
+def test_shards_that_begin_are_awaited_as_long_as_it_takes() -> None:
+    with (
+        serve_script() as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+    ):
+        standing = Standing(client, incarnation=7, connect_timeout_s=0)
+        standing.register("sha", "cpu")
+        begins, away = Forming("shard 0 to begin generation 3"), NotReady("shard 1 to come back")
+        # A shard that came back between two answers was not away for the whole time.
+        coordinator.not_ready.extend([begins, begins, away, begins, away, begins, begins])
+        assert standing.get_cluster().generation == 1
         assert not coordinator.not_ready
 
 
