@@ -114,7 +114,7 @@ class Course:
             else:
                 log.warning("silent", why=effect.reason)
                 self.revoke(effect.worker, lost=True)
-        self.training.retry()
+        self.training.retry(now)
         progress = self.training.progress
         self._curves.flush(progress.steps.rate(now), progress.records.rate(now))
         self._waits.look(held_up(self), now)

@@ -24,6 +24,11 @@ FINAL = "final"
 MAX_WRITTEN = 2
 """Checkpoints that are written at once at most; shards take no more."""
 
+PAUSE_S = 10.0
+"""Before a final state that could not be saved is ordered again; doubled each time."""
+
+LONGEST_PAUSE_S = 60.0
+
 
 def checkpoint_name(step: int, generation: int = 1) -> str:
     """The name of the checkpoint of a global step. One of a later generation never has the name of
@@ -44,7 +49,8 @@ class Saving:
     """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
     except that a round's decision never waits: the final one of a sync job, and an epoch's whose
     state is evaluated, go out beside it. Where two are written already, the final one waits: its
-    state stays as it is."""
+    state stays as it is. For the same reason one that failed is ordered again, under another name,
+    until it is saved."""
 
     def __init__(
         self,
@@ -77,6 +83,11 @@ class Saving:
         self._epochs: deque[int] = deque()
         self._first: str | None = None
         self._final: str | None = None
+        self._refused = ""
+        """Why the final state could not be saved, while it is not yet ordered again."""
+        self._tries = 0
+        """Orders of the final state that have failed."""
+        self._again_at: float | None = None
         self._done: set[str] = set()
         if first_saved:
             self._first = ""
@@ -129,7 +140,8 @@ class Saving:
         """What is to be ordered now that the shards stand at ``step``; call it until it returns
         None, or once per decision."""
         busy = self._snapshots.writing
-        if trained and self._final is None and busy < (MAX_WRITTEN if by_decision else 1):
+        final_due = trained and self._final is None and not self._refused
+        if final_due and busy < (MAX_WRITTEN if by_decision else 1):
             return self._order_final(step, by_decision)
         write = self._due and not trained and not busy
         epoch, keep = None, False
@@ -157,14 +169,46 @@ class Saving:
         self._done.add(name)
 
     def failed(self, failed: Failed) -> str | None:
-        """A snapshot failed; why the job must stop for it, or None if a warning will do."""
+        """A snapshot failed; why the job must stop for it, or None if a warning will do. Without
+        the first one nothing was trained; the final one is all that was."""
         order = failed.order
         dropped = self._evaluations.drop(order.name)
-        if order.name in (self._first, self._final):
+        if order.name == self._final:
+            if not self._tries:
+                self.warnings.append(
+                    f"the final state cannot be saved as {order.name}: {failed.reason}; the shards "
+                    "keep it, and it is tried again until it is saved"
+                )
+            self._final, self._refused = None, failed.reason
+            self._tries += 1
+            return None
+        if order.name == self._first:
             return f"snapshot {order.name} could not be taken: {failed.reason}"
         lost = f"; not evaluated: {', '.join(dropped)}" if dropped else ""
         self.warnings.append(f"snapshot {order.name} failed: {failed.reason}{lost}")
         return None
+
+    def retry(self, now: float) -> None:
+        """Lets a final state that could not be saved be ordered again, after a pause. Call it now
+        and then."""
+        if not self._refused:
+            return
+        if self._again_at is None:
+            self._again_at = now + self._pause_s
+        elif now >= self._again_at:
+            self._refused, self._again_at = "", None
+
+    def waiting_for(self) -> str:
+        """Why the final state is not saved, in words; empty while nothing is wrong with it."""
+        if not self._refused:
+            return ""
+        return (
+            f"the final state to be saved: {self._refused}; tried again after {self._pause_s:.0f} s"
+        )
+
+    @property
+    def _pause_s(self) -> float:
+        return min(PAUSE_S * 2.0 ** min(self._tries - 1, 9), LONGEST_PAUSE_S)
 
     def _keeps(self, epoch: int, written: bool) -> bool:
         """Whether the shards have room to keep an epoch's state; notes what is lost."""
@@ -187,6 +231,8 @@ class Saving:
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
         saved = step == self._saved_step
         self._final = FINAL + _suffix(self._generation) if saved else self._name(step)
+        if self._tries:
+            self._final += f".r{self._tries}"
         if saved and not self._evaluates:
             self._done.add(self._final)
             return None

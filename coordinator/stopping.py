@@ -35,4 +35,6 @@ class Stopping:
         if self._checkpoint is None:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"
-        return training.orders.snapshots.waiting_for() or "a checkpoint to be committed"
+        orders = training.orders
+        saving = orders.snapshots.waiting_for() or orders.saving.waiting_for()
+        return saving or "a checkpoint to be committed"

@@ -160,8 +160,9 @@ class Training:
         self._closed, self._undecided = True, None
         self.orders.give_up()
 
-    def retry(self) -> None:
-        """Tries again to store what the disk has refused. Call it now and then."""
+    def retry(self, now: float) -> None:
+        """Tries again to store and to save what the disk has refused. Call it now and then."""
+        self.orders.saving.retry(now)
         for what, store in list(self._unstored.items()):
             self._store_soon(what, store)
         if self._undecided is not None and self.rounds is not None:
@@ -276,7 +277,8 @@ class Training:
         """What a shard may have missed while it had no command stream open."""
         missed: list[Command] = []
         if self.rounds is not None and self.rounds.last_decision is not None:
-            missed.append(self.rounds.last_decision)
+            # It may order a snapshot, for which there has to be room.
+            missed = [*self.orders.releases, self.rounds.last_decision]
         return missed + self.orders.missed(shard)
 
     def _decide(self, rounds: Rounds) -> None:

@@ -35,7 +35,8 @@ def waiting_for(course: Course) -> str:
             parts.append(f"{course.initializer or 'a worker'} to initialize the shards")
         parts.append(orders.snapshots.waiting_for())
     elif course.phase == "finishing":
-        parts += [orders.snapshots.waiting_for(), orders.evaluations.waiting_for()]
+        parts += [orders.snapshots.waiting_for(), orders.saving.waiting_for()]
+        parts.append(orders.evaluations.waiting_for())
     elif training.schedule is not None:
         parts.append(training.schedule.waiting_for())
     if course.phase not in FORMING:

@@ -217,7 +217,7 @@ def test_no_checkpoint_is_written_twice_at_one_step() -> None:
     assert saving.next_order(10, False) == order("epoch-1", 10, False, True)
 
 
-def test_a_failure_is_a_warning_unless_it_is_of_the_first_or_final_state() -> None:
+def test_a_failure_is_a_warning_unless_it_is_of_the_first_state() -> None:
     saving = (parts := Parts()).saving
     first = saving.order_first(0)
     assert first is not None
@@ -230,6 +230,47 @@ def test_a_failure_is_a_warning_unless_it_is_of_the_first_or_final_state() -> No
     assert saving.warnings == [
         "snapshot step-00000010 failed: shard 0: no space; not evaluated: epoch-0"
     ]
+
+
+def test_a_final_state_that_cannot_be_saved_is_ordered_again_under_another_name() -> None:
+    """The trained state is in the shards alone: ending the job would throw it away."""
+    saving = (parts := Parts(generation=2)).saving
+    final = saving.next_order(50, True)
+    for number, pause_s in enumerate((10.0, 20.0, 40.0, 60.0, 60.0), 1):
+        assert final is not None
+        parts.snapshots.report(final.name, ShardFile(0, 0), "no space")
+        assert saving.failed(Failed(final, f"no space {number}")) is None
+        parts.snapshots.release(final.name)
+        assert saving.waiting_for() == (
+            f"the final state to be saved: no space {number}; tried again after {pause_s:.0f} s"
+        )
+        assert (saving.final_saved, saving.final_evaluated) == (False, False)
+        for now in (100.0, 99.9 + pause_s):
+            saving.retry(now)
+            assert saving.next_order(50, True) is None
+        saving.retry(100.0 + pause_s)
+        final = saving.next_order(50, True)
+        assert final == order(f"step-00000050.g2.r{number}", 50, True, True)
+        assert saving.waiting_for() == ""
+    assert parts.evaluations.snapshots == ("step-00000050.g2.r5",)
+    parts.finish(final)
+    assert saving.final_saved
+    assert saving.warnings == [
+        "the final state cannot be saved as step-00000050.g2: no space 1; the shards keep it, and "
+        "it is tried again until it is saved"
+    ]
+
+
+def test_a_final_state_that_is_only_evaluated_is_kept_again_too() -> None:
+    saving = (parts := Parts(restored=20)).saving
+    final = saving.next_order(20, True)
+    assert final is not None
+    parts.snapshots.report(final.name, ShardFile(0, 0), "no room")
+    assert saving.failed(Failed(final, "no room")) is None
+    parts.snapshots.release(final.name)
+    for now in (0.0, 10.0):
+        saving.retry(now)
+    assert saving.next_order(20, True) == order("final.r1", 20, False, True)
 
 
 def test_a_snapshot_is_taken_when_every_shard_has_said_so() -> None:
