@@ -14,8 +14,11 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.logs import get_logger
 from psrpc.manifest import TEMPORARY
 from psrpc.storage import DISK, Storage
+
+log = get_logger()
 
 Result = TypeVar("Result")
 
@@ -70,8 +73,11 @@ class ThreadedDisk:
     """The real disk, on a thread of its own, one piece of work at a time. Used from one event
     loop."""
 
-    def __init__(self, run: Run, storage: Storage = DISK) -> None:
+    def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
+        """``failed`` hears, on the loop, why a piece of work was never answered: who waits for it
+        waits for ever."""
         self._run = run
+        self._failed = failed
         self._storage = storage
         self._checkpoints = Checkpoints(run, storage)
         self._turn = asyncio.Lock()
@@ -106,9 +112,13 @@ class ThreadedDisk:
 
     def _start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         async def run() -> None:
-            async with self._turn:
-                result = await asyncio.to_thread(work)
-            done(result)
+            try:
+                async with self._turn:
+                    result = await asyncio.to_thread(work)
+                done(result)
+            except Exception as error:  # nobody else looks at what became of the task
+                log.exception("the disk's work has failed")
+                self._failed(f"the disk's work has failed, which was not foreseen: {error!r}")
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)

@@ -113,7 +113,7 @@ async def serve(options: ServeOptions) -> int:
             Store(directory.path / LEDGER) as store,
         ):
             run = settle(options, description, plan, directory, store)
-            disk = ThreadedDisk(run)
+            disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(
                 run, store, MonotonicClock(), disk, at_end=lambda: _write_summary(course)
             )

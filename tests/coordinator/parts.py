@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coordinator.client import CommandStream, CoordinatorClient
 from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
@@ -128,7 +130,7 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
     async def main() -> None:
         stopped = asyncio.Event()
         with Store(run.run_dir / "ledger.sqlite") as store:
-            disk = ThreadedDisk(run)
+            disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(run, store, clock or ManualClock(), disk)
             async with Server("127.0.0.1:0") as server:
                 await server.start(Engine(course, store))
@@ -166,7 +168,7 @@ class QueuedDisk(ThreadedDisk):
     """The real disk, whose slow work is done when a test says so."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run)
+        super().__init__(run, failed=pytest.fail)
         self.queue: list[Callable[[], None]] = []
 
     def _start(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:

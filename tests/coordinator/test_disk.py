@@ -84,7 +84,7 @@ def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Pa
     answers: list[Committed | Choice] = []
 
     async def main() -> None:
-        disk = ThreadedDisk(run)
+        disk = ThreadedDisk(run, failed=pytest.fail)
         loops: list[Any] = []
 
         def answer(result: Any) -> None:
@@ -122,3 +122,30 @@ def test_what_was_not_foreseen_is_answered_too(
         assert "not foreseen" in commit(Checkpoints(run), taken(run, 1), 1, {}, ()).error
     else:
         assert "not foreseen" in choose(run, {}).reason
+
+
+@pytest.mark.parametrize("at_fault", ["work", "answer"])
+def test_work_that_is_never_answered_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_fault: str
+) -> None:
+    run = make_run(tmp_path)
+    failures: list[str] = []
+    answers: list[Choice] = []
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("not foreseen")
+
+    async def main() -> None:
+        disk = ThreadedDisk(run, failed=failures.append)
+        with monkeypatch.context() as broken:
+            if at_fault == "work":
+                broken.setattr("coordinator.disk.choose", fail)
+            disk.choose({}, fail if at_fault == "answer" else answers.append)
+            await disk.close()
+        # The next piece has its turn all the same.
+        disk.choose({}, answers.append)
+        await disk.close()
+
+    asyncio.run(main())
+    assert len(failures) == len(answers) == 1
+    assert "not foreseen: RuntimeError('not foreseen')" in failures[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from coordinator.course import Course
 from coordinator.disk import ThreadedDisk
 from coordinator.store import ENDED, Store
@@ -22,7 +24,7 @@ def test_the_result_is_there_before_the_end_is_stored(tmp_path: Path) -> None:
             run,
             store,
             ManualClock(),
-            ThreadedDisk(run),
+            ThreadedDisk(run, failed=pytest.fail),
             at_end=lambda: stored.append((course.phase, store.get(ENDED))),
         )
         course.fail("why")
