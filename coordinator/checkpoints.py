@@ -9,14 +9,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from coordinator.description import JobDescription
+from coordinator.ledger import count_batches
 from coordinator.pruning import Pruner
 from coordinator.run import Restored, Run
 from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
-from psrpc.checkpoint import Manifest, ManifestFile, commit, newest_good
+from psrpc.checkpoint import (
+    Choice,
+    Manifest,
+    ManifestFile,
+    applied_sets,
+    commit,
+    newest_good,
+)
 from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.intervals import IntervalSet
 from psrpc.manifest import TEMPORARY
+from psrpc.plan import Plan
 from psrpc.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10
@@ -131,12 +141,14 @@ def choose_checkpoint(
     run_id: str | None = None,
     refused: Mapping[str, str] | None = None,
     storage: Storage = DISK,
+    plan: Plan | None = None,
 ) -> Chosen:
     """The newest good checkpoint of a run, which must fit the job.
 
     Args:
         run_id: the run that it has to be of; None takes any.
         refused: names of those that are not to be used, and why.
+        plan: what it is to be loaded into; None if it does not matter.
 
     Raises:
         CheckpointError: there is none.
@@ -159,6 +171,8 @@ def choose_checkpoint(
             f"the job ends at step {description.total_updates} ({description.epochs} epochs); "
             "set epochs back, or start a new run"
         )
+    if plan is not None:
+        remarks += _lost_by_another_plan(choice, plan, storage)
     restored = Restored(choice.directory.name, manifest.global_step)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks))
 
@@ -169,6 +183,39 @@ def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
         if name.startswith(TEMPORARY):
             with suppress(OSError):
                 storage.remove(run_dir / CHECKPOINTS / name)
+
+
+def _lost_by_another_plan(choice: Choice, plan: Plan, storage: Storage) -> list[str]:
+    """What :func:`psrpc.checkpoint.load_state` cannot keep apart when the shards are others."""
+    manifest = choice.manifest
+    if manifest.plan.hash == plan.hash:
+        return []
+    try:
+        sets = applied_sets(choice.directory, manifest, storage)
+    except CheckpointError:
+        return []  # the shards that are to load it will say so
+    apart = _batches_apart(sets, manifest.batch_size)
+    if not apart:
+        return []
+    return [
+        f"{apart} {'batch counts' if apart == 1 else 'batches count'} twice on parts of the "
+        f"parameters: {manifest.name} was taken while some shards had applied them and others had "
+        f"not; go on with the plan that it was written with ({manifest.plan.shards} shards) to "
+        "avoid it"
+    ]
+
+
+def _batches_apart(sets: Sequence[Mapping[int, IntervalSet]], batch_size: int) -> int:
+    """How many batches some shards have applied and others have not."""
+    apart = 0
+    for epoch in {epoch for one in sets for epoch in one}:
+        members = [one.get(epoch, IntervalSet()) for one in sets]
+        common = members[0]
+        for other in members[1:]:
+            common = common.intersection(other)
+        union = IntervalSet(interval for one in members for interval in one)
+        apart += count_batches(union, batch_size) - count_batches(common, batch_size)
+    return apart
 
 
 def _check_fits(directory: Path, manifest: Manifest, description: JobDescription) -> None:

@@ -153,7 +153,9 @@ def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Cho
     except OSError as error:
         return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be read: {error}", again=True)
     try:
-        chosen = choose_checkpoint(run.run_dir, run.description, run.run_id, refused, storage)
+        chosen = choose_checkpoint(
+            run.run_dir, run.description, run.run_id, refused, storage, run.plan
+        )
     except (CheckpointError, InvalidJob) as error:
         return Choice(None, str(error), seen=bool(present))
     except Exception as error:  # as above

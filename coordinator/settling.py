@@ -71,7 +71,7 @@ def settle(
             # Its shards may be there, and look again for the word that they know.
             token = directory.token()
     if options.resume:
-        run_id = _check_checkpoint(directory.path, description, run_id if known else None)
+        run_id = _check_checkpoint(directory.path, description, plan, run_id if known else None)
     if known is not None or options.resume:
         remove_unfinished(directory.path)
         log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
@@ -159,8 +159,10 @@ def _store(store: Store, values: Mapping[str, Any]) -> None:
         store.put_all(changed)
 
 
-def _check_checkpoint(path: Path, description: JobDescription, run_id: str | None) -> str:
-    chosen = choose_checkpoint(path, description, run_id)
+def _check_checkpoint(
+    path: Path, description: JobDescription, plan: Plan, run_id: str | None
+) -> str:
+    chosen = choose_checkpoint(path, description, run_id, plan=plan)
     for remark in chosen.remarks:
         log.warning("resuming", remark=remark)
     log.info("resuming", checkpoint=str(path / chosen.restored.directory))

@@ -46,6 +46,7 @@ __all__ = [
     "ManifestFile",
     "ShardState",
     "WrittenFile",
+    "applied_sets",
     "check_file",
     "commit",
     "load_state",
@@ -161,6 +162,27 @@ def check_file(
     with _opened(directory, manifest, file, storage) as reader:
         for _ in reader:
             pass
+
+
+def applied_sets(
+    directory: Path, manifest: Manifest, storage: Storage = DISK
+) -> list[dict[int, IntervalSet]]:
+    """What each shard of a checkpoint had applied, by epoch; reads the files' headers alone, so
+    what they hold may still be damaged.
+
+    Raises:
+        CheckpointError: a header cannot be read.
+    """
+    sets = []
+    for file in manifest.files:
+        with _opened(directory, manifest, file, storage) as reader:
+            sets.append(
+                {
+                    entry["epoch"]: IntervalSet((a, b) for a, b in entry["applied"])
+                    for entry in reader.header.applied
+                }
+            )
+    return sets
 
 
 def common_applied(

@@ -7,13 +7,16 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
 from coordinator.description import JobDescription
+from coordinator.disk import choose
 from coordinator.saving import checkpoint_name, temporary_directory
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
+from psrpc.checkpoint import ShardState, shard_file_name, write_shard_file
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.storage import Disk
 from tests.coordinator.parts import describe, make_run
@@ -100,6 +103,56 @@ def test_a_changed_job_file_is_remarked(tmp_path: Path) -> None:
     assert choose_checkpoint(tmp_path, job(job_sha256="ef" * 32)).remarks == (
         "the job file has changed since the checkpoint was written",
     )
+
+
+def test_how_many_batches_another_plan_cannot_keep_apart(tmp_path: Path) -> None:
+    """In async mode a snapshot falls between the arrivals of a batch at the shards."""
+    run = make_run(tmp_path, shards=2)
+    applied = [
+        [{"epoch": 0, "applied": [[0, 10]], "skipped": []}],
+        [
+            {"epoch": 0, "applied": [[0, 4]], "skipped": []},
+            {"epoch": 1, "applied": [[4, 8]], "skipped": []},
+        ],
+    ]
+    order = SnapshotOrder("step-00000004", 4, True, False, temporary_directory("step-00000004"))
+    checkpoints = Checkpoints(run)
+    checkpoints.prepare(order)
+    files = []
+    for shard in range(2):
+        written = write_shard_file(
+            tmp_path / order.directory / shard_file_name(shard, 2),
+            run.plan,
+            shard,
+            ShardState(
+                values={a.name: np.zeros(a.shard_length(shard), a.dtype) for a in run.plan.arenas},
+                elements={},
+                variables={},
+                scalars={},
+                version=4,
+                applied=tuple(applied[shard]),
+            ),
+            run_id=run.run_id,
+            generation=1,
+            global_step=4,
+        )
+        files.append(ShardFile(shard, 4, written.name, written.nbytes, written.sha256))
+    checkpoints.commit(Taken(order, tuple(files)), 1)
+
+    def remarks(shards: int) -> tuple[str, ...]:
+        plan = make_run(tmp_path, shards=shards).plan
+        return choose_checkpoint(tmp_path, job(), plan=plan).remarks
+
+    assert remarks(2) == ()
+    [remark] = remarks(3)
+    assert remark == (
+        "3 batches count twice on parts of the parameters: step-00000004 was taken while some "
+        "shards had applied them and others had not; go on with the plan that it was written "
+        "with (2 shards) to avoid it"
+    )
+    chosen = choose(make_run(tmp_path, shards=1), {}).chosen
+    assert chosen is not None
+    assert chosen.remarks == (remark,)
 
 
 def test_only_what_was_never_finished_is_removed(tmp_path: Path) -> None:
