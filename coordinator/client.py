@@ -29,6 +29,10 @@ from psrpc.waiting import Announcer
 CALL_S = 10.0
 """Deadline of a call that the coordinator answers at once."""
 
+HEARTBEAT_CALL_S = 3.0
+"""Deadline of a sign of life. One that is lost on its way leaves time for two more before the
+coordinator takes the sender for gone."""
+
 POLL_S = 20.0
 """Deadline of a call that the coordinator may hold for a few seconds until there is news."""
 
@@ -130,7 +134,9 @@ class CoordinatorClient:
 
     def heartbeat_shard(self, request: pb.HeartbeatShardRequest) -> pb.HeartbeatShardResponse:
         """Raises StaleGeneration (the coordinator knows another process under this index)."""
-        return self._call(self._stub.HeartbeatShard, request, pb.HeartbeatShardResponse, CALL_S)
+        return self._call(
+            self._stub.HeartbeatShard, request, pb.HeartbeatShardResponse, HEARTBEAT_CALL_S
+        )
 
     def watch(self, request: pb.WatchRequest) -> CommandStream:
         """Opens the command stream of a shard; errors come out of its iteration."""
@@ -145,7 +151,7 @@ class CoordinatorClient:
         return self._call(self._stub.RegisterWorker, request, pb.RegisterWorkerResponse, CALL_S)
 
     def heartbeat_worker(
-        self, request: pb.HeartbeatWorkerRequest, deadline_s: float = CALL_S
+        self, request: pb.HeartbeatWorkerRequest, deadline_s: float = HEARTBEAT_CALL_S
     ) -> pb.HeartbeatWorkerResponse:
         """A sign of life; never refused, see its response."""
         return self._call(

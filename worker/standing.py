@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from coordinator.client import CALL_S, CoordinatorClient
+from coordinator.client import HEARTBEAT_CALL_S, CoordinatorClient
 from psrpc.errors import Forming, NotReady, PsError, ShardUnreachable
 from psrpc.logs import get_logger, set_role
 from psrpc.v1 import coordinator_pb2 as pb
@@ -272,7 +272,7 @@ class Standing:
         while not self._closing.is_set():
             self._wake.clear()
             try:
-                self._heartbeat(CALL_S)
+                self._heartbeat(HEARTBEAT_CALL_S)
             except PsError as error:
                 # The trainer's own calls decide when a missing coordinator is the end.
                 log.debug("heartbeat failed", reason=str(error))
