@@ -47,6 +47,12 @@ class Formation:
         return all(holding is not None and holding.initialized for holding in self._holdings)
 
     @property
+    def joinable(self) -> int:
+        """The least generation that a worker can stand at from now on: the present one, or the one
+        after it as soon as a process is gone that the present one was formed of."""
+        return self.generation if self._formed else self.generation + 1
+
+    @property
     def _formed(self) -> bool:
         return all(
             holding is not None and told is not None and told[0] == holding.incarnation

@@ -149,7 +149,7 @@ class Servicer(CoordinatorServicer):
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,
             shutdown=write_shutdown(ended) if ended else None,
-            generation=self._engine.run.generation,
+            generation=self._engine.course.generations.formation.joinable,
         )
 
     async def GetCluster(

@@ -70,7 +70,7 @@ class Membership:
         if self._registered and self._unknown == self._registration:
             return "the coordinator was restarted, or has taken this worker for gone"
         if self._joined and self._present > self.generation:
-            return f"generation {self._present} has begun; this worker is in {self.generation}"
+            return f"generation {self.generation} is over; the next is {self._present} or later"
         return ""
 
     @property

@@ -96,6 +96,24 @@ def test_another_process_makes_another_generation_once_it_watches() -> None:
     assert is_complete(formation)
 
 
+def test_workers_hear_of_the_next_generation_as_soon_as_the_present_one_is_over() -> None:
+    formation = Formation(2, 4)
+    assert formation.joinable == 5, "of this one nobody is left"
+    formation = formed(generation=5)
+    assert formation.joinable == 5, "it is being begun"
+    formation = complete(generation=5)
+    formation.absent(0)
+    assert formation.joinable == 5
+    formation.gone(0)
+    assert formation.joinable == 6
+    formation.stands(0, Holding(99))
+    assert formation.joinable == 6
+    formation.form(6, begins(6))
+    assert formation.joinable == 6
+    formation.dissolve()
+    assert formation.joinable == 7
+
+
 def test_nothing_is_formed_while_a_shard_is_away() -> None:
     formation = complete()
     formation.gone(1)

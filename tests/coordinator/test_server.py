@@ -164,6 +164,14 @@ def test_a_parked_call_is_released_by_news(tmp_path: Path) -> None:
         assert [s.address for s in answers[0].shards] == ["127.0.0.1:6000"]
 
 
+def test_a_worker_hears_that_its_generation_is_over_before_there_is_another(tmp_path: Path) -> None:
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        [_], [_], [worker] = start_training(client)
+        assert worker.heartbeat().generation == 1
+        served.do(lambda: served.course.shard_replaced(0))
+        assert worker.heartbeat().generation == 2
+
+
 def test_cluster_not_ready_names_the_missing_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ def test_a_newer_generation_is_learnt_from_a_heartbeat() -> None:
     member.check()
     member.heard(beat(member), pb.HeartbeatWorkerResponse(generation=2))
     assert member.outdated
-    with pytest.raises(StaleGeneration, match="generation 2 has begun; this worker is in 1"):
+    with pytest.raises(StaleGeneration, match="generation 1 is over; the next is 2 or later"):
         member.check()
 
 
@@ -73,7 +73,7 @@ def test_while_it_joins_a_worker_does_not_mind_which_generation_comes() -> None:
     member.heard(beat(member), pb.HeartbeatWorkerResponse(generation=5))
     member.check()
     member.joined(at(4))
-    with pytest.raises(StaleGeneration, match="generation 5 has begun"):
+    with pytest.raises(StaleGeneration, match="generation 4 is over; the next is 5"):
         member.check()
 
 

@@ -186,7 +186,7 @@ def test_a_newer_generation_interrupts_a_wait() -> None:
         heard: list[bool] = []
         standing.interrupt_with(heard.append)
         coordinator.heartbeat.generation = 2
-        with pytest.raises(StaleGeneration, match="generation 2 has begun"):
+        with pytest.raises(StaleGeneration, match="generation 1 is over"):
             standing.pause(60)
         assert heard[0], "what is under way cannot matter any more"
         coordinator.cluster.generation = 2
