@@ -25,6 +25,7 @@ from psrpc.errors import (
     JobMismatch,
     NotReady,
     PsError,
+    RemoteFailure,
     ResourceExhausted,
     StaleGeneration,
 )
@@ -203,6 +204,8 @@ class Coordination:
             except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
                 # The heartbeats say so, and decide when it has lasted too long.
                 log.debug("command stream broke", reason=str(error))
+            except RemoteFailure as error:
+                log.warning("the coordinator failed; its commands are awaited", reason=str(error))
             except PsError as error:
                 self._ending.end(error)
                 return

@@ -14,6 +14,7 @@ from psrpc.errors import (
     DeadlinePassed,
     JobFailed,
     PsError,
+    RemoteFailure,
     StaleGeneration,
 )
 from psrpc.logs import get_logger
@@ -92,6 +93,7 @@ class Heartbeats:
     def _run(self) -> None:
         heard = time.monotonic()
         version = -1
+        failing = False
         while True:
             self._due.wait(LEAVING_S if self._leaving else self.interval_s)
             self._due.clear()
@@ -106,19 +108,25 @@ class Heartbeats:
             version = request.version
             try:
                 answer = self._client.heartbeat_shard(request)
-            except (CoordinatorUnreachable, DeadlinePassed) as error:
+            except (CoordinatorUnreachable, DeadlinePassed, RemoteFailure) as error:
+                # One that fails may do better the next time; the state here is worth the wait.
                 if self._stopped.is_set():
                     return
                 now = time.monotonic()
+                failed = isinstance(error, RemoteFailure)
                 if now - heard > self._connect_timeout_s:
+                    what = f"has failed ({error})" if failed else "has been silent"
                     self._ending.end(
                         CoordinatorUnreachable(
-                            f"the coordinator at {self._client.address} has been silent for"
+                            f"the coordinator at {self._client.address} {what} for"
                             f" {now - heard:.0f} s; the shard gives up"
                         )
                     )
                     return
+                if failed and not failing:
+                    log.warning("the coordinator fails; tried again", reason=str(error))
                 log.debug("heartbeat failed", reason=str(error))
+                failing = failed
                 self._lost.waiting(f"the coordinator at {self._client.address}", now)
             except StaleGeneration as error:
                 self._ending.end(replaced(self._shard, error))
@@ -127,7 +135,7 @@ class Heartbeats:
                 self._ending.end(error)
                 return
             else:
-                heard = now
+                heard, failing = now, False
                 self._lost.over()
                 if answer.unknown:
                     self._unknown()

@@ -72,9 +72,13 @@ class FakeCoordinator(CoordinatorServicer):
             wire_dtype="float32",
         )
         self.begin = pb.Begin(generation=1, policy=1, fresh=True)
-        """Where a shard is told to begin that watches and stands at an older generation."""
+        """Where a shard is told to begin that watches and has not reported that it did."""
+        self.begun = 0
+        """The newest generation that was reported to be begun."""
         self.taken = False
         self.silent = False
+        self.failures: deque[PsError] = deque()
+        """What the next calls raise, other than that which opens a command stream."""
         self.saved = False
         """Whether a checkpoint was committed since a shard has said that it leaves."""
         self.known: set[int] = set()
@@ -90,6 +94,10 @@ class FakeCoordinator(CoordinatorServicer):
         self.commands = Commands()
         self.watches: queue.Queue[pb.WatchRequest] = queue.Queue()
 
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.popleft()
+
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
         if self.taken:
             self.refused.put(request)
@@ -101,10 +109,13 @@ class FakeCoordinator(CoordinatorServicer):
     def ReportShardReady(  # noqa: N802
         self, request: pb.ReportShardReadyRequest, context: Any
     ) -> Any:
+        self._fail()
+        self.begun = max(self.begun, 0 if request.error else request.generation)
         self.ready.put(request)
         return pb.ReportShardReadyResponse()
 
     def HeartbeatShard(self, request: pb.HeartbeatShardRequest, context: Any) -> Any:  # noqa: N802
+        self._fail()
         if self.silent:
             raise Unreachable("as if nobody were there")
         if self.replaced:
@@ -123,7 +134,7 @@ class FakeCoordinator(CoordinatorServicer):
         if request.incarnation not in self.known:
             raise StaleGeneration(f"shard {request.shard} has not registered here")
         context.add_callback(self.commands.wake)
-        if request.generation < self.begin.generation:
+        if self.begun < self.begin.generation:
             yield pb.WatchResponse(begin=self.begin)
         while (command := self.commands.get(context)) is not None:
             if isinstance(command, PsError):

@@ -15,7 +15,7 @@ import pytest
 from pserver.client import Push, ShardClient
 from pserver.ending import Ending
 from psrpc.batch import BatchId
-from psrpc.errors import JobMismatch, NotReady, StaleGeneration
+from psrpc.errors import JobMismatch, NotReady, RemoteFailure, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import ONE_TRY, counting, part, plan_of, whole
@@ -229,6 +229,29 @@ def test_a_coordinator_of_another_job_is_left(
         coordinator.known.clear()
         with pytest.raises(JobMismatch, match="has another job"):
             future.result(WAIT_S)
+
+
+@pytest.mark.parametrize("where", ["stream", "heartbeats", "report"])
+def test_a_coordinator_that_fails_is_tried_again_and_nothing_is_lost(
+    coordinator: FakeCoordinator, where: str
+) -> None:
+    failure = RemoteFailure("an unforeseen error")
+    if where == "report":
+        coordinator.registration.heartbeat_s = 1000
+    with shard(coordinator) as future, worker(coordinator) as client:
+        trained(client)
+        coordinator.begin = pb.Begin(generation=2, policy=1, keep=True)
+        if where != "stream":
+            coordinator.failures.extend([failure] * 5)
+        if where == "heartbeats":
+            until(coordinator.heartbeats, lambda _: not coordinator.failures)
+        coordinator.commands.put(failure if where == "stream" else None)
+        ready = coordinator.ready.get(timeout=WAIT_S)
+        assert (ready.generation, ready.version, ready.initialized) == (2, 1, True)
+        until(coordinator.heartbeats, lambda beat: beat.generation == 2)
+        assert not coordinator.failures
+        assert push(client, B, generation=2) == "applied"
+        over(coordinator, future)
 
 
 # -- a place that is another's ---------------------------------------------------------------

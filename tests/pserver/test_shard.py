@@ -292,3 +292,13 @@ def test_a_coordinator_that_falls_silent_is_given_up(coordinator: FakeCoordinato
         coordinator.silent = True
         with pytest.raises(CoordinatorUnreachable, match="has been silent"):
             future.result(WAIT_S)
+
+
+def test_a_coordinator_that_does_nothing_but_fail_is_given_up(coordinator: FakeCoordinator) -> None:
+    config = ServeConfig(0, coordinator.address, connect_timeout_s=0)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(serve, config, Ending())
+        coordinator.heartbeats.get(timeout=WAIT_S)
+        coordinator.failures.extend([RemoteFailure("an unforeseen error")] * 100)
+        with pytest.raises(CoordinatorUnreachable, match=r"has failed \(an unforeseen error\)"):
+            future.result(WAIT_S)
