@@ -13,7 +13,16 @@ from coordinator.disk import Choice
 from coordinator.membership import STARTING_S
 from coordinator.stopping import FINISH_S, SAVE_S, STOPPED
 from coordinator.store import ENDED, GENERATION
-from coordinator.work import Begin, Decision, Initialize, Revocation, SnapshotOrder, Train, Wait
+from coordinator.work import (
+    Begin,
+    Decision,
+    Ended,
+    Initialize,
+    Revocation,
+    SnapshotOrder,
+    Train,
+    Wait,
+)
 from psrpc.errors import Forming, NotReady, StaleGeneration
 from tests.coordinator.bench import Coordinator, Worker, start
 
@@ -454,6 +463,23 @@ def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_gen
     assert coordinator.course.revocations.waiting_for() == ""
 
 
+def test_one_sign_of_life_may_say_that_several_workers_are_refused(tmp_path: Path) -> None:
+    coordinator, first = start(tmp_path)
+    second = Worker(coordinator, 2)
+    held = [worker.batches()[0].batch for worker in (first, second)]
+    for worker in (first, second):
+        coordinator.engine.leave_worker(worker.name, worker.incarnation, "", fatal=False)
+    for shard in coordinator.shards:
+        while (command := shard.next()) is not None:
+            assert isinstance(command, Revocation)
+            shard.revoked = command.number
+        shard.beat()
+    third = Worker(coordinator, 3)
+    [one] = third.batches()
+    [other] = third.batches(third.train([one]))
+    assert sorted([one.batch, other.batch]) == sorted(held)
+
+
 def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocations(
     tmp_path: Path,
 ) -> None:
@@ -645,7 +671,13 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
     assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
     assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
     assert coordinator.store.get(ENDED)["reason"] == STOPPED
-    assert all(shard.ended for shard in coordinator.shards)
+    # For those who take part it is no failure, whatever way they hear of it.
+    assert [shard.ended for shard in coordinator.shards] == [Ended(False, STOPPED)] * 2
+    assert worker.lease() == Ended(False, STOPPED)
+    coordinator.engine.cluster_now(worker.name, 1)
+    coordinator.course.shard_replaced(0)
+    with pytest.raises(NotReady):
+        coordinator.engine.cluster_now(worker.name, 1)
 
 
 def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path) -> None:

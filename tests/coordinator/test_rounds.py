@@ -106,6 +106,15 @@ def test_a_revoked_micro_batch_is_open_once_it_is_released_and_its_late_commit_i
     assert rounds.decide().attempts == (quick.attempt,)
 
 
+def test_a_commit_that_comes_again_is_no_other_micro_batch() -> None:
+    rounds = make(replicas=2)
+    work = lease(rounds, "w")
+    assert rounds.commit("w", 0, done(work)).counted == done(work)
+    assert rounds.commit("w", 0, done(work)).counted is None
+    assert not rounds.complete
+    assert len(play(rounds).attempts) == 2
+
+
 def test_what_was_committed_before_the_revocation_stays() -> None:
     rounds = make(replicas=2)
     work = lease(rounds, "w")

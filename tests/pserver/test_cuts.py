@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Condition, Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from pserver.requests import (
     Begin,
     Decision,
     InitializeRequest,
+    PullRequest,
     PushRequest,
     Restored,
     Snapshot,
@@ -42,6 +43,8 @@ EXTENTS = tuple(shard_extents(PLAN, 0))
 ADAM = serialized("Adam")
 ORDER = SnapshotOrder("step-1", write=True, keep=False, directory="checkpoints", global_step=1)
 WAIT_S = 60.0
+
+Result = TypeVar("Result")
 
 
 def arrays(fill: Callable[[int], NDArray]) -> Shared:
@@ -232,19 +235,30 @@ class Halting(NumpyEngine):
         assert self.go_on.wait(WAIT_S)
 
 
-def test_a_snapshot_is_of_a_moment_between_two_updates() -> None:
-    sink, updates, lock = Sink(), Halting(SGD, PLAN, 0), Noticing()
+def amid_an_update(act: Callable[[ShardEngine], Result], sink: Sink) -> Result:
+    """What comes of ``act`` if it begins while batch 0 is applied."""
+    updates, lock = Halting(SGD, PLAN, 0), Noticing()
     engine = initialized(ShardEngine(identity_of(), PLAN, updates, sink))
     engine._changed = Condition(lock)  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
         push = pool.submit(Training(engine).push, 0)
         assert updates.applied.wait(WAIT_S)
-        snapshot = pool.submit(engine.take_snapshot, ORDER)
-        snapshot.add_done_callback(lambda _: lock.awaited.set())
+        acting = pool.submit(act, engine)
+        acting.add_done_callback(lambda _: lock.awaited.set())
         assert lock.awaited.wait(WAIT_S)
         updates.go_on.set()
         assert push.result(WAIT_S) == "applied"
-        snapshot.result(WAIT_S)
+        return acting.result(WAIT_S)
+
+
+def test_a_snapshot_is_of_a_moment_between_two_updates() -> None:
+    sink = Sink()
+    amid_an_update(lambda engine: engine.take_snapshot(ORDER), sink)
     found = sink.snapshots[ORDER.name]
     assert (found.values.version, found.slots.iterations) == (1, 1)
     assert found.applied == ({"epoch": 0, "applied": [[0, 10]], "skipped": []},)
+
+
+def test_a_pull_is_of_a_moment_between_two_updates() -> None:
+    request = PullRequest(Fence(1, 1, PLAN.hash, INCARNATION), "worker-2", None)
+    assert amid_an_update(lambda engine: engine.pull(request, 0), Sink()).version == 1
