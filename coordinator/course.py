@@ -146,8 +146,9 @@ class Course:
         return not (self.members.shards_there(self.now()) or self.members.active_workers)
 
     def end(self) -> Ended:
-        """What everyone is told when the job is over."""
-        return Ended(self.phase == "failed", self.reason)
+        """What everyone is told when the job is over. That a person has stopped it is no failure
+        of theirs: who starts them again whenever they fail has nothing to do."""
+        return Ended(self.phase == "failed" and self.reason != STOPPED, self.reason)
 
     # Shards.
 
@@ -366,12 +367,16 @@ class Course:
 
     def _begin(self) -> None:
         standings = self.generations.standings
-        self.training.begin(
-            self.run,
-            [s.applied for s in standings],
-            [s.skipped for s in standings],
-            max(s.holding.version for s in standings),
-        )
+        try:
+            self.training.begin(
+                self.run,
+                [s.applied for s in standings],
+                [s.skipped for s in standings],
+                max(s.holding.version for s in standings),
+            )
+        except sqlite3.Error as error:
+            self.generations.cannot(f"generation {self.run.generation} to begin", error)
+            return
         self._begun = self.run.generation
         self.initializer = None
         log.info("generation begun", generation=self._begun, step=self.training.span.step)

@@ -49,6 +49,9 @@ class Generations:
         self.formation = Formation(run.plan.shards, run.generation)
         self.failure = ""
         self.warnings: list[str] = []
+        self.refused_by_disk = ""
+        """What awaits a disk that refuses it, in words. It is tried again at every call of
+        :meth:`form_if_due`."""
         self._store = store
         self._disk = disk
         self._send_to = send_to
@@ -74,13 +77,28 @@ class Generations:
     def form_if_due(self) -> bool:
         """Forms a generation if one has to be and can be; whether it did. Call it at every change
         and every tick."""
-        formation, run = self.formation, self.run
-        if not formation.due or self._choosing or self.failure:
+        self.refused_by_disk = ""
+        if not self.formation.due or self._choosing or self.failure:
             return False
-        holdings, mode = formation.holdings, run.description.mode
-        decision = self._last_decision()
+        try:
+            return self._form()
+        except sqlite3.Error as error:
+            self.cannot(f"generation {self.run.generation + 1} to be formed", error)
+            return False
+
+    def cannot(self, what: str, error: Exception) -> None:
+        """The disk refuses ``what``, which is tried again."""
+        self.refused_by_disk = f"{what}: {error}"
+        self._warn(f"{self.refused_by_disk}; tried again")
+
+    def _form(self) -> bool:
+        """Raises sqlite3.Error: nothing has changed."""
+        holdings, run = self.formation.holdings, self.run
+        mode = run.description.mode
+        decision, noted = self._last_decision(), self._store.newest_checkpoint() is not None
         choice, self._choice = self._choice, None
         if choice is not None and choice.again:
+            self.refused_by_disk = f"the newest good checkpoint to be found: {choice.reason}"
             self._warn(f"{choice.reason}; tried again")
             return False
         chosen = choice.chosen if choice else None
@@ -100,14 +118,14 @@ class Generations:
                 since=run.since,
                 decision=decision,
                 checkpoint=chosen.restored.directory if chosen else None,
-                committed=bool(self._refused) or self._committed(choice),
+                committed=bool(self._refused) or noted or (choice is not None and choice.seen),
             )
         except CheckpointError as error:
             self.failure = f"{error}: {choice.reason}" if choice else str(error)
             return False
         for remark in chosen.remarks if chosen else ():
             self._warn(remark)
-        formed = self._form(generation, origin, chosen)
+        formed = self._raise(generation, origin, chosen)
         self._choice = None if formed else choice
         return formed
 
@@ -140,6 +158,8 @@ class Generations:
 
     def waiting_for(self) -> str:
         """What the forming of a generation waits for, in words, besides shards that are away."""
+        if self.refused_by_disk:
+            return self.refused_by_disk
         if self._choosing:
             return "the newest good checkpoint to be found"
         return self.formation.waiting_for()
@@ -160,7 +180,7 @@ class Generations:
             return
         self._warn(what)
 
-    def _form(self, generation: int, origin: Origin, chosen: Chosen | None) -> bool:
+    def _raise(self, generation: int, origin: Origin, chosen: Chosen | None) -> bool:
         restored = chosen.restored if chosen else None
         everywhere = all(begin.restore for begin in origin.begins)
         run = replace(
@@ -176,6 +196,7 @@ class Generations:
                 self._store.put_checkpoint(name, chosen.generation, step)
             self._store.put_all({GENERATION: run.generation, SINCE: run.since})
         except sqlite3.Error as error:
+            self.refused_by_disk = f"generation {generation} to be stored: {error}"
             self._warn(f"generation {generation} cannot be stored: {error}; tried again")
             return False
         log.info("generation formed", generation=generation, why=origin.reason)
@@ -193,17 +214,12 @@ class Generations:
         self._choice = choice if self.formation.due else None
         self._changed()
 
-    def _committed(self, choice: Choice | None) -> bool:
-        noted = self._store.newest_checkpoint() is not None
-        return noted or (choice is not None and choice.seen)
-
     def _last_decision(self) -> Decision | None:
         if self.run.description.mode == "async":
             return None
         return self._store.last_decision(self.run.since)
 
     def _warn(self, what: str) -> None:
-        log.warning(what)
         self.warnings.append(what)
 
 

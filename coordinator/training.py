@@ -74,6 +74,7 @@ class Training:
         self._guard = Guard(run.description.mode, first_loss)
         self._guarded = first_loss
         self._unstored: dict[str, Callable[[], None]] = {}
+        self._scores: dict[tuple[int, int], float] = {}
         self.schedule: Ledger | Rounds | None = None
         self.run = run
         self.orders = self._new_orders(run)
@@ -123,12 +124,16 @@ class Training:
     ) -> None:
         """All shards have begun the generation of ``run``. ``applied`` and ``skipped`` are their
         applied-sets and the skipped part of them, per shard and epoch: what all have is done.
-        ``version`` is what they stand at, in sync mode."""
+        ``version`` is what they stand at, in sync mode.
+
+        Raises:
+            sqlite3.Error: the store cannot be read; nothing has changed.
+        """
+        orders = self._new_orders(run)
         description = run.description
         done = _common(applied)
         gone = _common(skipped)
-        self.run = run
-        self.orders = self._new_orders(run)
+        self.run, self.orders = run, orders
         self._undecided, self._closed = None, False
         self.progress.skipped = sum(
             count_batches(positions, description.batch_size) for positions in gone.values()
@@ -253,9 +258,14 @@ class Training:
         )
 
     def scores(self) -> dict[tuple[int, int], float]:
-        """The results by which checkpoints are compared, by generation and global step."""
+        """The results by which checkpoints are compared, by generation and global step; what was
+        read last where the store cannot be read."""
         best = self.run.description.keep_best
-        return self._store.scores(best.metric) if best else {}
+        try:
+            self._scores = self._store.scores(best.metric) if best else {}
+        except sqlite3.Error as error:
+            self.warn(f"results cannot be read: {error}; the best checkpoint may be another")
+        return self._scores
 
     def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
         """An evaluation's results. Raises InvalidArgument."""
