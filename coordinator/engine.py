@@ -178,7 +178,7 @@ class Engine:
         self._members.worker(name, incarnation)
         if self.course.complete:
             return self._members.shards
-        if self.course.phase == "failed":
+        if self.course.end().failed:
             raise JobFailed(self.course.reason)
         # What is awaited; who hears it says "waiting for" before it.
         awaited = self.course.waiting_for() or "a generation to be formed"

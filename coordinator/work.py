@@ -90,7 +90,7 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over; ``reason`` says why it failed."""
+    """The job is over; ``reason`` says why it failed, or was stopped."""
 
     failed: bool
     reason: str = ""

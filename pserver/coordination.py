@@ -269,6 +269,8 @@ class Coordination:
         kind = command.WhichOneof("command")
         if kind == "shutdown":
             shutdown = command.shutdown
+            if shutdown.reason and not shutdown.failed:
+                log.info(f"the job was {shutdown.reason}")
             self._ending.end(JobFailed(shutdown.reason) if shutdown.failed else None)
             return
         if command.begin.restore:

@@ -16,8 +16,8 @@ def raise_shutdown(shutdown: pb.Shutdown) -> None:
 
     Raises:
         JobFailed: with the job's reason.
-        Stopped: the job is done.
+        Stopped: the job is done, or was stopped.
     """
     if shutdown.failed:
         raise JobFailed(shutdown.reason)
-    raise Stopped("the job is done")
+    raise Stopped(f"the job was {shutdown.reason}" if shutdown.reason else "the job is done")

@@ -73,8 +73,8 @@ class FakeCoordinator(CoordinatorServicer):
         )
         self.begin = pb.Begin(generation=1, policy=1, fresh=True)
         """Where a shard is told to begin that watches and has not reported that it did."""
-        self.begun = 0
-        """The newest generation that was reported to be begun."""
+        self.begun: dict[int, int] = {}
+        """The newest generation that an incarnation has reported to have begun."""
         self.taken = False
         self.silent = False
         self.failures: deque[PsError] = deque()
@@ -99,6 +99,7 @@ class FakeCoordinator(CoordinatorServicer):
             raise self.failures.popleft()
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> Any:  # noqa: N802
+        self._fail()
         if self.taken:
             self.refused.put(request)
             raise AlreadyExists(f"shard {request.shard} is held by another process")
@@ -110,7 +111,8 @@ class FakeCoordinator(CoordinatorServicer):
         self, request: pb.ReportShardReadyRequest, context: Any
     ) -> Any:
         self._fail()
-        self.begun = max(self.begun, 0 if request.error else request.generation)
+        if not request.error:
+            self.begun[request.incarnation] = request.generation
         self.ready.put(request)
         return pb.ReportShardReadyResponse()
 
@@ -134,7 +136,7 @@ class FakeCoordinator(CoordinatorServicer):
         if request.incarnation not in self.known:
             raise StaleGeneration(f"shard {request.shard} has not registered here")
         context.add_callback(self.commands.wake)
-        if self.begun < self.begin.generation:
+        if self.begun.get(request.incarnation, 0) < self.begin.generation:
             yield pb.WatchResponse(begin=self.begin)
         while (command := self.commands.get(context)) is not None:
             if isinstance(command, PsError):

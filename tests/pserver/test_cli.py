@@ -70,6 +70,14 @@ def test_a_failed_job_gives_its_reason_in_one_line(coordinator: FakeCoordinator)
     assert (code, lines[-1]) == (1, "error: job failed: loss diverged")
 
 
+def test_a_job_that_was_stopped_is_no_failure(coordinator: FakeCoordinator) -> None:
+    coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown(reason="stopped by a signal")))
+    with shard("--coordinator", coordinator.address) as process:
+        code, lines = ended(process)
+    assert code == 0
+    assert any("the job was stopped by a signal" in line for line in lines)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_leaves_when_told_to(coordinator: FakeCoordinator, number: signal.Signals) -> None:
     with shard("--coordinator", coordinator.address) as process:
@@ -125,8 +133,9 @@ def test_bad_input_is_one_line(coordinator: FakeCoordinator) -> None:
 
 
 def test_what_goes_wrong_at_the_coordinator_is_no_bad_input(coordinator: FakeCoordinator) -> None:
-    """A shard that ends like this is worth another try, and gets one from who started it."""
-    coordinator.commands.put(RemoteFailure("disk I/O error"))
+    """A shard that has nothing to lose leaves at once: it is worth another try, and gets one from
+    who started it."""
+    coordinator.failures.append(RemoteFailure("disk I/O error"))
     with shard("--coordinator", coordinator.address) as process:
         code, lines = ended(process)
     assert (code, lines[-1]) == (1, "error: disk I/O error")

@@ -148,3 +148,8 @@ def test_a_signal_and_the_end_of_the_job_come_before_all_else() -> None:
     with pytest.raises(Stopped, match="told to stop"):
         member.check()
     assert member.interrupted
+    stopped = joined()
+    over = pb.Shutdown(reason="stopped by a signal")
+    stopped.heard(beat(stopped), pb.HeartbeatWorkerResponse(shutdown=over))
+    with pytest.raises(Stopped, match="the job was stopped by a signal"):
+        stopped.check()
