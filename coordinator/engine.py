@@ -137,12 +137,19 @@ class Engine:
     # Workers.
 
     def register_worker(
-        self, incarnation: int, host: str, pid: int, device: str, job_sha256: str, software: str
+        self,
+        incarnation: int,
+        host: str,
+        pid: int,
+        device: str,
+        job_sha256: str,
+        software: str,
+        settings_sha256: str = "",
     ) -> Worker:
         """A worker gets an id. Raises JobMismatch."""
         who = f"the worker with pid {pid} on {host}"
         check_software(who, software)
-        check_job(self.run, who, job_sha256)
+        check_job(self.run, who, job_sha256, settings_sha256)
         again = self._members.active_worker(incarnation)
         if again is not None and self.course.holds_attempt(again.name):
             # It has dropped a gradient that some shards may have staged. The next one may have

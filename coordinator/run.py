@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +53,13 @@ class Run:
     policy: int = 1
     since: int = 0
     restored: Restored | None = None
+
+    @property
+    def settings_sha256(self) -> str:
+        """Hex; of what a worker loads besides the job file, which a resumed run may change."""
+        job = self.description
+        settings = [self.overrides, job.mode, job.replicas, job.data_fingerprint]
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
 
     @property
     def first_attempt(self) -> int:

@@ -54,6 +54,7 @@ class Servicer(CoordinatorServicer):
             software=SOFTWARE,
             intra_op_threads=run.description.intra_op_threads,
             data_fingerprint=run.description.data_fingerprint,
+            settings_sha256=run.settings_sha256,
         )
 
     async def RegisterShard(
@@ -131,6 +132,7 @@ class Servicer(CoordinatorServicer):
             request.device,
             request.job_sha256,
             request.software,
+            request.settings_sha256,
         )
         return pb.RegisterWorkerResponse(
             worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S

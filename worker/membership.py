@@ -43,6 +43,8 @@ class Membership:
         self.generation = 0
         self.policy = 0
         self.heartbeat_s = 1.0
+        self.settings_sha256 = ""
+        """Of what this process has loaded, as the coordinator said then."""
         self._incarnation = incarnation
         # Counts registrations; answers to what was asked in an earlier one do not matter.
         self._registration = 0
@@ -112,6 +114,7 @@ class Membership:
             job_sha256=job_sha256,
             software=SOFTWARE,
             device=device,
+            settings_sha256=self.settings_sha256,
         )
 
     def registered(self, response: pb.RegisterWorkerResponse) -> None:

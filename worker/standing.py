@@ -145,13 +145,16 @@ class Standing:
 
     def get_job(self) -> pb.GetJobResponse:
         """What to load. Waits for the coordinator."""
-        return self.persist(self._client.get_job)
+        job = self.persist(self._client.get_job)
+        with self._lock:
+            self.membership.settings_sha256 = job.settings_sha256
+        return job
 
     def register(self, job_sha256: str, device: str) -> None:
         """Becomes a worker of the job, or becomes one again, maybe under another name.
 
         Raises:
-            JobMismatch: another job file or another version of this software.
+            JobMismatch: another job file, other settings or another version of this software.
         """
         request = self.membership.register(socket.gethostname(), os.getpid(), job_sha256, device)
         response = self.persist(lambda: self._client.register_worker(request))

@@ -12,7 +12,7 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobResponse(_message.Message):
-    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software", "intra_op_threads", "data_fingerprint")
+    __slots__ = ("run_id", "job_path", "job_sha256", "overrides", "mode", "replicas", "software", "intra_op_threads", "data_fingerprint", "settings_sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_PATH_FIELD_NUMBER: _ClassVar[int]
     JOB_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class GetJobResponse(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     INTRA_OP_THREADS_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_path: str
     job_sha256: str
@@ -31,7 +32,8 @@ class GetJobResponse(_message.Message):
     software: str
     intra_op_threads: int
     data_fingerprint: str
-    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ..., intra_op_threads: _Optional[int] = ..., data_fingerprint: _Optional[str] = ...) -> None: ...
+    settings_sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., job_path: _Optional[str] = ..., job_sha256: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., software: _Optional[str] = ..., intra_op_threads: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., settings_sha256: _Optional[str] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "address", "host", "pid", "software")
@@ -226,20 +228,22 @@ class ReportSnapshotResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device")
+    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device", "settings_sha256")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     JOB_SHA256_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_SHA256_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     host: str
     pid: int
     job_sha256: str
     software: str
     device: str
-    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    settings_sha256: str
+    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ..., settings_sha256: _Optional[str] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
     __slots__ = ("worker", "heartbeat_s", "lease_s")

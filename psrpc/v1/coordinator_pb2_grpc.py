@@ -159,7 +159,7 @@ class CoordinatorServicer:
 
     def RegisterWorker(self, request, context):
         """A worker announces itself and gets an id. Repeating it with the same incarnation gives the
-        same id. Errors: FAILED_PRECONDITION (JobMismatch: names both hashes).
+        same id. Errors: FAILED_PRECONDITION (JobMismatch: another job file, version or settings).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

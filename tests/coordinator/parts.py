@@ -305,7 +305,7 @@ class WorkerDouble:
         self.name = ""
         self.received = 0
 
-    def register(self, sha: str = SHA, software: str = SOFTWARE) -> str:
+    def register(self, sha: str = SHA, software: str = SOFTWARE, settings: str = "") -> str:
         self.name = self.client.register_worker(
             pb.RegisterWorkerRequest(
                 incarnation=self.incarnation,
@@ -314,6 +314,7 @@ class WorkerDouble:
                 job_sha256=sha,
                 software=software,
                 device="cpu",
+                settings_sha256=settings,
             )
         ).worker
         return self.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,25 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
         old.register()
         with pytest.raises(StaleGeneration, match="generation 7; it is 0"):
             old.lease()
+
+
+@pytest.mark.parametrize("changed", [{}, {"mode": "sync", "replicas": 2}])
+def test_a_worker_that_has_loaded_other_settings_is_refused(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    """The run was resumed, and the worker is of before that."""
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        loaded = client.get_job().settings_sha256
+        WorkerDouble(client, 7).register(settings=loaded)
+    resumed = make_run(tmp_path, **changed)
+    if not changed:
+        resumed = replace(resumed, overrides=(*resumed.overrides, "optimizer.learning_rate=0.1"))
+    with serving(resumed) as served, CoordinatorClient(served.address) as client:
+        with pytest.raises(
+            JobMismatch, match=r"pid 7 on here .* \(epochs=2.*start the worker again"
+        ):
+            WorkerDouble(client, 7).register(settings=loaded)
+        WorkerDouble(client, 7).register(settings=client.get_job().settings_sha256)
 
 
 def test_a_lapsed_worker_loses_its_batches_to_another(tmp_path: Path) -> None:

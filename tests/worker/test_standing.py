@@ -53,6 +53,22 @@ def test_heartbeats_carry_what_is_done_and_what_is_awaited() -> None:
         assert (beat.worker, beat.incarnation, beat.generation) == ("worker-0", 7, 1)
 
 
+def test_a_worker_says_what_it_has_loaded_whoever_the_coordinator_is_by_then() -> None:
+    with (
+        serve_script() as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+    ):
+        standing = Standing(client, incarnation=7, connect_timeout_s=5)
+        coordinator.job.settings_sha256 = "ef" * 32
+        standing.get_job()
+        coordinator.job.settings_sha256 = "00" * 32
+        for _ in range(2):
+            standing.register("sha", "cpu")
+            standing.begin_again()
+        said = [r.settings_sha256 for r in coordinator.of(pb.RegisterWorkerRequest)]
+        assert said == ["ef" * 32] * 2
+
+
 def test_reports_stay_until_a_call_that_carried_them_succeeded() -> None:
     with (
         serve_script() as coordinator,
