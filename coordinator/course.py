@@ -13,6 +13,7 @@ from coordinator.bell import Bell
 from coordinator.curves import Curves
 from coordinator.disk import Committed, DiskWork
 from coordinator.generations import Generations, Standing
+from coordinator.lapses import OFTEN, Lapses
 from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
 from coordinator.membership import ShardSilent, known_members
 from coordinator.recovery import Holding
@@ -70,6 +71,7 @@ class Course:
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
         self.revocations = Revocations(run.plan.shards)
         self._waits = Waits()
+        self._lapses = Lapses()
         self.initializer: str | None = None
         """Who initializes the shards."""
         self._begun = 0
@@ -113,6 +115,7 @@ class Course:
                 self.training.warn(f"{effect.reason}; it has to come back or to be replaced")
             else:
                 log.warning("silent", why=effect.reason)
+                self._lapsed(effect.worker)
                 self.revoke(effect.worker, lost=True)
         self.training.retry(now)
         progress = self.training.progress
@@ -259,12 +262,14 @@ class Course:
         """Batches that ``name`` has done (async). Raises InvalidArgument."""
         if reports and self.phase not in ENDED:
             self.training.record(name, reports, self.now())
+            self._lapses.done(self.members.workers[name].incarnation)
             self.advance()
 
     def commit(self, name: str, round_number: int, report: Report) -> None:
         """Sync: all shards hold an attempt of ``name``. Raises InvalidArgument."""
         if self.phase not in ENDED:
             self.training.commit(name, round_number, report, self.now())
+            self._lapses.done(self.members.workers[name].incarnation)
             self.advance()
 
     def initialized(self) -> None:
@@ -394,6 +399,16 @@ class Course:
                 self.training.warn(f"that the job has ended cannot be stored: {error}")
             self.streams.send(self.end())
             self.bell.ring()
+
+    def _lapsed(self, name: str) -> None:
+        worker = self.members.workers[name]
+        if self._lapses.add(worker.incarnation):
+            self.training.warn(
+                f"{name} (pid {worker.pid} on {worker.host}) was taken for gone {OFTEN} times "
+                f"without finishing a batch: it gives no sign of life for {LEASE_S:.0f} s at a "
+                "time, as when its code holds Python's GIL for so long, or its machine swaps; use "
+                "smaller batches, or leave the long work to TensorFlow or NumPy"
+            )
 
     def _take_warnings(self) -> None:
         for source in (self.generations, self._curves):

@@ -440,6 +440,40 @@ def test_an_initializer_that_falls_silent_is_refused_before_another_begins(tmp_p
         coordinator.engine.report_initialized(first.caller)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_worker_that_lapses_again_and_again_is_named_with_the_cure(
+    tmp_path: Path, mode: str
+) -> None:
+    changes = SYNC if mode == "sync" else {"train_records": 16}
+    coordinator, worker = start(tmp_path, **changes)
+
+    def work() -> None:
+        if mode == "sync":
+            worker.commit(worker.round())
+        else:
+            worker.lease(worker.train(worker.batches()))
+
+    def lapse() -> list[str]:
+        for _ in range(3):
+            coordinator.clock.advance(LEASE_S / 2)
+            for shard in coordinator.shards:
+                shard.beat()
+            coordinator.course.tick()
+        coordinator.settle()
+        worker.join()
+        return [w for w in coordinator.course.training.warnings if "was taken for gone" in w]
+
+    assert not lapse()
+    assert not lapse()
+    work()
+    assert not lapse(), "a batch was done in between"
+    assert not lapse()
+    [warning] = lapse()
+    assert warning.startswith("worker-4 (pid 1 on h) was taken for gone 3 times")
+    assert "smaller batches" in warning
+    assert lapse() == [warning], "it is said once"
+
+
 def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_generation(
     tmp_path: Path,
 ) -> None:
