@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from coordinator.client import HEARTBEAT_CALL_S
 from pserver.assembly import Extent
 from pserver.coordination import PLACE_S, RECONNECT
 from pserver.ending import STAY_S
@@ -240,7 +241,7 @@ class Shard:
                 request.failure = self.engine.failure
             try:
                 answer: pb.HeartbeatShardResponse = yield self._network.call(
-                    COORDINATOR, "HeartbeatShard", request, CALL_S
+                    COORDINATOR, "HeartbeatShard", request, HEARTBEAT_CALL_S
                 )
             except (Unreachable, DeadlinePassed):
                 pass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.client import FIRST_RETRY_S, RETRY_S
+from coordinator.client import FIRST_RETRY_S, HEARTBEAT_CALL_S, RETRY_S
 from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.requests import InitializeRequest, PullRequest, PushRequest, PushResult, Values
@@ -55,6 +55,7 @@ class Worker:
         self._due = Signal(cluster.schedule)
         self._hurried = False
         self._calls: set[Call] = set()
+        self._pulling = False
 
     def live(self) -> Steps:
         """Takes part until the job ends; returns why it left."""
@@ -75,7 +76,7 @@ class Worker:
 
     def _beat(self) -> Steps:
         while True:
-            yield from self._beat_once(CALL_S)
+            yield from self._beat_once(HEARTBEAT_CALL_S)
             every_s = self._membership.heartbeat_s
             yield self._due.wait(min(every_s, HURRY_S) if self._hurried else every_s)
 
@@ -87,13 +88,25 @@ class Worker:
             except PsError:
                 return
             self._membership.heard(beat, response)
-            if self._membership.outdated:
-                for call in list(self._calls):
-                    call.give_up()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Waits no longer for shards where nothing can matter any more; a push may still come to
+        its end when the process is only told to stop."""
+        if self._membership.outdated or (self._membership.interrupted and self._pulling):
+            for call in list(self._calls):
+                call.give_up()
+
+    def _check(self, finishing: bool = False) -> None:
+        """As Standing.check does: what is nearly finished goes on although the process is told to
+        stop."""
+        if not finishing or self._membership.outdated:
+            self._membership.check()
 
     def terminate(self) -> None:
         """SIGTERM."""
         self._membership.stop()
+        self._give_up()
 
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""
@@ -142,7 +155,7 @@ class Worker:
                 member.done(action.batch)
             case does.Commit():
                 commit = member.commit(action.round, action.batch)
-                response = yield from self._persist("CommitBatch", commit, POLL_S)
+                response = yield from self._persist("CommitBatch", commit, POLL_S, finishing=True)
                 answer = response.lease
                 self._cluster.invariants.check_lease(self, answer)
             case does.Initialize():
@@ -303,11 +316,15 @@ class Worker:
     def _call(self, method: str, request: Any, deadline_s: float) -> Effect:
         return self._network.call(COORDINATOR, method, request, deadline_s)
 
-    def _persist(self, method: str, request: Any, deadline_s: float) -> Steps:
+    def _persist(
+        self, method: str, request: Any, deadline_s: float, finishing: bool = False
+    ) -> Steps:
         """A call to the coordinator, repeated while that cannot be reached."""
         failures = 0
+        self._check(finishing)
         while True:
-            self._membership.check()
+            if failures:
+                self._membership.check()
             try:
                 response = yield self._call(method, request, deadline_s)
             except (Unreachable, DeadlinePassed):
@@ -319,7 +336,8 @@ class Worker:
 
     def _all(self, method: str, requests: Sequence[Any]) -> Steps:
         """A call to each shard, side by side; the answers, and who had to be asked again."""
-        self._membership.check()
+        self._check(finishing=method.startswith("Push"))
+        self._pulling = method == "Pull"
         given_up: list[PsError] = []
         asked_again: set[int] = set()
         results = yield gather(
