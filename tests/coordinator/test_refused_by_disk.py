@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.stopping import STOPPED
+from psrpc.errors import CheckpointError
 from tests.coordinator.bench import Coordinator, Worker, start
 
 SYNC: dict[str, Any] = {
@@ -89,6 +91,33 @@ def test_a_checkpoint_is_committed_though_results_cannot_be_read(
     assert coordinator.course.newest_checkpoint == "checkpoints/step-00000002"
     assert not training.orders.snapshots.writing
     assert "results cannot be read: disk I/O error" in training.warnings[-1]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    coordinator, worker = start(tmp_path, **SYNC)
+    course = coordinator.course
+
+    def full(*_: object) -> None:
+        raise CheckpointError("no space")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(coordinator.disk, "prepare", full)
+        for _ in range(4):
+            one_round(coordinator, worker)
+        tick(coordinator)
+        assert course.phase == "finishing"
+        awaited = "the final state to be saved: no space; tried again after 10 s"
+        assert awaited in course.waiting_for()
+        if stopped:
+            course.stop()
+            assert course.waiting_for() == awaited
+    coordinator.tick(9.0)
+    tick(coordinator)
+    assert course.newest_checkpoint == "checkpoints/step-00000004.r1"
+    assert (course.phase, course.reason) == (("failed", STOPPED) if stopped else ("done", ""))
 
 
 def one_round(coordinator: Coordinator, worker: Worker) -> None:
