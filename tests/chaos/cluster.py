@@ -92,8 +92,8 @@ class Cluster:
         self.links: dict[str, Link] = {}
         self.done = False
         """The coordinator has ended well, so nobody is started again."""
-        self.disk_full = False
-        """A coordinator cannot start then."""
+        self.full_until = 0.0
+        """When the disk has room again, in monotonic seconds; before, no coordinator can start."""
         self._launcher = launcher
         self._proxy = proxy
         self._living: dict[int, Process] = {}
@@ -139,7 +139,7 @@ class Cluster:
         for ended in self._launcher.exits():
             process = self._living.pop(ended.pid)
             process.ended, process.status = now, ended.status
-            process.ordered |= self.disk_full and process.name == "coordinator"
+            process.ordered |= process.name == "coordinator" and now < self.full_until
             if process.name == "coordinator":
                 self.done = ended.status == 0 or (process.killed and self._summary_says_done())
             # Who ends well was told that the job is over, which it may be before all know.

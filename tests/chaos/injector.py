@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +29,9 @@ REPLACE_S = LEASE_S + 0.2
 STOPPED_S = 1.0
 """How long a process may take to stand still."""
 
+FREE_S = 1.0
+"""After the disk has room again somebody may still end because it had none."""
+
 VAIN_S = 10.0
 """A fault that finds nothing to hit in so long is given up, and counts as one that did not fire."""
 
@@ -38,6 +43,7 @@ class Record:
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.
         proof: what shows that it was one; empty when nothing does.
+        idle: its time is over, and it has had no effect yet.
         later: what comes in its course, so many seconds after it began; ``undo`` ends it, which
             comes once it is ``effective``.
     """
@@ -47,6 +53,7 @@ class Record:
     began: float | None = None
     ended: float | None = None
     proof: str = ""
+    idle: bool = False
     later: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
     effective: Callable[[], bool] = lambda: True
@@ -66,8 +73,12 @@ class Injector:
 
     @property
     def over(self) -> bool:
-        """Whether everything has been done and undone, so that the job may end."""
-        return all(r.ended is not None or r.fault.step == ENDING for r in self.records)
+        """Whether everything has been done and undone, so that the job may end. A link that nobody
+        has used since it was disturbed needs somebody who goes on."""
+        return all(
+            record.ended is not None or record.idle or record.fault.step == ENDING
+            for record in self.records
+        )
 
     @property
     def touched(self) -> set[str]:
@@ -98,6 +109,7 @@ class Injector:
             for undo in record.undo:
                 undo()
             record.ended = now
+        record.idle = age_s >= lasts_s and record.ended is None
 
     def _consider(self, record: Record, now: float, training: bool) -> None:
         assert self._last is not None
@@ -209,11 +221,11 @@ class Injector:
                         pass
                 except OSError as error:
                     record.proof = f"after {out.tell()} bytes: {error.strerror}"
-        self._cluster.disk_full = True
+        self._cluster.full_until = math.inf
 
         def free() -> None:
             filler.unlink()
-            self._cluster.disk_full = False
+            self._cluster.full_until = time.monotonic() + FREE_S
 
         record.undo.append(free)
         return True
