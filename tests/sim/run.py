@@ -67,7 +67,7 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
         seed,
         options,
         failure,
-        cluster.schedule.digest,
+        cluster.schedule.digest(),
         cluster.schedule.now(),
         cluster.schedule.events,
         time.process_time() - began,

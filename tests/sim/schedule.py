@@ -142,11 +142,10 @@ class Schedule:
         if self._show is not None:
             self._show(f"{self._now:9.3f}  " + " ".join(map(str, words)))
 
-    @property
     def digest(self) -> int:
         """A checksum of all that has happened: whatever differs between two runs of one seed
-        draws other numbers."""
-        return zlib.crc32(repr((self.random.getstate(), self.events, self._now)).encode())
+        draws other numbers. Draws one itself."""
+        return zlib.crc32(repr((self.random.random(), self.events, self._now)).encode())
 
     def run(self, over: Callable[[], bool]) -> None:
         """Lets things happen until ``over``, or until nothing can happen any more."""

@@ -68,17 +68,14 @@ class Witness:
             for epoch in range(options.epochs)
             for index in range(options.batches)
         ]
+        self.skipped = frozenset(self.batches[index] for index in options.skipped)
+        """The batches whose gradient is not finite."""
         self._index = {batch: index for index, batch in enumerate(self.batches)}
         self.rows = self.plan.arenas[0].shard_length(0) - 2 * UNIT
         self._noise = [
             np.random.default_rng(index).standard_normal(UNIT, np.float32) / 8
             for index in range(1, 4)
         ]
-
-    @property
-    def skipped(self) -> frozenset[BatchId]:
-        """The batches whose gradient is not finite."""
-        return frozenset(self.batches[index] for index in self.options.skipped)
 
     def initial(self) -> NDArray:
         """``[arena length]``: no batch was trained."""
@@ -138,7 +135,7 @@ class Witness:
 
     def torn(self, part: NDArray) -> bool:
         """Whether the pair of a shard does not sum to zero."""
-        return bool(np.any(part[self.rows : self.rows + UNIT] + part[self.rows + UNIT :]))
+        return bool((part[self.rows : self.rows + UNIT] + part[self.rows + UNIT :]).any())
 
     def loss(self, parameters: NDArray) -> float:
         """What an evaluation comes to: the sum of all witnesses."""
