@@ -13,6 +13,7 @@ from psrpc.errors import (
     AccessDenied,
     CoordinatorUnreachable,
     DeadlinePassed,
+    Forming,
     InvalidArgument,
     NotConnected,
     NotReady,
@@ -127,6 +128,7 @@ def test_a_stop_ends_the_tries() -> None:
 
 RETRIED = {
     NotReady,
+    Forming,
     Unreachable,
     NotConnected,
     DeadlinePassed,
