@@ -28,6 +28,8 @@ from tests.planted.patches import BadPatch, Planted, Tree, all_planted
 CATCH_S = 240.0
 """A catcher that takes longer has hung, which catches nothing."""
 
+LOG_WIDTH = 200
+
 _FAILED = 1
 """What pytest and the simulator end with when something was wrong; other numbers are mistakes."""
 
@@ -107,7 +109,8 @@ def main() -> int:
     unknown = set(args.names) - {p.name for p in chosen}
     if unknown or not chosen:
         parser.error(f"no such patch: {', '.join(sorted(unknown)) or 'there are none'}")
-    console = Console()
+    # A log shows whole names; a terminal wraps them.
+    console = Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as scratch:
         trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
