@@ -53,6 +53,11 @@ class Observer:
         """Whether training has been seen to have begun."""
         return self.step > 0
 
+    @property
+    def moved(self) -> float:
+        """When the status last said something else, in monotonic seconds; 0 before the first."""
+        return self.sights[-1].at if self.sights else 0.0
+
     def _run(self) -> None:
         while not self._stopping.wait(PAUSE_S):
             try:
