@@ -42,10 +42,16 @@ class Commands:
 
     def get(self, context: Any) -> pb.WatchResponse | PsError | None:
         """The next one; None as well if the stream of ``context`` has ended, which takes nothing
-        away from the one that follows it."""
+        away from the one that follows it. A shutdown stays for whoever watches anew: the stream
+        that it was handed to may not have brought it."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or not context.is_active())
-            return self._waiting.popleft() if context.is_active() else None
+            if not context.is_active():
+                return None
+            first = self._waiting[0]
+            if isinstance(first, pb.WatchResponse) and first.HasField("shutdown"):
+                return first
+            return self._waiting.popleft()
 
     def wake(self) -> None:
         """A stream has ended."""
@@ -142,6 +148,8 @@ class FakeCoordinator(CoordinatorServicer):
             if isinstance(command, PsError):
                 raise command
             yield command
+            if command.HasField("shutdown"):
+                return
 
 
 @contextmanager
