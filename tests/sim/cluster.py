@@ -16,7 +16,7 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.stopping import STOPPED
 from pserver.engine import ShardEngine
 from tests.coordinator.parts import describe
-from tests.sim.coordinator import Coordinator, StoreFile
+from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults
 from tests.sim.invariants import SLOT, Invariants, Violation
@@ -25,6 +25,7 @@ from tests.sim.options import Options
 from tests.sim.place import RUN_DIR
 from tests.sim.schedule import Process, Schedule, Steps
 from tests.sim.shard import Shard
+from tests.sim.store import StoreFile
 from tests.sim.witness import ARENA, Witness, optimizer
 from tests.sim.worker import Worker
 

@@ -2,102 +2,35 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.checkpoints import Checkpoints, remove_unfinished
+from coordinator.checkpoints import remove_unfinished
 from coordinator.course import Course
 from coordinator.curves import Curves
-from coordinator.disk import Choice, Committed, choose, commit
 from coordinator.engine import POLL_S, Caller, Engine
 from coordinator.lifecycle import ENDED
 from coordinator.messages import read_holding, read_report, read_reports, write_command, write_lease
 from coordinator.run import Run
 from coordinator.servicer import Servicer
-from coordinator.snapshots import Taken
-from coordinator.store import ENDED as ENDED_KEY
-from coordinator.store import GENERATION, SINCE, Store
+from coordinator.store import GENERATION, SINCE
 from coordinator.streams import Stream
-from coordinator.work import Ended, Round, SnapshotOrder, Train, Wait, Work
+from coordinator.work import Ended, Round, Train, Wait, Work
 from psrpc.errors import NotReady, PsError, ResourceExhausted
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
 from tests.sim.network import Respond
-from tests.sim.network import Stream as Connection
 from tests.sim.place import COORDINATOR, RUN_DIR
-from tests.sim.schedule import Crash, Process, Steps
+from tests.sim.schedule import Process, Steps
+from tests.sim.slow_disk import SlowDisk
+from tests.sim.store import FaultyStore
+from tests.sim.stream import Stream as Connection
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
 TICK_S = 0.5
-
-DISK_S = (0.001, 0.5)
-"""How long a piece of work on the disk takes."""
-
-
-class StoreFile:
-    """What lasts of a store, between one coordinator and the next."""
-
-    _spare: ClassVar[list[sqlite3.Connection]] = []
-    """Databases with all tables and no rows: making tables takes longer than all that follows."""
-
-    def __init__(self) -> None:
-        self.connection = self._spare.pop() if self._spare else None
-
-    def forget_the_end(self) -> None:
-        """The run goes on, as with --resume."""
-        if self.connection is not None:
-            self.connection.rollback()
-            self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED_KEY,))
-
-    def close(self) -> None:
-        """Nobody needs it any more."""
-        if self.connection is not None:
-            self.connection.rollback()
-            names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            for (name,) in names.fetchall():
-                self.connection.execute(f"DELETE FROM {name}")
-            self._spare.append(self.connection)
-            self.connection = None
-
-
-class FaultyStore(Store):
-    """The real one, on a database in memory. Its transactions are SQLite's; the process may die
-    before or after each statement, and the disk may refuse one."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(Path(":memory:"))
-        self._file = cluster.store
-        self._faults = cluster.faults
-
-    def open(self) -> None:
-        """See :class:`Store`."""
-        if self._file.connection is None:
-            super().open()
-            self._file.connection = self._connection
-        else:
-            # What a dead process left open never happened.
-            self._file.connection.rollback()
-            self._connection = self._file.connection
-
-    def _reserve(self) -> None:
-        """Memory needs no reserve."""
-
-    def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
-        if statement.startswith(("SELECT", "ROLLBACK")):
-            return super()._run(statement, *values)
-        if self._faults.strikes("crash at the store"):
-            raise Crash
-        if self._faults.strikes("store refuses") and statement.startswith(("INSERT", "COMMIT")):
-            raise sqlite3.OperationalError("disk I/O error")
-        cursor = super()._run(statement, *values)
-        if self._faults.strikes("crash at the store"):
-            raise Crash
-        return cursor
 
 
 class NoCurves(Curves):
@@ -114,58 +47,6 @@ class NoCurves(Curves):
 
     def epoch(self, values: Mapping[str, float], step: int) -> None:
         """See :class:`Curves`."""
-
-
-class SlowDisk:
-    """A :class:`coordinator.disk.DiskWork` in simulated time, one piece after the other."""
-
-    def __init__(self, cluster: Cluster, process: Process, storage: View, run: Run) -> None:
-        self._cluster = cluster
-        self._process = process
-        self._storage = storage
-        self._run = run
-        self._checkpoints = Checkpoints(run, storage)
-        self._free_at = 0.0
-
-    def prepare(self, order: SnapshotOrder) -> None:
-        """See :class:`coordinator.disk.DiskWork`."""
-        self._checkpoints.prepare(order)
-
-    def discard(self, order: SnapshotOrder) -> None:
-        """See :class:`coordinator.disk.DiskWork`."""
-        self._checkpoints.discard(order)
-
-    def commit(
-        self,
-        taken: Taken,
-        generation: int,
-        scores: Mapping[tuple[int, int], float],
-        in_use: Collection[str],
-        done: Callable[[Committed], None],
-    ) -> None:
-        """See :class:`coordinator.disk.DiskWork`."""
-
-        def work() -> None:
-            done(commit(self._checkpoints, taken, generation, scores, in_use))
-
-        self._soon(work)
-
-    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
-        """See :class:`coordinator.disk.DiskWork`."""
-
-        def work() -> None:
-            choice = choose(self._run, refused, self._storage)
-            if choice.chosen is not None and choice.chosen.remarks:
-                self._cluster.counts["fall-backs"] += 1
-            done(choice)
-
-        self._soon(work)
-
-    def _soon(self, work: Callable[[], None]) -> None:
-        schedule = self._process.schedule
-        now = schedule.now()
-        self._free_at = max(self._free_at, now) + schedule.random.uniform(*DISK_S)
-        schedule.after(self._free_at - now, self._process, work)
 
 
 class SimulatedBell:
@@ -202,7 +83,7 @@ class Coordinator:
 
     def live(self) -> Steps:
         """What ``coordinator serve`` does; returns why it ended."""
-        store = self._store = FaultyStore(self._cluster)
+        store = self._store = FaultyStore(self._cluster.store, self._cluster.faults)
         store.open()
         remove_unfinished(RUN_DIR, self._storage)
         run = Run(
@@ -216,7 +97,7 @@ class Coordinator:
             generation=store.get(GENERATION) or 0,
             since=store.get(SINCE) or 0,
         )
-        disk = SlowDisk(self._cluster, self.process, self._storage, run)
+        disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
         self.course = Course(run, store, self._schedule.clock, disk, NoCurves())
         self.course.bell = cast(Any, self._bell)
         self.engine = Engine(self.course, store)

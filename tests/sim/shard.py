@@ -20,8 +20,8 @@ from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.heartbeats import LEAVING_S
 from pserver.obedience import obey
-from pserver.requests import PullRequest, Restored, Snapshot, SnapshotOrder
-from pserver.snapshots import SnapshotFiles, SnapshotWriter
+from pserver.requests import PullRequest, Restored, Snapshot
+from pserver.snapshots import SnapshotFiles
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.errors import (
     AlreadyExists,
@@ -37,10 +37,12 @@ from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from tests.sim.disk import View
-from tests.sim.network import Respond, Stream
+from tests.sim.network import Respond
 from tests.sim.place import CALL_S, COORDINATOR
 from tests.sim.schedule import Effect, Process, Signal, Steps
+from tests.sim.stream import Stream
 from tests.sim.witness import ARENA
+from tests.sim.writer import Writer
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
@@ -49,9 +51,6 @@ NDArray = npt.NDArray[Any]
 
 PATIENCE_S = 54.0
 """How long a pull of a round waits in a shard."""
-
-WRITE_S = (0.001, 0.3)
-"""How long it takes to write a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,42 +76,6 @@ class _Parked:
     request: PullRequest
     respond: Respond
     until: float
-
-
-class Writer(SnapshotWriter):
-    """The real one, with a task in place of its thread."""
-
-    def __init__(self, files: SnapshotFiles, shard: Shard) -> None:
-        self._outgoing: list[pb.ReportSnapshotRequest] = []
-        super().__init__(files, self._outgoing.append)
-        self.files = files
-        self._shard = shard
-        self._handed = Signal(shard.process.schedule)
-
-    def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """See :class:`pserver.shelf.SnapshotSink`."""
-        self._shard.cut(snapshot)
-        super().taken(order, snapshot)
-
-    def _put(self, work: Any) -> None:
-        super()._put(work)
-        self._handed.send()
-
-    def run(self) -> Steps:
-        """Writes and reports, one after the other."""
-        schedule = self._shard.process.schedule
-        while True:
-            while not self._work:
-                yield self._handed.wait()
-            work = self._work.popleft()
-            report = work.report
-            if work.snapshot is not None:
-                yield schedule.sleep(schedule.random.uniform(*WRITE_S))
-                report = self.files.write(work.order, work.snapshot)
-                self._held -= 1
-            self._tell(report)
-            while self._outgoing:
-                yield from self._shard.report(self._outgoing.pop())
 
 
 class Shard:

@@ -14,12 +14,12 @@ from pserver.requests import InitializeRequest, PullRequest, PushRequest, PushRe
 from pserver.staging import Attempt
 from pserver.wire import from_decision
 from psrpc.batch import BatchId
-from psrpc.errors import DeadlinePassed, NotReady, PsError, SegmentLost, Unreachable
+from psrpc.errors import DeadlinePassed, NotReady, PsError, Unreachable
 from psrpc.retry import RetryPolicy
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.network import Call
-from tests.sim.place import CALL_S, COORDINATOR, EXCHANGE_S, POLL_S, SHA
-from tests.sim.schedule import Effect, Process, Schedule, Signal, Steps, gather
+from tests.sim.place import CALL_S, COORDINATOR, POLL_S, SHA
+from tests.sim.router import Router
+from tests.sim.schedule import Effect, Process, Schedule, Signal, Steps
 from tests.sim.witness import ARENA
 from worker import actions as does
 from worker.conduct import conduct
@@ -44,8 +44,6 @@ class Worker:
         self._network = cluster.network
         self._witness = cluster.witness
         self._membership = Membership(process.incarnation)
-        self._retry = RetryPolicy(budget_s=cluster.options.patience_s)
-        self._shards: Sequence[pb.ShardAddress] = ()
         self._fences: list[Fence] = []
         self._parameters = self._witness.initial()
         self._versions = [0] * cluster.options.shards
@@ -53,9 +51,13 @@ class Worker:
         self._ahead: _Ahead | None = None
         self._doing = ""
         self._due = Signal(cluster.schedule)
-        self._hurried = False
-        self._calls: set[Call] = set()
-        self._pulling = False
+        self._router = Router(
+            cluster.network,
+            self._membership,
+            cluster.options.patience_s,
+            cluster.options.shared_memory,
+            self._due.send,
+        )
 
     def live(self) -> Steps:
         """Takes part until the job ends; returns why it left."""
@@ -78,7 +80,7 @@ class Worker:
         while True:
             yield from self._beat_once(HEARTBEAT_CALL_S)
             every_s = self._membership.heartbeat_s
-            yield self._due.wait(min(every_s, HURRY_S) if self._hurried else every_s)
+            yield self._due.wait(min(every_s, HURRY_S) if self._router.hurried else every_s)
 
     def _beat_once(self, deadline_s: float) -> Steps:
         beat = self._membership.beat(self._doing)
@@ -88,14 +90,7 @@ class Worker:
             except PsError:
                 return
             self._membership.heard(beat, response)
-            self._give_up()
-
-    def _give_up(self) -> None:
-        """Waits no longer for shards where nothing can matter any more; a push may still come to
-        its end when the process is only told to stop."""
-        if self._membership.outdated or (self._membership.interrupted and self._pulling):
-            for call in list(self._calls):
-                call.give_up()
+            self._router.interrupt()
 
     def _check(self, finishing: bool = False) -> None:
         """As Standing.check does: what is nearly finished goes on although the process is told to
@@ -106,7 +101,7 @@ class Worker:
     def terminate(self) -> None:
         """SIGTERM."""
         self._membership.stop()
-        self._give_up()
+        self._router.interrupt()
 
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""
@@ -189,7 +184,7 @@ class Worker:
                 member.check()
         member.joined(cluster)
         self._cluster.invariants.check_worker(self, cluster.generation, None)
-        self._shards = cluster.shards
+        self._router.addresses = [shard.address for shard in cluster.shards]
         self._fences = [
             Fence(cluster.generation, cluster.policy, self._witness.plan.hash, shard.incarnation)
             for shard in cluster.shards
@@ -231,7 +226,7 @@ class Worker:
             PullRequest(fence, self._membership.worker, action.round, decision)
             for fence in self._fences
         ]
-        answers, _ = yield from self._all("Pull", requests)
+        answers, _ = yield from self._call_all("Pull", requests)
         self._receive(answers)
         self._cluster.invariants.check_pull(self, self._parameters, action.round)
 
@@ -260,7 +255,7 @@ class Worker:
             )
             requests.append((header, gradient))
         method = type(action).__name__
-        answers, asked_again = yield from self._all(method, requests)
+        answers, asked_again = yield from self._call_all(method, requests)
         results: list[PushResult] = answers
         if isinstance(action, does.PushPull):
             results = [result for result, _ in answers]
@@ -269,7 +264,7 @@ class Worker:
         return does.Pushed(
             max(result.staleness for result in results),
             tuple(k for k, r in enumerate(results) if r.outcome == "already_applied"),
-            frozenset(asked_again),
+            asked_again,
         )
 
     def _initialize(self) -> Steps:
@@ -279,13 +274,13 @@ class Worker:
             part = self._witness.shard_part(values, shard)
             header = InitializeRequest(fence, (Extent(0, part.nbytes, "plain"),))
             requests.append((header, part))
-        yield from self._all("Initialize", requests)
+        yield from self._call_all("Initialize", requests)
 
     def _evaluate(self, task: pb.EvaluateTask) -> Steps:
         requests = [
             PullRequest(fence, self._membership.worker, task.snapshot) for fence in self._fences
         ]
-        answers, _ = yield from self._all("Pull", requests)
+        answers, _ = yield from self._call_all("Pull", requests)
         parameters = self._witness.initial()
         for shard, values in enumerate(answers):
             np.copyto(self._witness.shard_part(parameters, shard), values.arrays[ARENA])
@@ -334,62 +329,10 @@ class Worker:
             else:
                 return response
 
-    def _all(self, method: str, requests: Sequence[Any]) -> Steps:
-        """A call to each shard, side by side; the answers, and who had to be asked again."""
+    def _call_all(self, method: str, requests: Sequence[Any]) -> Steps:
         self._check(finishing=method.startswith("Push"))
-        self._pulling = method == "Pull"
-        given_up: list[PsError] = []
-        asked_again: set[int] = set()
-        results = yield gather(
-            [
-                self._one(shard, method, request, given_up, asked_again)
-                for shard, request in enumerate(requests)
-            ]
-        )
-        self._hurried = False
-        errors = [result for result in results if isinstance(result, PsError)]
-        if errors:
-            self._membership.check()
-            raise min(errors, key=lambda error: error.retryable)
-        return results, asked_again
-
-    def _one(
-        self,
-        shard: int,
-        method: str,
-        request: Any,
-        given_up: list[PsError],
-        asked_again: set[int],
-    ) -> Steps:
-        began, failures = self._schedule.now(), 0
-        address = self._shards[shard].address
-        while True:
-            try:
-                answer = yield self._network.call(address, method, request, EXCHANGE_S, self._calls)
-                return answer
-            except PsError as error:
-                if not error.retryable:
-                    given_up.append(error)
-                    return error
-                if self._cluster.options.shared_memory and not isinstance(error, NotReady):
-                    # The shard may still write there.
-                    lost = SegmentLost(str(error))
-                    given_up.append(lost)
-                    return lost
-                last = error
-            if not self._hurried:
-                self._hurried = True
-                self._due.send()
-            failures += 1
-            asked_again.add(shard)
-            pause_s = self._retry.pause_s(failures, self._schedule.random.random())
-            if (
-                given_up
-                or self._membership.interrupted
-                or self._schedule.now() - began + pause_s > self._retry.budget_s
-            ):
-                return last
-            yield self._schedule.sleep(pause_s)
+        answers = yield from self._router.call(method, requests)
+        return answers
 
 
 class _Ahead:

@@ -1,0 +1,72 @@
+"""The coordinator's store on a database in memory, which outlives it and is refused at times."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import ClassVar
+
+from coordinator.store import ENDED, Store
+from tests.sim.faults import Faults
+from tests.sim.schedule import Crash
+
+
+class StoreFile:
+    """What lasts of a store, between one coordinator and the next."""
+
+    _spare: ClassVar[list[sqlite3.Connection]] = []
+    """Databases with all tables and no rows: making tables takes longer than all that follows."""
+
+    def __init__(self) -> None:
+        self.connection = self._spare.pop() if self._spare else None
+
+    def forget_the_end(self) -> None:
+        """The run goes on, as with --resume."""
+        if self.connection is not None:
+            self.connection.rollback()
+            self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
+
+    def close(self) -> None:
+        """Nobody needs it any more."""
+        if self.connection is not None:
+            self.connection.rollback()
+            names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            for (name,) in names.fetchall():
+                self.connection.execute(f"DELETE FROM {name}")
+            self._spare.append(self.connection)
+            self.connection = None
+
+
+class FaultyStore(Store):
+    """The real one, on a database in memory. Its transactions are SQLite's; the process may die
+    before or after each statement, and the disk may refuse one."""
+
+    def __init__(self, file: StoreFile, faults: Faults) -> None:
+        super().__init__(Path(":memory:"))
+        self._file = file
+        self._faults = faults
+
+    def open(self) -> None:
+        """See :class:`Store`."""
+        if self._file.connection is None:
+            super().open()
+            self._file.connection = self._connection
+        else:
+            # What a dead process left open never happened.
+            self._file.connection.rollback()
+            self._connection = self._file.connection
+
+    def _reserve(self) -> None:
+        """Memory needs no reserve."""
+
+    def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
+        if statement.startswith(("SELECT", "ROLLBACK")):
+            return super()._run(statement, *values)
+        if self._faults.strikes("crash at the store"):
+            raise Crash
+        if self._faults.strikes("store refuses") and statement.startswith(("INSERT", "COMMIT")):
+            raise sqlite3.OperationalError("disk I/O error")
+        cursor = super()._run(statement, *values)
+        if self._faults.strikes("crash at the store"):
+            raise Crash
+        return cursor
