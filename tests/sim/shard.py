@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from coordinator.client import HEARTBEAT_CALL_S
-from pserver.assembly import Extent
 from pserver.coordination import PLACE_S, RECONNECT
 from pserver.ending import STAY_S
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.heartbeats import LEAVING_S
 from pserver.obedience import obey
-from pserver.requests import PullRequest, Restored, Snapshot
+from pserver.requests import Restored, Snapshot
 from pserver.snapshots import SnapshotFiles
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.errors import (
@@ -37,45 +33,16 @@ from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from tests.sim.disk import View
-from tests.sim.network import Respond
 from tests.sim.place import CALL_S, COORDINATOR
 from tests.sim.schedule import Effect, Process, Signal, Steps
+from tests.sim.service import Service
 from tests.sim.stream import Stream
-from tests.sim.witness import ARENA
 from tests.sim.writer import Writer
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
 NDArray = npt.NDArray[Any]
-
-PATIENCE_S = 54.0
-"""How long a pull of a round waits in a shard."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
-
-    gradient: NDArray | None
-    meanwhile: Callable[[], object]
-
-    def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
-        """See :class:`pserver.arrival.Arrival`."""
-        return
-
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
-        """See :class:`pserver.arrival.Arrival`."""
-        self.meanwhile()
-        if self.gradient is not None:
-            np.copyto(into[ARENA], self.gradient.view(into[ARENA].dtype))
-
-
-@dataclass(slots=True)
-class _Parked:
-    request: PullRequest
-    respond: Respond
-    until: float
 
 
 class Shard:
@@ -92,12 +59,11 @@ class Shard:
         self._network = cluster.network
         self._storage = View(cluster.disk, process)
         self._writer: Writer | None = None
-        self._parked: list[_Parked] = []
+        self._service = Service(cluster, self)
         self._due = Signal(cluster.schedule)
         self._stream: Stream | None = None
         self._unknown = False
         self._leaving = False
-        self._meanwhile: Callable[[], object] = lambda: None
         self._doing = ""
         self._registration = pb.RegisterShardRequest(
             shard=index,
@@ -112,7 +78,7 @@ class Shard:
 
     def live(self) -> Steps:
         """Registers, builds the engine, follows commands; returns why it ended."""
-        self._network.listen(self.address, self)
+        self._network.listen(self.address, self._service)
         try:
             job: pb.RegisterShardResponse = yield from self._register()
         except PsError as error:
@@ -276,7 +242,7 @@ class Shard:
     def _obey(self, engine: ShardEngine, command: pb.WatchResponse) -> Steps:
         ready = self._carry_out(engine, command)
         kind = command.WhichOneof("command")
-        self.changed(begun=kind == "begin")
+        self._service.changed(begun=kind == "begin")
         if ready is not None:
             self._doing = f"reports generation {ready.generation}"
             with suppress(StaleGeneration):
@@ -298,11 +264,11 @@ class Shard:
                 said.append(obey(engine, command, self._read))
 
         if last is not None and self._cluster.faults.strikes("commands meanwhile"):
-            self._meanwhile = meanwhile
+            self._service.meanwhile = meanwhile
             try:
-                self.handle(*last, lambda _answer: None)
+                self._service.handle(*last, lambda _answer: None)
             finally:
-                self._meanwhile = lambda: None
+                self._service.meanwhile = lambda: None
         return said[0] if said else obey(engine, command, self._read)
 
     def _read(self, name: str) -> Restored:
@@ -323,64 +289,3 @@ class Shard:
             yield from self._persist("ReportSnapshot", request)
         except PsError as error:
             self._schedule.trace(self.process, "is not heard on", request.name, error)
-
-    # -- calls of workers --------------------------------------------------------------------
-
-    def handle(self, method: str, request: Any, respond: Respond) -> None:
-        """See :class:`tests.sim.network.Server`."""
-        engine = self.engine
-        if engine is None:
-            respond(NotReady(f"shard {self.index} builds its update engine"))
-            return
-        try:
-            answer: Any
-            if method == "Pull":
-                if isinstance(request.source, int):
-                    until = self._schedule.now() + PATIENCE_S
-                    self._pull(_Parked(request, respond, until))
-                    return
-                answer = engine.pull(request, 0.0)
-            else:
-                header, gradient = request
-                sent = Sent(gradient, self._meanwhile)
-                if method == "Initialize":
-                    answer = engine.initialize(header, sent, 0.0)
-                elif method == "Push":
-                    answer = engine.push(header, sent, 0.0)
-                    self._cluster.invariants.check_accepted(self, header, answer)
-                else:
-                    assert method == "PushPull"
-                    answer = engine.push_pull(header, sent, 0.0, "plain")
-                    self._cluster.invariants.check_accepted(self, header, answer[0])
-        except PsError as error:
-            self.changed()
-            respond(error)
-        else:
-            self.changed()
-            respond(answer)
-
-    def _pull(self, parked: _Parked) -> None:
-        assert self.engine is not None
-        try:
-            values = self.engine.pull(parked.request, 0.0)
-        except NotReady as error:
-            if self._schedule.now() < parked.until:
-                if not self._parked:
-                    self._schedule.after(PATIENCE_S + 0.1, self.process, self.changed)
-                self._parked.append(parked)
-            else:
-                parked.respond(error)
-        except PsError as error:
-            parked.respond(error)
-        else:
-            parked.respond(values)
-            if parked.request.decision is not None:
-                self.changed()
-
-    def changed(self, begun: bool = False) -> None:
-        """Something may have changed in the engine: looks at it, and lets the parked look again."""
-        self._cluster.invariants.check_shard(self, begun)
-        if self._parked:
-            parked, self._parked = self._parked, []
-            for one in parked:
-                self._pull(one)

@@ -1,0 +1,123 @@
+"""What a shard does for workers: the real engine, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.assembly import Extent
+from pserver.requests import PullRequest
+from psrpc.errors import NotReady, PsError
+from psrpc.plan import Plan
+from tests.sim.network import Respond
+from tests.sim.witness import ARENA
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+    from tests.sim.shard import Shard
+
+NDArray = npt.NDArray[Any]
+
+PATIENCE_S = 54.0
+"""How long a pull of a round waits in a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
+
+    gradient: NDArray | None
+    meanwhile: Callable[[], object]
+
+    def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
+        """See :class:`pserver.arrival.Arrival`."""
+        return
+
+    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+        """See :class:`pserver.arrival.Arrival`."""
+        self.meanwhile()
+        if self.gradient is not None:
+            np.copyto(into[ARENA], self.gradient.view(into[ARENA].dtype))
+
+
+@dataclass(slots=True)
+class _Parked:
+    request: PullRequest
+    respond: Respond
+    until: float
+
+
+class Service:
+    """Answers the calls that come to one shard's address."""
+
+    def __init__(self, cluster: Cluster, shard: Shard) -> None:
+        self.process = shard.process
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Called while a gradient arrives, which in a shard is on a thread of its own."""
+        self._cluster = cluster
+        self._shard = shard
+        self._schedule = cluster.schedule
+        self._parked: list[_Parked] = []
+
+    def handle(self, method: str, request: Any, respond: Respond) -> None:
+        """See :class:`tests.sim.network.Server`."""
+        engine = self._shard.engine
+        if engine is None:
+            respond(NotReady(f"shard {self._shard.index} builds its update engine"))
+            return
+        try:
+            answer: Any
+            if method == "Pull":
+                if isinstance(request.source, int):
+                    until = self._schedule.now() + PATIENCE_S
+                    self._pull(_Parked(request, respond, until))
+                    return
+                answer = engine.pull(request, 0.0)
+            else:
+                header, gradient = request
+                sent = Sent(gradient, self.meanwhile)
+                if method == "Initialize":
+                    answer = engine.initialize(header, sent, 0.0)
+                elif method == "Push":
+                    answer = engine.push(header, sent, 0.0)
+                    self._cluster.invariants.check_accepted(self._shard, header, answer)
+                else:
+                    assert method == "PushPull"
+                    answer = engine.push_pull(header, sent, 0.0, "plain")
+                    self._cluster.invariants.check_accepted(self._shard, header, answer[0])
+        except PsError as error:
+            self.changed()
+            respond(error)
+        else:
+            self.changed()
+            respond(answer)
+
+    def _pull(self, parked: _Parked) -> None:
+        assert self._shard.engine is not None
+        try:
+            values = self._shard.engine.pull(parked.request, 0.0)
+        except NotReady as error:
+            if self._schedule.now() < parked.until:
+                if not self._parked:
+                    self._schedule.after(PATIENCE_S + 0.1, self.process, self.changed)
+                self._parked.append(parked)
+            else:
+                parked.respond(error)
+        except PsError as error:
+            parked.respond(error)
+        else:
+            parked.respond(values)
+            if parked.request.decision is not None:
+                self.changed()
+
+    def changed(self, begun: bool = False) -> None:
+        """Something may have changed in the engine: looks at it, and lets the parked look again."""
+        self._cluster.invariants.check_shard(self._shard, begun)
+        if self._parked:
+            parked, self._parked = self._parked, []
+            for one in parked:
+                self._pull(one)
