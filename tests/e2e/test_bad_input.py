@@ -116,7 +116,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 )
 def test_a_coordinator_that_is_not_there_is_awaited_aloud(role: str, args: tuple[str, ...]) -> None:
     done = subprocess.run(
-        command(role, *args, "--coordinator", "127.0.0.1:9", "--connect-timeout", "4"),
+        command(role, *args, "--coordinator", "127.0.0.1:9", "--connect-timeout", "8"),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -140,7 +140,8 @@ def test_shards_that_do_not_fit_the_job(tmp_path: Path) -> None:
         assert "5" in out_of_range.text()
         assert "0 to 1" in out_of_range.text() or "0..1" in out_of_range.text()
         first = hand.start("shard-0", "pserver", "serve", "--shard", "0", *where)
-        first.wait_for("ready")
+        # It has its place, and waits for shard 1.
+        first.wait_for("where to begin")
         second = hand.start("again", "pserver", "serve", "--shard", "0", *where)
         assert second.wait() == 2
         assert "shard 0" in second.text()

@@ -80,7 +80,8 @@ def write_checkpoint(folder: Path, replica: Replica, averages: bool = False) -> 
     for shard in range(plan.shards):
         mine = {a.name: values[a.name][a.cuts[shard] : a.cuts[shard + 1]] for a in plan.arenas}
         slot = {name: 2 * array for name, array in mine.items() if name.endswith("trainable")}
-        state = ShardState(values=mine, elements={AVERAGES: slot} if averages else {})
+        averaged = {AVERAGES: slot} if averages else {}
+        state = ShardState(values=mine, elements=averaged, version=7)
         path = folder / "tmp" / f"shard-{shard}-of-2.safetensors"
         written = write_shard_file(
             path, plan, shard, state, run_id="r", generation=1, global_step=7
