@@ -80,6 +80,7 @@ class Coordinator:
         self._streams: list[tuple[Stream, Connection]] = []
         self._bell = SimulatedBell()
         self.course: Course | None = None
+        self._echoed = 0
 
     def live(self) -> Steps:
         """What ``coordinator serve`` does; returns why it ended."""
@@ -255,6 +256,9 @@ class Coordinator:
         self._cluster.generation = course.run.generation
         if course.phase == "training":
             self._cluster.begin_faults()
+            if self._echoed != course.run.generation:
+                self._echoed = course.run.generation
+                self._cluster.network.echo("coordinator")
         if course.phase in ENDED and self.process.alive:
             self._cluster.job_ended(course)
 

@@ -21,6 +21,9 @@ REMEMBERED = 16
 
 FORGETTABLE = ("Watch", "GetCluster", "HeartbeatShard", "RegisterWorker")
 
+TELLING = ("LeaseWork", "HeartbeatWorker")
+"""What comes often, and is worth remembering when it reports batches."""
+
 WITH_TENSORS = ("Initialize", "Push", "PushPull")
 
 REPEAT_S = 25.0
@@ -96,6 +99,8 @@ class Network:
 
     def remember(self, address: str, method: str, request: Any) -> None:
         """A message that may come again at a bad moment."""
+        if method in TELLING and not request.done:
+            return
         if method not in FORGETTABLE:
             sent = self._sent.setdefault(address.partition(":")[0], deque(maxlen=REMEMBERED))
             sent.append((address, method, request))
