@@ -28,7 +28,7 @@ os.environ["GRPC_VERBOSITY"] = "NONE"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 from tests.chaos.schedule import Schedule, make_schedule
-from tests.chaos.trial import Result, run_schedule
+from tests.chaos.trial import TOO_LATE, Result, run_schedule
 from tests.chaos.witness import Options
 
 TICK_S = 0.05
@@ -195,12 +195,13 @@ def show_failure(schedule: Schedule, result: Result, folder: Path) -> None:
 def summary(results: Sequence[Result], seconds: float) -> str:
     """What all schedules came to."""
     passed = sum(not result.wrong for result in results)
-    kinds = Counter(fault.split()[0] for result in results for fault in result.faults)
+    all_faults = [fault for result in results for fault in result.faults]
+    kinds = Counter(f.split()[0] for f in all_faults if not f.endswith(TOO_LATE))
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     lines = [
         f"{passed} of {len(results)} schedules passed in {seconds:.0f} s"
         f" ({sum(r.cpu_s for r in results) / max(1, len(results)):.1f} CPU seconds each)",
-        f"{kinds.total()} faults: {counted}",
+        f"{kinds.total()} faults: {counted}; {len(all_faults) - kinds.total()} came too late",
     ]
     failed = [str(result.seed) for result in results if result.wrong]
     if failed:

@@ -29,6 +29,9 @@ REPLACE_S = LEASE_S + 0.2
 STOPPED_S = 1.0
 """How long a process may take to stand still."""
 
+IDLE_S = 0.5
+"""For so long somebody to hit is waited for before the job may go on to its end."""
+
 FREE_S = 1.0
 """After the disk has room again somebody may still end because it had none."""
 
@@ -43,7 +46,8 @@ class Record:
     Attributes:
         began: monotonic seconds; None before it fired. ``ended`` too.
         proof: what shows that it was one; empty when nothing does.
-        idle: its time is over, and it has had no effect yet.
+        idle: its time has come, or is over, and there was nobody to hit.
+        late: the job was over before.
         later: what comes in its course, so many seconds after it began; ``undo`` ends it, which
             comes once it is ``effective``.
     """
@@ -54,6 +58,7 @@ class Record:
     ended: float | None = None
     proof: str = ""
     idle: bool = False
+    late: bool = False
     later: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
     effective: Callable[[], bool] = lambda: True
@@ -73,12 +78,10 @@ class Injector:
 
     @property
     def over(self) -> bool:
-        """Whether everything has been done and undone, so that the job may end. A link that nobody
-        has used since it was disturbed needs somebody who goes on."""
-        return all(
-            record.ended is not None or record.idle or record.fault.step == ENDING
-            for record in self.records
-        )
+        """Whether everything has been done and undone, so that the job may end. Where nobody uses
+        a link, a fault of it has to wait until somebody goes on."""
+        waiting = [r for r in self.records if r.ended is None and r.fault.step != ENDING]
+        return not waiting or waiting[0].idle
 
     @property
     def touched(self) -> set[str]:
@@ -116,7 +119,7 @@ class Injector:
         assert self._moved is not None
         fault = record.fault
         if record.due is None and fault.step == ENDING:
-            if not self.over:
+            if any(r.ended is None for r in self.records if r is not record):
                 return
             # From here on the job may end.
             record.due = now + fault.after_s
@@ -128,10 +131,14 @@ class Injector:
             record.due = max(now, self._last) + fault.after_s
         if now < record.due:
             return
+        record.late = self._cluster.done
         if self._begin(record):
             record.began = self._last = now
-        elif now > record.due + VAIN_S * self._slow or self._cluster.done:
+            record.idle = False
+        elif now > record.due + VAIN_S * self._slow or record.late:
             record.began = record.ended = self._last = now
+        else:
+            record.idle = now > record.due + IDLE_S
 
     # -- one fault ---------------------------------------------------------------------------
 

@@ -38,6 +38,9 @@ DISK_BYTES = 128 << 20
 
 STACKS_S = 0.5
 
+TOO_LATE = "nothing to hit"
+"""Instead of the proof of a fault that did not fire."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -90,7 +93,7 @@ def run_schedule(schedule: Schedule, root: Path, reference: Path | None = None) 
     return Result(
         schedule.seed,
         wrong,
-        [f"{r.fault}: {r.proof}" for r in trial.injector.records],
+        [f"{r.fault}: {r.proof or TOO_LATE}" for r in trial.injector.records],
         trial.recoveries(),
         time.monotonic() - began,
         _cpu_s(),
