@@ -65,7 +65,7 @@ def test_every_kind_of_fault_happens(kind: str) -> None:
         options = draw(Random(seed))
         rates = {kind: RATES[kind][1]} if kind in RATES else {}
         planned = {kind: 3} if kind in PLANNED else {}
-        options = replace(options, batch_s=0.5, rates=rates, planned=planned)
+        options = replace(options, batch_s=0.5, rates=rates, planned=planned, far={})
         verdict = run_options(seed, options)
         assert not verdict.failure, str(verdict)
         assert verdict.fired.keys() <= {kind, "writes lost"}
