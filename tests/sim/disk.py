@@ -251,6 +251,8 @@ class View:
 
     def _crash(self) -> None:
         if self._disk.faults.strikes("crash at the disk"):
+            if self._disk.random.random() < 0.5:
+                self._disk.lose({self._writer})
             raise Crash
 
     def _strike(self, what: str, path: Path) -> None:
