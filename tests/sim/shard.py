@@ -242,7 +242,7 @@ class Shard:
     def _obey(self, engine: ShardEngine, command: pb.WatchResponse) -> Steps:
         ready = self._carry_out(engine, command)
         kind = command.WhichOneof("command")
-        self._service.changed(begun=kind == "begin")
+        self._service.changed(begun=ready is not None and not ready.error)
         if ready is not None:
             self._doing = f"reports generation {ready.generation}"
             with suppress(StaleGeneration):
