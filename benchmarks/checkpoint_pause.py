@@ -73,7 +73,7 @@ class Training:
         self._plan = make_plan(
             [VariableSpec("dense/kernel", (nbytes // 4,), "float32", "trainable")], 1, "cut"
         )
-        identity = ShardIdentity(0, 1, 1, 1, "async", 0)
+        identity = ShardIdentity(0, 1, 1, 1)
         self._written = threading.Event()
         self._error = ""
         files = SnapshotFiles(identity, self._plan, "run", run_dir)

@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 from coordinator.retention import Objective
 from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
+from psrpc.policy import Mode, Policy
 from psrpc.process import with_malloc_settings
 
 FORMAT = 1
 """Of the JSON. Load-bearing."""
 
-Mode = Literal["async", "sync"]
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -34,14 +34,13 @@ class DescribeFailed(PsError):
 
 @dataclass(frozen=True)
 class JobDescription:
-    """A job, as far as anyone but a worker needs to know it. ``replicas`` is 0 in async mode,
-    ``intra_op_threads`` where TensorFlow is to choose;
+    """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with;
+    ``intra_op_threads`` is 0 where TensorFlow is to choose;
     ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read from."""
 
     name: str
     job_sha256: str
-    mode: Mode
-    replicas: int
+    policy: Policy
     batch_size: int
     epochs: int
     seed: int
@@ -62,6 +61,16 @@ class JobDescription:
     metrics: tuple[str, ...]
     document: dict[str, Any]
 
+    @property
+    def mode(self) -> Mode:
+        """The mode that the job begins with."""
+        return self.policy.mode
+
+    @property
+    def replicas(self) -> int:
+        """K, or 0 without rounds."""
+        return self.policy.open
+
 
 def parse_description(text: str) -> JobDescription:
     """Reads and checks the JSON.
@@ -76,13 +85,10 @@ def parse_description(text: str) -> JobDescription:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidJob(f"the job's description is not of format {FORMAT}; same version of both?")
     read = _Reader(document)
-    mode = read.choice("mode", get_args(Mode))
-    replicas = read.whole("replicas", 1) if mode == "sync" else 0
     return JobDescription(
         name=read.text("name"),
         job_sha256=read.text("job_sha256"),
-        mode=mode,
-        replicas=replicas,
+        policy=Policy.from_json(read.field("policy", dict)),
         batch_size=read.whole("batch_size", 1),
         epochs=read.whole("epochs", 1),
         seed=read.whole("seed", 0),

@@ -94,7 +94,6 @@ class Generations:
     def _form(self) -> bool:
         """Raises sqlite3.Error: nothing has changed."""
         holdings, run = self.formation.holdings, self.run
-        mode = run.description.mode
         decision, noted = self._last_decision(), self._store.newest_checkpoint() is not None
         choice, self._choice = self._choice, None
         if choice is not None and choice.again:
@@ -102,7 +101,7 @@ class Generations:
             self._warn(f"{choice.reason}; tried again")
             return False
         chosen = choice.chosen if choice else None
-        if why_restore(holdings, mode, run.since, decision) and (
+        if why_restore(holdings, run.settings, run.since, decision) and (
             choice is None or (chosen is not None and chosen.restored.name in self._refused)
         ):
             self._choosing = True
@@ -112,7 +111,7 @@ class Generations:
         try:
             origin = choose_origin(
                 holdings,
-                mode,
+                run.settings,
                 generation,
                 run.policy,
                 since=run.since,
@@ -139,7 +138,7 @@ class Generations:
             return
         self._standings[shard] = standing
         self.formation.begun(shard, standing.holding)
-        if self.formation.complete and self.run.description.mode == "sync":
+        if self.formation.complete and self.run.settings.rounds:
             self._check_versions()
 
     def failed(self, shard: int, error: str) -> None:
@@ -215,7 +214,7 @@ class Generations:
         self._changed()
 
     def _last_decision(self) -> Decision | None:
-        if self.run.description.mode == "async":
+        if not self.run.settings.rounds:
             return None
         return self._store.last_decision(self.run.since)
 

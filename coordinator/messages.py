@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from coordinator.generations import Standing
@@ -165,7 +166,14 @@ def write_decision(decision: Decision) -> types.Decision:
 
 def write_begin(begin: Begin) -> pb.Begin:
     """Where a shard is to stand."""
-    message = pb.Begin(generation=begin.generation, policy=begin.policy)
+    message = pb.Begin(
+        generation=begin.generation,
+        policy=begin.policy,
+        settings=json.dumps(begin.settings.to_json()).encode(),
+        version=begin.version,
+        rate_scale=begin.rate_scale,
+        warmup_updates=begin.warmup_updates,
+    )
     if begin.restore:
         message.restore = begin.restore
     elif begin.keep:

@@ -51,7 +51,7 @@ class Orders:
             generation=run.generation,
             writes_epochs=description.keep_best is not None,
         )
-        self._sync = description.mode == "sync"
+        self._sync = run.settings.rounds
         self._disk = disk
         self._send = send
         self._written = 0

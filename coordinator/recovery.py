@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
-
-Mode = Literal["async", "sync"]
+from psrpc.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class Origin:
 
 
 def why_restore(
-    holdings: Sequence[Holding], mode: Mode, since: int, decision: Decision | None
+    holdings: Sequence[Holding], settings: Policy, since: int, decision: Decision | None
 ) -> str:
     """Why the shards cannot all keep what they hold, in words; empty if they can.
 
@@ -49,7 +47,7 @@ def why_restore(
     lacking = [str(index) for index, holding in enumerate(holdings) if not holding.initialized]
     if lacking:
         return f"shard {', '.join(lacking)} holds no parameters"
-    if mode == "async":
+    if not settings.rounds:
         return ""
     generations = {holding.generation for holding in holdings}
     if min(generations) < since:
@@ -63,7 +61,7 @@ def why_restore(
 
 def choose_origin(
     holdings: Sequence[Holding],
-    mode: Mode,
+    settings: Policy,
     generation: int,
     policy: int,
     *,
@@ -75,6 +73,7 @@ def choose_origin(
     """What each shard is told, by index.
 
     Args:
+        settings, policy: the policy that stands, and its number.
         generation: the one that is formed.
         since, decision: as in :func:`why_restore`.
         checkpoint: the newest good one, relative to the run directory; None if there is none.
@@ -84,20 +83,20 @@ def choose_origin(
     Raises:
         CheckpointError: parameters were lost, and no checkpoint is left that is good.
     """
-    lost = why_restore(holdings, mode, since, decision)
+    lost = why_restore(holdings, settings, since, decision)
     if not lost:
-        keep = Begin(generation, policy, keep=True, decision=decision)
+        keep = Begin(generation, policy, keep=True, decision=decision, settings=settings)
         return Origin(tuple(keep for _ in holdings), "all shards keep theirs", kept=True)
     if checkpoint is None:
         if committed:
             raise CheckpointError(f"{lost}, and no checkpoint of this run is good")
-        fresh = Begin(generation, policy)
+        fresh = Begin(generation, policy, settings=settings)
         reason = f"{lost}, and no checkpoint was ever committed: a worker initializes all shards"
         return Origin(tuple(fresh for _ in holdings), reason, kept=False)
-    restore = Begin(generation, policy, restore=checkpoint)
-    if mode == "sync":
+    restore = Begin(generation, policy, restore=checkpoint, settings=settings)
+    if settings.rounds:
         reason = f"{lost}: all shards restore {checkpoint}"
         return Origin(tuple(restore for _ in holdings), reason, kept=False)
-    keep = Begin(generation, policy, keep=True)
+    keep = Begin(generation, policy, keep=True, settings=settings)
     begins = tuple(keep if holding.initialized else restore for holding in holdings)
     return Origin(begins, f"{lost}: it restores {checkpoint}", kept=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from coordinator.description import JobDescription
 from coordinator.saving import CHECKPOINTS
 from psrpc.plan import Plan
+from psrpc.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,16 @@ class Restored:
 
 
 @dataclass(frozen=True)
+class Followed:
+    """A policy that a run came to follow, with the global step and the batches done by then."""
+
+    number: int
+    settings: Policy
+    step: int = 0
+    batches: int = 0
+
+
+@dataclass(frozen=True)
 class Run:
     """What a job's coordinator serves. All but the last four is settled before anyone is let in;
     those are replaced together whenever a generation is formed.
@@ -36,7 +47,7 @@ class Run:
         overrides: ``key=value``, in order.
         token: what a process must find in the run directory to prove that it shares it.
         generation: the one that was formed last; 0 before the first of the run.
-        policy: raised by each change of the mode.
+        policies: those that it has followed after its first, oldest first; the last one stands.
         since: the generation since which all shards have kept what they held.
         restored: what all shards restored when this generation was formed; None if some kept
             theirs, or began with nothing.
@@ -50,9 +61,19 @@ class Run:
     description: JobDescription
     plan: Plan
     generation: int = 0
-    policy: int = 1
     since: int = 0
     restored: Restored | None = None
+    policies: tuple[Followed, ...] = ()
+
+    @property
+    def policy(self) -> int:
+        """The number of the policy that stands; raised by each change."""
+        return self.policies[-1].number if self.policies else 1
+
+    @property
+    def settings(self) -> Policy:
+        """The policy that stands."""
+        return self.policies[-1].settings if self.policies else self.description.policy
 
     @property
     def settings_sha256(self) -> str:

@@ -37,7 +37,7 @@ from coordinator.store import Store
 from coordinator.summary import summarize, write_summary
 from psrpc.channel import format_address, parse_address
 from psrpc.clock import MonotonicClock
-from psrpc.errors import InvalidArgument, InvalidJob, JobFailed
+from psrpc.errors import InvalidArgument, JobFailed
 from psrpc.logs import get_logger
 from psrpc.plan import Plan, make_plan
 from psrpc.waiting import Announcer
@@ -151,10 +151,7 @@ async def _describe(options: ServeOptions) -> JobDescription:
         describing.cancel()
         await asyncio.gather(describing, return_exceptions=True)
         raise
-    description = describing.result()
-    if description.mode == "sync" and not description.replicas:
-        raise InvalidJob("sync needs micro-batches per round; say --replicas K or Job(replicas=K)")
-    return description
+    return describing.result()
 
 
 def _plan(options: ServeOptions, description: JobDescription) -> Plan:

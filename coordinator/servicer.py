@@ -73,8 +73,6 @@ class Servicer(CoordinatorServicer):
             plan=run.plan.to_json(),
             optimizer=json.dumps(run.description.optimizer).encode(),
             engine=run.description.engine,
-            mode=run.description.mode,
-            replicas=run.description.replicas,
             run_dir=str(run.run_dir),
             token=run.token,
             heartbeat_s=HEARTBEAT_S,

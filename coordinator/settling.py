@@ -79,7 +79,6 @@ def settle(
         store,
         {
             GENERATION: store.get(GENERATION) or 0,
-            POLICY: store.get(POLICY) or 1,
             IDENTITY: {"run_id": run_id, **identity},
             ENDED: None,
         },
@@ -102,7 +101,6 @@ def settle(
         description=description,
         plan=plan,
         generation=store.get(GENERATION) or 0,
-        policy=store.get(POLICY) or 1,
         since=store.get(SINCE) or 0,
     )
 

@@ -71,7 +71,7 @@ class Training:
         self.warnings: list[str] = []
         self.results = store.evaluations()
         first_loss = store.get(FIRST_LOSS)
-        self._guard = Guard(run.description.mode, first_loss)
+        self._guard = Guard(run.settings.mode, first_loss)
         self._guarded = first_loss
         self._unstored: dict[str, Callable[[], None]] = {}
         self._scores: dict[tuple[int, int], float] = {}
@@ -138,12 +138,12 @@ class Training:
         self.progress.skipped = sum(
             count_batches(positions, description.batch_size) for positions in gone.values()
         )
-        if description.mode == "sync":
+        if run.settings.rounds:
             self.schedule = Rounds(
                 records=description.train_records,
                 batch_size=description.batch_size,
                 epochs=description.epochs,
-                replicas=description.replicas,
+                replicas=run.settings.open,
                 generation=run.generation,
                 first_round=version,
                 first_attempt=run.first_attempt,

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from psrpc.batch import BatchId
 from psrpc.intervals import IntervalSet
+from psrpc.policy import ASYNC, Policy
 
 Positions: TypeAlias = Mapping[int, IntervalSet]
 """Positions of records, by epoch."""
@@ -70,13 +71,19 @@ class Release:
 class Begin:
     """Tells one shard to stand at ``generation``: with what it holds (after ``decision``, where it
     is given and is of the round that the shard stands at), with the checkpoint ``restore``
-    (relative to the run directory), or, with neither, with nothing."""
+    (relative to the run directory), or, with neither, with nothing. ``settings`` is the policy of
+    number ``policy``; ``version``, where it is given, what the shard's version becomes; the other
+    two are for the learning rate, see the message of the same name."""
 
     generation: int
     policy: int
     keep: bool = False
     restore: str = ""
     decision: Decision | None = None
+    settings: Policy = ASYNC
+    version: int | None = None
+    rate_scale: float = 1.0
+    warmup_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)

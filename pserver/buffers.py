@@ -117,8 +117,20 @@ class BufferPool:
     def release(self, buffers: Buffers) -> None:
         """Gives a set back."""
         with self._changed:
-            self._free.append(buffers)
+            if self._made > self._size:
+                self._made -= 1
+            else:
+                self._free.append(buffers)
             self._changed.notify()
+
+    def resize(self, size: int) -> None:
+        """At most so many sets from now on; those that are in use are given back first."""
+        with self._changed:
+            self._size = size
+            while self._free and self._made > size:
+                self._free.pop()
+                self._made -= 1
+            self._changed.notify_all()
 
     def wake(self) -> None:
         """Has everybody who waits for a set ask again whether to."""

@@ -40,7 +40,7 @@ log = get_logger()
 
 Result = TypeVar("Result")
 
-_SETTLED = ("optimizer", "engine", "mode", "replicas", "wire_dtype")
+_SETTLED = ("optimizer", "engine", "wire_dtype")
 """What of a registration's answer a shard is built for, besides run and plan."""
 
 PLACE_S = 4.0
@@ -287,7 +287,7 @@ class Coordination:
                 log.info(
                     "ready",
                     run=self._job.run_id,
-                    mode=self._job.mode,
+                    policy=str(engine.identity.settings),
                     generation=report.generation,
                     version=report.version,
                     holds=command.begin.restore or command.begin.WhichOneof("source"),

@@ -61,12 +61,16 @@ class ShardEngine:
         self._pool = BufferPool(
             plan,
             identity.shard,
-            pool_size(plan.shard_nbytes(identity.shard), identity.replicas),
+            pool_size(plan.shard_nbytes(identity.shard), identity.settings.open),
         )
         self._changed = threading.Condition()  # its lock is the lock
         self._counters = Counters()
         self._rounds = Rounds(
-            identity.shard, identity.replicas, self._held, self._counters, self._pool.release
+            identity.shard,
+            identity.settings.open,
+            self._held,
+            self._counters,
+            self._pool.release,
         )
         self._shelf = SnapshotShelf(sink)
         self._revocations = Revocations(identity.generation)
@@ -102,10 +106,18 @@ class ShardEngine:
         if decision is not None and decision.generation == self.identity.generation:
             # Snapshots of a generation that is over are of no use.
             self._decide(replace(decision, snapshots=()))
-        self.identity = replace(self.identity, generation=order.generation, policy=order.policy)
+        self.identity = replace(
+            self.identity,
+            generation=order.generation,
+            policy=order.policy,
+            settings=order.settings or self.identity.settings,
+        )
         try:
             self._revocations = Revocations(order.generation)
-            self._rounds.clear()
+            replicas = self.identity.settings.open
+            self._rounds.begin(replicas)
+            nbytes = self.plan.shard_nbytes(self.identity.shard)
+            self._pool.resize(pool_size(nbytes, replicas))
             self._shelf.begin(order.generation)
             if order.keep:
                 self._held.keep(order.generation)
@@ -181,7 +193,7 @@ class ShardEngine:
         self, request: PushRequest, arrival: Arrival, timeout_s: float, encoding: Encoding
     ) -> tuple[PushResult, Values]:
         """:meth:`push` and the newest values, with nothing in between. Async only."""
-        if self.identity.mode != "async":
+        if self.identity.settings.rounds:
             raise InvalidArgument(
                 "a pull with a push is for async jobs and this one is sync; pull the next round"
             )
@@ -201,7 +213,7 @@ class ShardEngine:
             self._pool,
             timeout_s,
             lambda: self._admit_worker(request),
-            staged=self.identity.mode == "sync",
+            staged=self.identity.settings.rounds,
         )
         # A skipped push announces nothing, and nothing may arrive.
         with arriving_gradient as arrived, self._changed:
@@ -224,7 +236,7 @@ class ShardEngine:
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
             return PushResult("already_applied", self._held.version)
-        if self.identity.mode == "sync":
+        if self.identity.settings.rounds:
             return self._rounds.stage(request, arrived)
         if arrived is None:
             self._held.applied.add(request.batch, skipped=True)
@@ -275,7 +287,7 @@ class ShardEngine:
             return self._held.values(request.encoding)
 
     def _await_round(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
-        if self.identity.mode != "sync":
+        if not self.identity.settings.rounds:
             raise InvalidArgument(
                 f"round {wanted} was asked for and this job is async; ask for the newest values"
             )
@@ -376,6 +388,6 @@ class ShardEngine:
             return "the coordinator to say where to begin"
         if not self._held.initialized:
             return "a worker to initialize it"
-        if self.identity.mode == "async":
+        if not self.identity.settings.rounds:
             return ""
         return self._rounds.waiting_for()

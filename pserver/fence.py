@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from psrpc.errors import JobMismatch, StaleGeneration
+from psrpc.policy import ASYNC, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """Which shard a process is, at what point of the job's history. ``replicas`` is 0 in async.
+    """Which shard a process is, at what point of the job's history, and by what policy.
 
     Generation and policy are 0 before the coordinator has told it where to begin.
     """
@@ -29,8 +29,7 @@ class ShardIdentity:
     incarnation: int
     generation: int
     policy: int
-    mode: Literal["async", "sync"]
-    replicas: int
+    settings: Policy = ASYNC
 
 
 def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:

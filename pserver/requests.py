@@ -15,6 +15,7 @@ from pserver.staging import Attempt
 from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding
+from psrpc.policy import Policy
 
 NDArray = npt.NDArray[Any]
 Outcome = Literal["applied", "already_applied", "staged", "skipped"]
@@ -79,13 +80,18 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Begin:
     """See the message of the same name. What the shard holds then is what it holds now with
-    ``keep``, else the checkpoint ``restore``, else nothing."""
+    ``keep``, else the checkpoint ``restore``, else nothing. Without ``settings`` its policy
+    stays."""
 
     generation: int
     policy: int
     keep: bool = False
     restore: str = ""
     decision: Decision | None = None
+    settings: Policy | None = None
+    version: int | None = None
+    rate_scale: float = 1.0
+    warmup_updates: int = 0
 
 
 @dataclass(frozen=True, slots=True)

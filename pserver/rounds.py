@@ -100,6 +100,12 @@ class Rounds:
         self.clear()
         return True
 
+    def begin(self, replicas: int) -> None:
+        """A generation with so many micro-batches a round: nothing is staged in it."""
+        self.clear()
+        self._replicas = replicas
+        self._staging = Staging(replicas)
+
     def drop(self, attempt: Attempt) -> None:
         """Forgets an attempt; one that is not staged is no error."""
         dropped = self._staging.drop(attempt)

@@ -64,8 +64,6 @@ def serve(config: ServeConfig, ending: Ending) -> None:
             incarnation=own,
             generation=0,
             policy=0,
-            mode=cast(Literal["async", "sync"], job.mode),
-            replicas=job.replicas,
         )
         files = SnapshotFiles(identity, plan, job.run_id, run_dir)
         writer = SnapshotWriter(files, coordination.report_snapshot)

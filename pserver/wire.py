@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -27,8 +28,9 @@ from pserver.staging import Attempt
 from psrpc.batch import BatchId
 from psrpc.codec import Piece, parse_message
 from psrpc.encoding import Encoding, Gradient
-from psrpc.errors import InvalidArgument
+from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import Plan
+from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -231,7 +233,20 @@ def from_begin(begin: coordinator.Begin) -> Begin:
         keep=source == "keep",
         restore=begin.restore,
         decision=from_decision(begin.decision) if begin.HasField("decision") else None,
+        settings=_from_settings(begin.settings),
+        version=begin.version if begin.HasField("version") else None,
+        rate_scale=begin.rate_scale or 1.0,
+        warmup_updates=begin.warmup_updates,
     )
+
+
+def _from_settings(document: bytes) -> Policy | None:
+    if not document:
+        return None
+    try:
+        return Policy.from_json(json.loads(document))
+    except (ValueError, TypeError, InvalidJob) as error:
+        raise InvalidArgument(f"Begin has settings {document[:200]!r}: {error}") from None
 
 
 def from_revocation(revocation: coordinator.Revocation) -> Revocation:

@@ -68,7 +68,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     from worker.build import serialized_optimizer
 
     job = loaded.job
-    _check_replicas(job)
+    job.policy()  # refuses what does not fit together
     _check_paths(job)
     records, eval_records = _check_data(job)
     example = _first_records("train", job, min(job.batch_size, records))
@@ -83,8 +83,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "format": FORMAT,
         "name": loaded.name,
         "job_sha256": loaded.sha256,
-        "mode": job.mode,
-        "replicas": job.replicas,
+        "policy": job.policy().to_json(),
         "batch_size": job.batch_size,
         "epochs": job.epochs,
         "seed": job.seed,
@@ -119,14 +118,6 @@ def _describe_keep_best(job: Job, metrics: Sequence[str]) -> dict[str, Any] | No
             f"{', '.join(known)}"
         )
     return {"metric": name, "lower": direction == "min"}
-
-
-def _check_replicas(job: Job) -> None:
-    if job.mode == "sync" and job.replicas is None:
-        raise InvalidJob(
-            "mode is 'sync' but replicas is not set; say how many micro-batches make a round: "
-            "Job(replicas=3) or --replicas 3"
-        )
 
 
 def _check_paths(job: Job) -> None:

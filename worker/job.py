@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from psrpc.batch import batches_per_epoch
 from psrpc.errors import InvalidJob
+from psrpc.policy import MODES, Mode, Policy, fitting
 from worker.data import DataSource
 from worker.keep_best import parse_keep_best
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-Mode = Literal["async", "sync"]
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 Compression = Literal["topk", "int8"]
@@ -112,7 +112,7 @@ class Job:
         for name in ("replicas", "intra_op_threads"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
-        _check_choice("mode", self.mode, ("async", "sync"))
+        _check_choice("mode", self.mode, MODES)
         _check_choice("engine", self.engine, ("keras", "numpy"))
         _check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
         _check_choice("compression", self.compression, ("topk", "int8", None))
@@ -155,6 +155,16 @@ class Job:
             _check_source("eval", self.eval)
         if self.init_from is not None and not isinstance(self.init_from, str | Path):
             raise InvalidJob(f"init_from is {_show(self.init_from)}; expected a path")
+
+    def policy(self) -> Policy:
+        """What the job begins with.
+
+        Raises:
+            InvalidJob: settings that do not fit the mode, or each other.
+        """
+        # A job may say for which rounds it is made, and be run without any.
+        settings = {"replicas": self.replicas}
+        return Policy(mode=self.mode, **fitting(self.mode, settings))
 
     def total_updates(self) -> int:
         """Updates that every shard applies over the whole job: ``epochs * ceil(N / batch_size)``

@@ -52,13 +52,11 @@ class RegisterShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RegisterShardResponse(_message.Message):
-    __slots__ = ("run_id", "plan", "optimizer", "engine", "mode", "replicas", "run_dir", "token", "heartbeat_s", "lease_s", "wire_dtype")
+    __slots__ = ("run_id", "plan", "optimizer", "engine", "run_dir", "token", "heartbeat_s", "lease_s", "wire_dtype")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
-    MODE_FIELD_NUMBER: _ClassVar[int]
-    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
@@ -68,14 +66,12 @@ class RegisterShardResponse(_message.Message):
     plan: bytes
     optimizer: bytes
     engine: str
-    mode: str
-    replicas: int
     run_dir: str
     token: str
     heartbeat_s: float
     lease_s: float
     wire_dtype: str
-    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied", "error")
@@ -100,7 +96,7 @@ class ReportShardReadyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatShardRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving")
+    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving", "workers", "too_stale", "uncompensated", "apply_s")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +110,10 @@ class HeartbeatShardRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    UNCOMPENSATED_FIELD_NUMBER: _ClassVar[int]
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -127,7 +127,11 @@ class HeartbeatShardRequest(_message.Message):
     failure: str
     revoked: int
     leaving: bool
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerStaleness]
+    too_stale: int
+    uncompensated: int
+    apply_s: float
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
     __slots__ = ("unknown", "saved")
@@ -152,20 +156,28 @@ class WatchRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("generation", "policy", "keep", "restore", "fresh", "decision")
+    __slots__ = ("generation", "policy", "keep", "restore", "fresh", "decision", "settings", "version", "rate_scale", "warmup_updates")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RATE_SCALE_FIELD_NUMBER: _ClassVar[int]
+    WARMUP_UPDATES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     keep: bool
     restore: str
     fresh: bool
     decision: _types_pb2.Decision
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ...) -> None: ...
+    settings: bytes
+    version: int
+    rate_scale: float
+    warmup_updates: int
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., settings: _Optional[bytes] = ..., version: _Optional[int] = ..., rate_scale: _Optional[float] = ..., warmup_updates: _Optional[int] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("number", "worker", "attempts")
@@ -256,34 +268,52 @@ class RegisterWorkerResponse(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class BatchReport(_message.Message):
-    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped")
+    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    TOO_STALE_FIELD_NUMBER: _ClassVar[int]
     batch: _types_pb2.BatchId
     attempt: int
     loss: float
     staleness: int
     skipped: bool
-    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
+    too_stale: bool
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ..., too_stale: _Optional[bool] = ...) -> None: ...
+
+class WorkerTimes(_message.Message):
+    __slots__ = ("data", "compute", "barrier", "network", "apply")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    data: float
+    compute: float
+    barrier: float
+    network: float
+    apply: float
+    def __init__(self, data: _Optional[float] = ..., compute: _Optional[float] = ..., barrier: _Optional[float] = ..., network: _Optional[float] = ..., apply: _Optional[float] = ...) -> None: ...
 
 class HeartbeatWorkerRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for")
+    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for", "times")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
     waiting_for: str
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    times: WorkerTimes
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ...) -> None: ...
 
 class HeartbeatWorkerResponse(_message.Message):
     __slots__ = ("unknown", "shutdown", "generation")
@@ -372,20 +402,24 @@ class InitializeWork(_message.Message):
     def __init__(self) -> None: ...
 
 class TrainTask(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "fresh")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]
-    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("round", "attempt", "decision")
+    __slots__ = ("round", "attempt", "decision", "newest")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: _types_pb2.Attempt
     decision: _types_pb2.Decision
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ...) -> None: ...
+    newest: bool
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., newest: _Optional[bool] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("evaluation", "task", "snapshot", "start", "stop")
@@ -518,12 +552,26 @@ class LeaveWorkerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, settings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SetPolicyResponse(_message.Message):
+    __slots__ = ("policy", "settings")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    policy: int
+    settings: str
+    def __init__(self, policy: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
+
 class GetJobStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for")
+    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for", "staleness_counts", "too_stale", "uncompensated", "apply_s")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +581,10 @@ class ShardStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    UNCOMPENSATED_FIELD_NUMBER: _ClassVar[int]
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
     shard: int
     address: str
     state: str
@@ -542,10 +594,14 @@ class ShardStatus(_message.Message):
     refused: int
     silent_s: float
     waiting_for: str
-    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    too_stale: int
+    uncompensated: int
+    apply_s: float
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation")
+    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -556,6 +612,10 @@ class WorkerStatus(_message.Message):
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     host: str
     pid: int
@@ -566,7 +626,21 @@ class WorkerStatus(_message.Message):
     silent_s: float
     waiting_for: str
     incarnation: int
-    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    examples_per_s: float
+    times: WorkerTimes
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    slowness: float
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ...) -> None: ...
+
+class PolicyChange(_message.Message):
+    __slots__ = ("policy", "settings", "global_step")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    policy: int
+    settings: str
+    global_step: int
+    def __init__(self, policy: _Optional[int] = ..., settings: _Optional[str] = ..., global_step: _Optional[int] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("evaluation", "global_step", "results")
@@ -586,7 +660,7 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetJobStatusResponse(_message.Message):
-    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy")
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +688,17 @@ class GetJobStatusResponse(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SWITCHING_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SKEW_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATIVE_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    STRAGGLERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     phase: str
@@ -641,4 +726,15 @@ class GetJobStatusResponse(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     generation: int
     policy: int
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ...) -> None: ...
+    settings: str
+    switching: str
+    policies: _containers.RepeatedCompositeFieldContainer[PolicyChange]
+    version_skew: int
+    staleness_counts: _containers.RepeatedScalarFieldContainer[int]
+    too_stale: int
+    speculative: int
+    superseded: int
+    late: int
+    overdue: int
+    stragglers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ...) -> None: ...

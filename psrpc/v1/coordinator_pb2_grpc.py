@@ -99,6 +99,11 @@ class CoordinatorStub:
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.LeaveWorkerRequest.SerializeToString,
                 response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.LeaveWorkerResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/psrpc.v1.Coordinator/SetPolicy',
+                request_serializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
         self.GetJobStatus = channel.unary_unary(
                 '/psrpc.v1.Coordinator/GetJobStatus',
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusRequest.SerializeToString,
@@ -214,6 +219,17 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Changes the consistency policy of the running job: no more work is leased, what is under way is
+        finished, a checkpoint is written, the new policy is stored, and a generation is formed under
+        it. Answers when the change was accepted, which is before all that. Repeating it with the same
+        settings is safe. Errors: INVALID_ARGUMENT (InvalidJob: settings that do not fit),
+        FAILED_PRECONDITION (the job has ended), UNAVAILABLE (NotReady: another change is under way).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetJobStatus(self, request, context):
         """Everything a person wants to know. Changes nothing.
         """
@@ -288,6 +304,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.LeaveWorker,
                     request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.LeaveWorkerRequest.FromString,
                     response_serializer=psrpc_dot_v1_dot_coordinator__pb2.LeaveWorkerResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.SerializeToString,
             ),
             'GetJobStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJobStatus,
@@ -646,6 +667,33 @@ class Coordinator:
             '/psrpc.v1.Coordinator/LeaveWorker',
             psrpc_dot_v1_dot_coordinator__pb2.LeaveWorkerRequest.SerializeToString,
             psrpc_dot_v1_dot_coordinator__pb2.LeaveWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/psrpc.v1.Coordinator/SetPolicy',
+            psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.SerializeToString,
+            psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

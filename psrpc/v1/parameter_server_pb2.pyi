@@ -15,11 +15,13 @@ class PushOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_OUTCOME_ALREADY_APPLIED: _ClassVar[PushOutcome]
     PUSH_OUTCOME_STAGED: _ClassVar[PushOutcome]
     PUSH_OUTCOME_SKIPPED: _ClassVar[PushOutcome]
+    PUSH_OUTCOME_TOO_STALE: _ClassVar[PushOutcome]
 PUSH_OUTCOME_UNSPECIFIED: PushOutcome
 PUSH_OUTCOME_APPLIED: PushOutcome
 PUSH_OUTCOME_ALREADY_APPLIED: PushOutcome
 PUSH_OUTCOME_STAGED: PushOutcome
 PUSH_OUTCOME_SKIPPED: PushOutcome
+PUSH_OUTCOME_TOO_STALE: PushOutcome
 
 class InitializeHeader(_message.Message):
     __slots__ = ("fence", "extents")
@@ -102,14 +104,16 @@ class PushHeader(_message.Message):
     def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
 
 class PushResult(_message.Message):
-    __slots__ = ("outcome", "version", "staleness")
+    __slots__ = ("outcome", "version", "staleness", "apply_us")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
+    APPLY_US_FIELD_NUMBER: _ClassVar[int]
     outcome: PushOutcome
     version: int
     staleness: int
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ...) -> None: ...
+    apply_us: int
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -194,7 +198,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for")
+    __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for", "workers", "too_stale", "uncompensated", "apply_s", "settings")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +214,11 @@ class GetStatusResponse(_message.Message):
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     STAGED_NOW_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    UNCOMPENSATED_FIELD_NUMBER: _ClassVar[int]
+    APPLY_S_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -225,4 +234,9 @@ class GetStatusResponse(_message.Message):
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
     staged_now: int
     waiting_for: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[_types_pb2.WorkerStaleness]
+    too_stale: int
+    uncompensated: int
+    apply_s: float
+    settings: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., settings: _Optional[str] = ...) -> None: ...

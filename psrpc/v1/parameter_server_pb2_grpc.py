@@ -85,6 +85,7 @@ class ParameterServerServicer:
     def PushGradients(self, request_iterator, context):
         """Async: applies the gradient. Sync: stages it under (batch, attempt) until the round's
         decision. A blind retry is safe: a batch that was applied is acknowledged and ignored.
+        A gradient that is staler than the policy allows is refused by the outcome, not by an error.
         Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (StaleGeneration), OUT_OF_RANGE (RoundPassed),
         RESOURCE_EXHAUSTED (two attempts of the micro-batch are staged already).
         """

@@ -115,3 +115,11 @@ class AppliedEpoch(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[Interval]
     skipped: _containers.RepeatedCompositeFieldContainer[Interval]
     def __init__(self, epoch: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
+
+class WorkerStaleness(_message.Message):
+    __slots__ = ("worker", "counts")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...

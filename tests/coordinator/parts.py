@@ -24,6 +24,7 @@ from coordinator.server import Server
 from coordinator.store import Store
 from psrpc.clock import Clock, ManualClock
 from psrpc.plan import make_plan
+from psrpc.policy import SETTINGS
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.version import SOFTWARE
@@ -32,13 +33,15 @@ SHA = "ab" * 32
 
 
 def description_json(**changes: Any) -> dict[str, Any]:
-    """A small job: 10 records in batches of 4, so 3 batches an epoch."""
+    """A small job: 10 records in batches of 4, so 3 batches an epoch. Settings of the policy are
+    given as if they were the job's own."""
+    given = {name: changes.pop(name) for name in SETTINGS if name in changes}
+    settings = {"mode": "async", **{k: v for k, v in given.items() if v is not None}}
     return {
         "format": 1,
         "name": "tiny",
         "job_sha256": SHA,
-        "mode": "async",
-        "replicas": None,
+        "policy": settings,
         "batch_size": 4,
         "epochs": 2,
         "seed": 0,

@@ -6,12 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.recovery import Holding, Mode, Origin, choose_origin, why_restore
+from coordinator.recovery import Holding, Origin, choose_origin, why_restore
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
+from psrpc.policy import ASYNC, Mode, Policy
 
 NEW = Holding(1)
 CHECKPOINT = "checkpoints/step-00000004"
+
+POLICIES: dict[Mode, Policy] = {"async": ASYNC, "sync": Policy(mode="sync", replicas=2)}
 
 
 def held(version: int = 5, generation: int = 3) -> Holding:
@@ -33,7 +36,7 @@ def choose(
 ) -> Origin:
     return choose_origin(
         holdings,
-        mode,
+        POLICIES[mode],
         4,
         1,
         since=since,
@@ -170,7 +173,9 @@ def test_nothing_is_kept_that_does_not_fit_and_nothing_lost_unsaid(
     kept = [holding for holding, word in zip(shards, told, strict=True) if word == "keep"]
     assert all(holding.initialized for holding in kept)
     assert (
-        origin.kept == (len(kept) == len(shards)) == (why_restore(shards, mode, since, last) == "")
+        origin.kept
+        == (len(kept) == len(shards))
+        == (why_restore(shards, POLICIES[mode], since, last) == "")
     )
     assert ("fresh" in told) <= (not committed and checkpoint is None and set(told) == {"fresh"})
     assert all((begin.decision is not None) <= begin.keep for begin in origin.begins)

@@ -17,6 +17,7 @@ from psrpc.channel import bind, make_server
 from psrpc.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.plan import Plan
+from psrpc.policy import Mode, Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
@@ -62,22 +63,22 @@ class Commands:
 class FakeCoordinator(CoordinatorServicer):
     """Answers shards. Tests read what came from its queues, which wait on events, not on time."""
 
-    def __init__(self, run_dir: Path, plan: Plan, *, mode: str = "async", replicas: int = 0):
+    def __init__(self, run_dir: Path, plan: Plan, *, mode: Mode = "async", replicas: int = 0):
         (run_dir / "token").write_text(TOKEN)
+        settings = Policy(mode=mode, replicas=replicas or None)
+        self.settings = json.dumps(settings.to_json()).encode()
         self.registration = pb.RegisterShardResponse(
             run_id="run-1",
             plan=plan.to_json(),
             optimizer=json.dumps(SGD).encode(),
             engine="numpy",
-            mode=mode,
-            replicas=replicas,
             run_dir=str(run_dir),
             token=TOKEN,
             heartbeat_s=0.02,
             lease_s=10,
             wire_dtype="float32",
         )
-        self.begin = pb.Begin(generation=1, policy=1, fresh=True)
+        self.begin = pb.Begin(generation=1, policy=1, fresh=True, settings=self.settings)
         """Where a shard is told to begin that watches and has not reported that it did."""
         self.begun: dict[int, int] = {}
         """The newest generation that an incarnation has reported to have begun."""

@@ -19,6 +19,7 @@ from pserver.updates.numpy_engine import NumpyEngine
 from pserver.workspace import Workspace
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.policy import Policy
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -105,7 +106,7 @@ def identity_of(
     shard: int = 0, mode: Literal["async", "sync"] = "async", replicas: int = 0
 ) -> ShardIdentity:
     """Generation 1, policy 1."""
-    return ShardIdentity(shard, INCARNATION, 1, 1, mode, replicas)
+    return ShardIdentity(shard, INCARNATION, 1, 1, Policy(mode=mode, replicas=replicas or None))
 
 
 def engine_of(

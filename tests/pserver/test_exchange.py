@@ -240,6 +240,15 @@ def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - normal()[NAME])
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where this process was started in the background and ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_exchange_that_was_interrupted_has_no_answer(updates: Blocking) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -92,8 +92,6 @@ class Shard:
             incarnation=self.process.incarnation,
             generation=0,
             policy=0,
-            mode=cast(Literal["async", "sync"], job.mode),
-            replicas=job.replicas,
         )
         files = SnapshotFiles(identity, plan, job.run_id, Path(job.run_dir), self._storage)
         self._writer = Writer(files, self)

@@ -14,6 +14,7 @@ from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
 from pserver.updates.engine import make_engine
 from psrpc.plan import Plan, aligned_empty
+from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data import Array
 from worker.router import Router
@@ -52,7 +53,9 @@ def serve_shards(
     with ExitStack() as stack:
         for shard in range(plan.shards):
             updates = make_engine("numpy", SGD, plan, shard)
-            identity = ShardIdentity(shard, 100 + shard, 1, 1, mode, replicas)
+            identity = ShardIdentity(
+                shard, 100 + shard, 1, 1, Policy(mode=mode, replicas=replicas or None)
+            )
             engine = ShardEngine(identity, plan, updates, NoSink())
             server = stack.enter_context(ShardServer(shard, "127.0.0.1:0"))
             server.open(engine)
