@@ -28,13 +28,15 @@ class Attempt:
 @dataclass(frozen=True, slots=True)
 class Report:
     """The fate of one batch, as a worker tells it. ``loss`` is the mean over the batch and may be
-    NaN; ``staleness`` is the greatest over the shards."""
+    NaN; ``staleness`` is the greatest over the shards. Of a batch that is ``too_stale`` some shard
+    refused the gradient, so it has to be computed again."""
 
     batch: BatchId
     attempt: int
     loss: float = 0.0
     staleness: int = 0
     skipped: bool = False
+    too_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +112,21 @@ class Initialize:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Run these batches in order and push each (async)."""
+    """Run these batches in order and push each (async, ssp). ``fresh``: pull before the first."""
 
     batches: tuple[Attempt, ...]
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Compute one micro-batch of a round, stage it, commit it (sync)."""
+    """Compute one micro-batch of a round, stage it, commit it (sync). It is computed from version
+    ``round``, or from the ``newest`` that there is."""
 
     round: int
     attempt: Attempt
     decision: Decision | None
+    newest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +158,11 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No work now, and why."""
+    """No work now, and why. ``until`` is when asking again may bring some though nothing has
+    happened; None if only an event can."""
 
     reason: str
+    until: float | None = None
 
 
 Command: TypeAlias = Decision | SnapshotOrder | Release | Begin | Revocation | Ended
