@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from coordinator.work import (
     Wait,
 )
 from psrpc.errors import Forming, NotReady, StaleGeneration
+from psrpc.policy import ASYNC
 from tests.coordinator.bench import Coordinator, Worker, start
 
 SYNC: dict[str, Any] = {
@@ -47,9 +49,12 @@ def phase(coordinator: Coordinator) -> str:
 
 
 def begins(coordinator: Coordinator) -> list[Begin]:
-    """What each shard was told last."""
+    """What each shard was told last; all are told the policy that stands."""
     ordered = sorted(coordinator.shards, key=lambda shard: shard.index)
-    return [shard.begins[-1] for shard in ordered]
+    told = [shard.begins[-1] for shard in ordered]
+    run = coordinator.course.run
+    assert {(begin.policy, begin.settings) for begin in told} == {(run.policy, run.settings)}
+    return [replace(begin, settings=ASYNC) for begin in told]
 
 
 def refuse(*_: object) -> None:

@@ -25,15 +25,15 @@ def test_a_description_is_read() -> None:
     description = describe(mode="sync", replicas=3)
     assert (description.name, description.mode, description.replicas) == ("tiny", "sync", 3)
     assert [v.shape for v in description.variables] == [(8, 8), (8,)]
-    assert describe(mode="async", replicas=3).replicas == 0
+    assert describe().replicas == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
         ({"format": 2}, "not of format 1"),
-        ({"mode": "ssp"}, "mode = 'ssp'; expected async or sync"),
-        ({"mode": "sync"}, "replicas = None; expected int"),
+        ({"mode": "odd"}, "mode is 'odd'; expected async or sync or ssp"),
+        ({"mode": "sync"}, "mode is 'sync' but replicas is not set"),
         ({"batch_size": 0}, "batch_size = 0; expected at least 1"),
         ({"epochs": True}, "epochs = True; expected int"),
         ({"train_records": "many"}, "train_records = 'many'; expected int"),

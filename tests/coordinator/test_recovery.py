@@ -102,7 +102,8 @@ def test_sync_shards_keep_what_differs_by_the_newest_decision_at_most(
     last = None if newest is None else decision(newest)
     origin = choose([held(version) for version in versions], "sync", newest=last)
     if kept:
-        assert origin.begins == (Begin(4, 1, keep=True, decision=last),) * 2
+        keep = Begin(4, 1, keep=True, decision=last, settings=POLICIES["sync"])
+        assert origin.begins == (keep, keep)
     else:
         assert words(origin) == ["restore", "restore"]
         assert f"stand at rounds {sorted(set(versions))}" in origin.reason
