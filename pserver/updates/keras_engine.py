@@ -104,7 +104,8 @@ class KerasEngine:
         ]
         self._whole = plan.placement == "whole"
         self._wire = wire
-        self._steps: dict[tuple[np.dtype[Any], ...], FlatFunction] = {}
+        self._steps: dict[tuple[bool, tuple[np.dtype[Any], ...]], FlatFunction] = {}
+        """By whether the learning rate is scaled, and the gradients' dtypes."""
 
     def load(self, values: Mapping[str, NDArray]) -> None:
         self._arenas.check(values)
@@ -148,8 +149,11 @@ class KerasEngine:
         initial = [_initial(v) for v in self._optimizer.variables]
         encodings: dict[Encoding, None] = dict.fromkeys(("plain", self._wire))
         self._steps, self._jit = {}, True
+        # As under a snapshot: what that takes of new memory is taken now, not while training.
+        held = [view(v) for v in self._optimizer.variables]
         for encoding in encodings:
             self._try_step([self._arenas.wire_dtype(n, encoding) for n in self._arenas.owned])
+        del held
         for variable, value in zip([*self._variables, *self._state.values()], values, strict=True):
             variable.assign(value)
         for variable, value in zip(self._optimizer.variables, initial, strict=True):
@@ -173,14 +177,31 @@ class KerasEngine:
             self._steps, self._jit = {}, False
             self._step(nothing)
 
-    def _step(self, arrays: Sequence[NDArray]) -> None:
+    def _step(self, arrays: Sequence[NDArray], rate_scale: float = 1.0) -> None:
         """One step from an array per owned arena."""
-        dtypes = tuple([array.dtype for array in arrays])
+        scaled = rate_scale != 1.0
+        kind = scaled, tuple([array.dtype for array in arrays])
         tensors = [to_tensor(array) for array in arrays]
-        step = self._steps.get(dtypes)
+        if scaled:
+            tensors.append(tf.constant(rate_scale, tf.float32))
+        step = self._steps.get(kind)
         if step is None:
-            step = self._steps[dtypes] = FlatFunction(self._update, *tensors, jit=self._jit)
+            # Not one function for both: XLA would associate products otherwise even with 1.
+            update = self._scaled_update if scaled else self._update
+            step = self._steps[kind] = FlatFunction(update, *tensors, jit=self._jit)
         step(*tensors)
+
+    def _scaled_update(self, *arrays: Any) -> None:
+        """:meth:`_update`, traced, with a learning rate that is multiplied by the last argument."""
+        *flat, rate_scale = arrays
+        current = self._optimizer._get_current_learning_rate
+        # All of Keras asks this method: for the update, for weight decay, for any schedule.
+        own = vars(self._optimizer)
+        own["_get_current_learning_rate"] = lambda: tf.cast(current(), tf.float32) * rate_scale
+        try:
+            self._update(*flat)
+        finally:
+            del own["_get_current_learning_rate"]
 
     def _update(self, *arrays: Any) -> None:
         """One step, traced: gradients of the trainable arenas, then deltas of the state arenas."""
@@ -198,14 +219,14 @@ class KerasEngine:
         for name, variable in self._state.items():
             variable.value.assign_add(flat[name])
 
-    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
         assert self._steps, "load comes first"
         if not gradients:
             return
         self._arenas.check_gradients(gradients)
         self._arenas.check_aligned(gradients)
         self._flat = {}
-        self._step([gradients[n] for n in self._arenas.owned])
+        self._step([gradients[n] for n in self._arenas.owned], rate_scale)
 
     def snapshot(self, encoding: Encoding = "plain") -> dict[str, NDArray]:
         assert self._steps, "load comes first"
