@@ -74,8 +74,12 @@ class UpdateEngine(Protocol):
             InvalidArgument: an arena is missing, unknown or has another length or dtype.
         """
 
-    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
         """One optimizer step: trainable arenas hold gradients, state arenas deltas to be added.
+
+        ``rate_scale`` multiplies the learning rate of this step, whatever schedule it has; where
+        the optimizer decays weights by the learning rate, that too. With 1 the bits are those of
+        the optimizer alone. It is rounded to float32, as learning rates are.
 
         Every arena with elements must be there; an empty mapping changes nothing. Gradients of a
         float32 arena may also be bfloat16 (of ``ml_dtypes``) or float16; they are widened on the

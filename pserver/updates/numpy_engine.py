@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from pserver.updates.allowlist import EXCLUDED, check_optimizer
 from pserver.updates.arenas import ShardArenas
 from pserver.updates.engine import ITERATIONS, NDArray, Slots, frozen, scalar
+from pserver.updates.lending import Lending
 from pserver.updates.rules import make_rule
 from pserver.updates.schedules import make_schedule
 from psrpc.encoding import Encoding, round_to
@@ -55,8 +55,7 @@ class NumpyEngine:
         self._values: dict[str, NDArray] = {}
         self._slots: dict[str, dict[str, NDArray]] = {}
         self._iterations = 0
-        self._lent: dict[int, weakref.ref[NDArray]] = {}
-        """By ``id`` of an array of values or slots: the last view of it that was given away."""
+        self._lending = Lending()
         self._scratch = {
             dtype: [aligned_empty(_BLOCK, dtype) for _ in range(3)]
             for dtype in {self._arenas.dtypes[n] for n in self._arenas.trainable}
@@ -67,7 +66,7 @@ class NumpyEngine:
         arenas.check(values)
         # Before others are made: a shard that goes back to a checkpoint has the next ones already.
         self._slots = {}
-        self._lent = {}
+        self._lending.clear()
         self._values = {n: np.require(values[n], requirements=("C", "W")) for n in arenas.owned}
         self._slots = {
             slot: {n: aligned_empty(arenas.lengths[n], arenas.dtypes[n]) for n in arenas.trainable}
@@ -78,24 +77,25 @@ class NumpyEngine:
                 array.fill(self._rule.slots[slot])
         self._iterations = 0
 
-    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
         if not gradients:
             return
         self._arenas.check_gradients(gradients)
-        rate = self._rate(self._iterations)
+        # Exact where the scale is 1.
+        rate = self._rate(self._iterations) * np.float32(rate_scale)
         # A run that diverges says so by its loss; XLA is as silent about infinities.
         with np.errstate(all="ignore"):
             for name in self._arenas.trainable:
                 self._update(name, gradients[name], rate)
             for name in self._arenas.state:
-                own = self._own(self._values[name])
+                own = self._lending.own(self._values[name])
                 self._values[name] = np.add(self._values[name], gradients[name], out=own)
         self._iterations += 1
 
     def _update(self, name: str, gradients: NDArray, rate: np.float32) -> None:
         dtype = self._arenas.dtypes[name]
         old = [self._values[name], *(arrays[name] for arrays in self._slots.values())]
-        new = [self._own(array) for array in old]
+        new = [self._lending.own(array) for array in old]
         values, *slots = new
         factors = self._rule.factors(rate, self._iterations, dtype)
         real = np.dtype(dtype).type
@@ -122,24 +122,6 @@ class NumpyEngine:
         for arrays, array in zip(self._slots.values(), slots, strict=True):
             arrays[name] = array
 
-    def _own(self, array: NDArray) -> NDArray:
-        """Where the next values of ``array`` go: into it, or, while somebody still reads it, into
-        a new one, uninitialised."""
-        lent = self._lent.pop(id(array), None)
-        if lent is None or lent() is None:
-            return array
-        return aligned_empty(len(array), array.dtype.name)
-
-    def _lend(self, array: NDArray) -> NDArray:
-        """A read-only view. As long as it lives, or a part of it, updates write elsewhere."""
-        lent = self._lent.get(id(array))
-        view = None if lent is None else lent()
-        if view is None:
-            # Not a plain view: parts of one would keep the array alive and not the view.
-            view = np.frombuffer(array.data.toreadonly(), array.dtype)
-            self._lent[id(array)] = weakref.ref(view)
-        return view
-
     def snapshot(self, encoding: Encoding = "plain") -> dict[str, NDArray]:
         return self._arenas.ordered(
             {n: self._frozen(n, a, encoding) for n, a in self._values.items()}, encoding
@@ -147,12 +129,12 @@ class NumpyEngine:
 
     def _frozen(self, name: str, values: NDArray, encoding: Encoding) -> NDArray:
         plain = self._arenas.wire_dtype(name, encoding) == values.dtype
-        return self._lend(values) if plain else frozen(round_to(values, encoding))
+        return self._lending.lend(values) if plain else frozen(round_to(values, encoding))
 
     def slots(self) -> Slots:
         return Slots(
             elements={
-                slot: {n: self._lend(a) for n, a in arrays.items()}
+                slot: {n: self._lending.lend(a) for n, a in arrays.items()}
                 for slot, arrays in self._slots.items()
             },
             scalars={ITERATIONS: scalar(self._iterations, "int64")},
@@ -163,6 +145,6 @@ class NumpyEngine:
         self._arenas.check_slots(slots, own, f"{self._name} on the numpy engine")
         for slot, arrays in self._slots.items():
             for name, array in arrays.items():
-                arrays[name] = self._own(array)
+                arrays[name] = self._lending.own(array)
                 np.copyto(arrays[name], slots.elements[slot][name])
         self._iterations = slots.iterations
