@@ -198,7 +198,7 @@ def serialized_optimizer(
                 f"optimizer is {optimizer!r}; Keras has no optimizer of that name"
             ) from None
     elif not isinstance(optimizer, keras.optimizers.Optimizer):
-        given = (job.total_updates(),) if _required_arguments(optimizer) else ()
+        given = (job.optimizer_updates(),) if _required_arguments(optimizer) else ()
         with user_code("optimizer()"):
             optimizer = optimizer(*given)
     if not isinstance(optimizer, keras.optimizers.Optimizer):

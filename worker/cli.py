@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from psrpc.policy import MODES
 from psrpc.process import leave
 
 
@@ -105,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     describe = commands.add_parser("describe", help="print what a job is, as JSON")
     describe.add_argument("job", metavar="JOB", help="the job file")
     _add_set(describe)
-    describe.add_argument("--mode", choices=("async", "sync"), help="instead of the job's mode")
+    describe.add_argument("--mode", choices=MODES, help="instead of the job's mode")
 
     export = commands.add_parser(
         "export", help="write a checkpoint as a file that plain Keras loads"

@@ -7,6 +7,7 @@ that neither TensorFlow nor the user's code ever runs in the coordinator itself.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     from worker.build import serialized_optimizer
 
     job = loaded.job
-    job.policy()  # refuses what does not fit together
+    policy, then = job.policy(), job.then_policy()  # refuses what does not fit together
     _check_paths(job)
     records, eval_records = _check_data(job)
     example = _first_records("train", job, min(job.batch_size, records))
@@ -83,7 +84,11 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "format": FORMAT,
         "name": loaded.name,
         "job_sha256": loaded.sha256,
-        "policy": job.policy().to_json(),
+        "policy": policy.to_json(),
+        "then": then and {"policy": then.to_json(), "epoch": job.then_after},
+        "local_steps": job.local_steps,
+        "scale_lr": job.scale_lr,
+        "warmup_epochs": float(job.warmup_epochs),
         "batch_size": job.batch_size,
         "epochs": job.epochs,
         "seed": job.seed,
@@ -144,13 +149,19 @@ def _check_data(job: Job) -> tuple[int, int]:
         records = job.train.num_records
     if not records:
         raise InvalidJob("train holds no records; there is nothing to train on")
-    replicas = job.replicas if job.mode == "sync" and job.replicas else 1
-    needed = job.batch_size * replicas
+    then = job.then_policy()
+    factors = {
+        "batch_size": job.batch_size,
+        "replicas": max(job.policy().open, 1 if then is None else then.open),
+        "local_steps": job.local_steps,
+    }
+    factors = {name: factor for name, factor in factors.items() if factor > 1}
+    needed = math.prod(factors.values())
     if records < needed:
-        product = f"{job.batch_size} x replicas {replicas}" if replicas > 1 else job.batch_size
         raise InvalidJob(
-            f"train holds {records} records, less than one global batch of {needed} (batch_size "
-            f"{product}); use more data, or a smaller batch_size{' or replicas' * (replicas > 1)}"
+            f"train holds {records} records, less than one global batch of {needed} "
+            f"({' x '.join(f'{name} {factor}' for name, factor in factors.items())}); use more "
+            f"data, or a smaller {' or '.join(factors)}"
         )
     if job.eval is None:
         return records, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from psrpc.batch import batches_per_epoch
 from psrpc.errors import InvalidJob
-from psrpc.policy import MODES, Mode, Policy, fitting
+from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from worker.data import DataSource
 from worker.keep_best import parse_keep_best
+from worker.phases import phases_of
 
 if TYPE_CHECKING:
     import keras
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 Compression = Literal["topk", "int8"]
+ScaleLr = Literal["linear"]
 
 ModelFactory: TypeAlias = "Callable[[], keras.Model | tf.Module]"
 Loss: TypeAlias = "str | keras.losses.Loss | Callable[..., Any]"
@@ -40,8 +43,9 @@ class Job:
             For a ``tf.Module`` a function ``f(module, x, y)`` that returns the mean loss over the
             batch, a scalar; ``f(module, x, y, sample_weight)`` when the data has weights.
         optimizer: a built-in Keras optimizer, its name, a function without arguments that makes
-            one, or a function of ``total_updates``, the number of updates of the whole job, so
-            that a learning-rate schedule ends with the job in every mode. With ``use_ema`` all
+            one, or a function of ``total_updates``, the number of updates of the whole job (local
+            steps of a worker are updates, too), so that a learning-rate schedule ends with the job
+            in every mode. With ``use_ema`` all
             evaluations, the final one too, see the parameters as they are trained; an export
             takes the averages, as Keras does when ``fit`` ends.
         train: the training data, see ``worker.data``.
@@ -51,9 +55,38 @@ class Job:
         batch_size: examples of one micro-batch: what a worker computes one gradient on.
         epochs: passes over the training data.
         mode: ``async`` applies every gradient as it comes; ``sync`` applies the mean of
-            ``replicas`` micro-batches at a time. ``--mode`` overrides it.
+            ``replicas`` micro-batches at a time; ``ssp`` (stale synchronous parallel) applies every
+            gradient as it comes, but lets no worker run more than ``staleness`` steps ahead of the
+            slowest. ``--mode`` overrides it; what the file says for its own mode alone is then
+            left out, ``then`` and ``scale_lr`` too.
         replicas: K, the micro-batches of one synchronous round. Needed in ``sync`` mode, here or
             with ``--replicas``. The result depends on it and not on how many workers there are.
+        aggregate: M, how many of the K a round takes: the first that are done. The others count in
+            a later round (backup workers) (sync).
+        speculate: an idle worker computes a micro-batch that another one is late with (sync).
+        round_deadline_s: name who is late with a round that lasts longer, in seconds (sync).
+        balance: cut micro-batches by the speed of the workers that compute them; a round is of
+            ``replicas * batch_size`` records as ever (sync).
+        staleness: s, the steps that a worker may be ahead of the slowest (ssp). Needed there.
+        max_staleness: gradients of older parameters are refused, and their batch is computed again
+            (async).
+        staleness_lr: ``inverse`` divides the learning rate by 1 + staleness (async, ssp).
+        delay_compensation: corrects a gradient for the updates since it was computed, as DC-ASGD
+            does: ``constant`` or ``adaptive`` (async, ssp).
+        dc_lambda: λ of that; None takes the paper's (async, ssp).
+        dc_decay: memory of the mean square of ``adaptive``; at least 0, below 1 (async, ssp).
+            These are the settings of :class:`psrpc.policy.Policy`, which says more of each.
+        then: the mode of the rest of the job, after ``then_after`` epochs in ``mode``. Each of the
+            settings above belongs to the phases whose mode it fits.
+        then_after: epochs before ``then``; fewer than ``epochs``.
+        local_steps: H, the steps that a worker takes by itself, from the parameters that it has
+            received, on H batches of ``batch_size`` records, before it pushes how far it came.
+            Shards add that (async, ssp), or the mean over a round (sync). The job's optimizer runs
+            in the worker, afresh each time, and must be SGD, with momentum or without; see
+            :class:`worker.local_steps.LocalSteps`.
+        scale_lr: ``linear`` multiplies the learning rate by the micro-batches of an update, for
+            large batches (Goyal et al. 2017). Only rounds have several.
+        warmup_epochs: over which ``scale_lr`` rises to that from 1; may be a fraction.
         seed: of the initial values, the order of records and dropout masks.
         init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``) or the
             directory of an earlier checkpoint. Relative to the working directory.
@@ -94,6 +127,21 @@ class Job:
     epochs: int = 1
     mode: Mode = "async"
     replicas: int | None = None
+    aggregate: int | None = None
+    speculate: bool = False
+    round_deadline_s: float | None = None
+    balance: bool = False
+    staleness: int | None = None
+    max_staleness: int | None = None
+    staleness_lr: StalenessLr | None = None
+    delay_compensation: DelayCompensation | None = None
+    dc_lambda: float | None = None
+    dc_decay: float = 0.95
+    then: Mode | None = None
+    then_after: int | None = None
+    local_steps: int = 1
+    scale_lr: ScaleLr | None = None
+    warmup_epochs: float = 0.0
     seed: int = 0
     init_from: str | Path | None = None
     engine: Engine = "keras"
@@ -106,13 +154,22 @@ class Job:
     topk: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "epochs", "checkpoint_every", "keep_checkpoints"):
+        for name in (
+            "batch_size",
+            "epochs",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "local_steps",
+        ):
             _check_integer(name, getattr(self, name), 1)
         _check_integer("seed", self.seed, 0)
-        for name in ("replicas", "intra_op_threads"):
+        for name in ("replicas", "intra_op_threads", "then_after"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)
         _check_choice("mode", self.mode, MODES)
+        _check_choice("then", self.then, (*MODES, None))
+        _check_choice("scale_lr", self.scale_lr, ("linear", None))
+        _check_not_negative("warmup_epochs", self.warmup_epochs)
         _check_choice("engine", self.engine, ("keras", "numpy"))
         _check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
         _check_choice("compression", self.compression, ("topk", "int8", None))
@@ -160,21 +217,32 @@ class Job:
         """What the job begins with.
 
         Raises:
-            InvalidJob: settings that do not fit the mode, or each other.
+            InvalidJob: settings that do not fit the mode, or each other, or a rule that never ends.
         """
-        # A job may say for which rounds it is made, and be run without any.
-        settings = {"replicas": self.replicas}
-        return Policy(mode=self.mode, **fitting(self.mode, settings))
+        return phases_of(self).first
+
+    def then_policy(self) -> Policy | None:
+        """What follows after ``then_after`` epochs; None without a rule. Raises as :meth:`policy`
+        does."""
+        return phases_of(self).then
 
     def total_updates(self) -> int:
-        """Updates that every shard applies over the whole job: ``epochs * ceil(N / batch_size)``
-        in async mode; in sync mode ``epochs * ceil(ceil(N / batch_size) / replicas)``, since a
-        round never crosses an epoch. Reads the size of the training data."""
-        updates = batches_per_epoch(self.train.num_records, self.batch_size)
-        if self.mode == "sync":
-            assert self.replicas is not None  # worker.describe has refused it
-            updates = -(-updates // self.replicas)
-        return self.epochs * updates
+        """Updates that every shard applies over the whole job, n of them in an epoch without
+        rounds, n = ``ceil(N / (batch_size * local_steps))``, and ``ceil(n / M)`` in sync mode, M
+        being the micro-batches that a round takes, since a round never crosses an epoch. Reads the
+        size of the training data. Raises as :meth:`policy` does."""
+        phases = phases_of(self)
+        batches = batches_per_epoch(self.train.num_records, self.batch_size * self.local_steps)
+        updates = phases.first_epochs * -(-batches // phases.first.taken)
+        if phases.then is not None:
+            rest = self.epochs - phases.first_epochs
+            updates += rest * -(-batches // phases.then.taken)
+        return updates
+
+    def optimizer_updates(self) -> int:
+        """What a function of ``total_updates`` that makes the optimizer is given: H local steps for
+        each update of the shards."""
+        return self.total_updates() * self.local_steps
 
 
 def _show(value: object) -> str:
@@ -191,6 +259,11 @@ def _check_integer(name: str, value: object, least: int) -> None:
 def _check_fraction(name: str, value: object, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise InvalidJob(f"{name} is {_show(value)}; expected a number above 0 and at most {most}")
+
+
+def _check_not_negative(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidJob(f"{name} is {_show(value)}; expected a number of at least 0")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:

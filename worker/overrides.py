@@ -11,7 +11,9 @@ from typing import Any
 
 from pserver.updates.allowlist import with_learning_rate
 from psrpc.errors import InvalidJob
+from psrpc.policy import MODES
 from worker.job import Job
+from worker.phases import without_effect
 
 OPTIMIZER_PREFIX = "optimizer."
 
@@ -74,6 +76,21 @@ FIELDS: dict[str, _Kind | None] = {
     "epochs": _INTEGER,
     "mode": _NAME,
     "replicas": _or_none(_INTEGER),
+    "aggregate": _or_none(_INTEGER),
+    "speculate": _BOOLEAN,
+    "round_deadline_s": _or_none(_FLOAT),
+    "balance": _BOOLEAN,
+    "staleness": _or_none(_INTEGER),
+    "max_staleness": _or_none(_INTEGER),
+    "staleness_lr": _or_none(_NAME),
+    "delay_compensation": _or_none(_NAME),
+    "dc_lambda": _or_none(_FLOAT),
+    "dc_decay": _FLOAT,
+    "then": _or_none(_NAME),
+    "then_after": _or_none(_INTEGER),
+    "local_steps": _INTEGER,
+    "scale_lr": _or_none(_NAME),
+    "warmup_epochs": _FLOAT,
     "seed": _INTEGER,
     "init_from": _or_none(_PATH),
     "engine": _NAME,
@@ -102,7 +119,8 @@ _OPTIONAL = frozenset(
 
 def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]]:
     """The job with ``key=value`` settings applied, and the settings ``optimizer.*``, still text,
-    for :func:`override_optimizer`. Of one key the last setting counts.
+    for :func:`override_optimizer`. Of one key the last setting counts. In another mode than its
+    own, what the job says for that alone is left out, see ``worker.phases``.
 
     Raises:
         InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
@@ -125,6 +143,9 @@ def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]
         if kind is None:
             raise InvalidJob(f"--set {setting}: {key} is code; change it in the job file")
         fields[key] = _parsed(setting, kind, text)
+    mode = fields.get("mode", job.mode)
+    if mode != job.mode and mode in MODES:
+        fields = without_effect(job, mode, fields) | fields
     return replace(job, **fields), arguments
 
 

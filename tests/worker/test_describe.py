@@ -61,8 +61,11 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "format": 1,
         "name": "example",
         "job_sha256": "ab" * 32,
-        "mode": "sync",
-        "replicas": 4,
+        "policy": {"mode": "sync", "replicas": 4},
+        "then": None,
+        "local_steps": 1,
+        "scale_lr": None,
+        "warmup_epochs": 0.0,
         "batch_size": 10,
         "epochs": 2,
         "seed": 0,
@@ -101,6 +104,15 @@ def test_what_is_kept_is_told() -> None:
     assert document["keep_best"] == {"metric": "accuracy", "lower": False}
     with pytest.raises(InvalidJob, match=r"evaluations have no 'auc'; they have loss, accuracy$"):
         described(keep_best="auc", eval=classes(20))
+
+
+def test_a_rule_and_the_recipe_for_large_batches_are_told() -> None:
+    rule = {"mode": "sync", "replicas": 4, "then": "async", "then_after": 1, "max_staleness": 8}
+    document = described(**rule, epochs=3, scale_lr="linear", warmup_epochs=2)
+    assert document["policy"] == {"mode": "sync", "replicas": 4}
+    assert document["then"] == {"policy": {"mode": "async", "max_staleness": 8}, "epoch": 1}
+    assert (document["scale_lr"], document["warmup_epochs"]) == ("linear", 2.0)
+    assert document["total_updates"] == 2 + 2 * 6
 
 
 def test_how_tensors_travel_is_told() -> None:
@@ -429,7 +441,8 @@ def test_stdout_holds_one_document_and_nothing_else(tmp_path: Path) -> None:
     done = run(path, "replicas=2")
     assert done.returncode == 0
     document = json.loads(done.stdout)
-    assert (document["name"], document["mode"], document["replicas"]) == ("noisy", "sync", 2)
+    assert document["name"] == "noisy"
+    assert document["policy"] == {"mode": "sync", "replicas": 2}
     assert "on stdout" in done.stderr
     assert "on descriptor 1" in done.stderr
 

@@ -45,7 +45,13 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("keep_best", "gain", "keep_best is 'gain'; say in which direction it gets better"),
         ("keep_best", "loss", "keep_best is 'loss', but eval is None; nothing is evaluated"),
         ("intra_op_threads", "2", "intra_op_threads is '2' (str)"),
-        ("mode", "ssp", "mode is 'ssp' (str); expected async or sync"),
+        ("mode", "fast", "mode is 'fast' (str); expected async or sync or ssp"),
+        ("then", "later", "then is 'later' (str); expected async or sync or ssp or None"),
+        ("then_after", 0, "then_after is 0 (int); expected a whole number of at least 1"),
+        ("local_steps", 0, "local_steps is 0 (int); expected a whole number of at least 1"),
+        ("scale_lr", "sqrt", "scale_lr is 'sqrt' (str); expected linear or None"),
+        ("warmup_epochs", -1.0, "warmup_epochs is -1.0 (float); expected a number of at least 0"),
+        ("warmup_epochs", math.inf, "warmup_epochs is inf (float)"),
         ("engine", "jax", "engine is 'jax' (str); expected keras or numpy"),
         (
             "wire_dtype",
@@ -84,6 +90,13 @@ def test_updates_of_the_whole_job_in_both_modes() -> None:
     # 11 batches, the last of one record; 4 rounds, the last of two batches.
     assert job.total_updates() == 4 * 11
     assert replace(job, mode="sync").total_updates() == 4 * 4
+    assert replace(job, mode="sync", aggregate=2).total_updates() == 4 * 6
+    rule = replace(job, mode="sync", then="async", then_after=1)
+    assert rule.total_updates() == 4 + 3 * 11
+    # Batches of 20 records, the last of one: 6, and 2 rounds. The optimizer takes two steps each.
+    local = replace(job, local_steps=2)
+    assert (local.total_updates(), local.optimizer_updates()) == (4 * 6, 4 * 12)
+    assert replace(local, mode="sync").total_updates() == 4 * 2
 
 
 def test_a_job_file_can_be_checked_without_tensorflow() -> None:

@@ -86,7 +86,7 @@ def test_settings_are_taken_together_and_the_last_of_a_key_counts() -> None:
         ("epochs=", "expected a whole number"),
         ("epochs=0", "epochs is 0 (int); expected a whole number of at least 1"),
         ("replicas=many", "expected a whole number or none"),
-        ("mode=fast", "mode is 'fast' (str); expected async or sync"),
+        ("mode=fast", "mode is 'fast' (str); expected async or sync or ssp"),
         ("model=x", "--set model=x: model is code; change it in the job file"),
         ("train=x", "train is code"),
         ("eval=x", "expected none"),
