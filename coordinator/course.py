@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from coordinator.bell import Bell
 from coordinator.curves import Curves
 from coordinator.disk import Committed, DiskWork
+from coordinator.gauges import read_gauges
 from coordinator.generations import Generations, Standing
 from coordinator.lapses import OFTEN, Lapses
 from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
@@ -118,8 +119,9 @@ class Course:
                 self._lapsed(effect.worker)
                 self.revoke(effect.worker, lost=True)
         self.training.retry(now)
-        progress = self.training.progress
-        self._curves.flush(progress.steps.rate(now), progress.records.rate(now))
+        gauges = read_gauges(self)
+        self.training.progress.saw_skew(gauges.version_skew)
+        self._curves.flush(gauges)
         self._waits.look(held_up(self), now)
         self.advance()
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from coordinator.admission import check_job, check_software
 from coordinator.course import Course
+from coordinator.figures import ShardFigures, WorkerTimes
 from coordinator.generations import Standing
 from coordinator.lifecycle import ENDED
-from coordinator.membership import Shard, ShardFigures, Worker
+from coordinator.membership import Shard, Worker
 from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile
@@ -170,6 +171,7 @@ class Engine:
         generation: int,
         reports: Sequence[Report],
         waiting_for: str,
+        times: WorkerTimes | None = None,
     ) -> tuple[bool, Ended | None]:
         """A worker is alive: whether it must register again, and the end of the job."""
         known = self._members.worker_seen(name, incarnation, self.course.now())
@@ -177,6 +179,9 @@ class Engine:
             self._members.workers[name].waiting_for = waiting_for
             if self.course.stands(generation):
                 self.course.record(name, reports)
+            if times is not None:
+                self._members.workers[name].times = times
+                self.course.training.progress.beat(name, times.compute, self.course.now())
         return not known, self.course.end() if self.course.phase in ENDED else None
 
     def cluster_now(self, name: str, incarnation: int) -> Sequence[Shard]:

@@ -10,27 +10,35 @@ import math
 from collections import deque
 
 from psrpc.batch import BatchId
+from psrpc.policy import Policy
 
 SKIPPED_IN_A_ROW = 10
 WINDOW_STEPS = 20
 FACTOR = 3.0
+
 PATIENCE_STEPS = 200
+"""After so many steps in a row that are too high, the job is stopped."""
+
+WARNED_STEPS = PATIENCE_STEPS // 2
+"""After so many a person is warned, who may still change something."""
 
 
 class Guard:
-    """Watches batches as they are done; each method returns why the job must stop, or None.
+    """Watches batches as they are done; each method returns why the job must stop, or None. What a
+    person should know before it comes to that is in ``warnings``, for the owner to take out.
 
     Pure and not thread-safe.
     """
 
-    def __init__(self, mode: str, first_loss: float | None = None) -> None:
+    def __init__(self, policy: Policy, first_loss: float | None = None) -> None:
         """``first_loss`` is the mean loss of the first window, where an earlier run of the job
         has seen it."""
-        self._mode = mode
+        self._policy = policy
         self._first_loss = first_loss
         self._window: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._skipped = 0
         self._above = 0
+        self.warnings: list[str] = []
 
     @property
     def first_loss(self) -> float | None:
@@ -41,6 +49,13 @@ class Guard:
     def loss(self) -> float:
         """Mean loss of the last window; NaN before the first step."""
         return sum(self._window) / len(self._window) if self._window else math.nan
+
+    def follow(self, policy: Policy) -> None:
+        """Training goes on under ``policy``. If that is another one, the count of bad steps starts
+        anew: it may be the cure."""
+        if policy != self._policy:
+            self._policy = policy
+            self._above = 0
 
     def batch(self, batch: BatchId, skipped: bool) -> str | None:
         """One batch is done; ``skipped`` when its gradient was NaN or infinite."""
@@ -70,16 +85,29 @@ class Guard:
             self._above = 0
             return None
         self._above += 1
+        if self._above == WARNED_STEPS:
+            self.warnings.append(
+                f"training may be diverging: the loss is {mean / first:.3g} times its first value "
+                f"({mean:.4g}, first {first:.4g}), and was above {FACTOR:g} times for "
+                f"{WARNED_STEPS} steps; the run is stopped after {PATIENCE_STEPS} such steps; "
+                f"{self._advice(running=True)}"
+            )
         if self._above < PATIENCE_STEPS:
             return None
         return (
             f"training diverged: the mean loss of {WINDOW_STEPS} steps stayed above {FACTOR:g} "
             f"times its first value for {PATIENCE_STEPS} steps (now {mean:.4g}, first "
-            f"{first:.4g}); {self._advice()}"
+            f"{first:.4g}); {self._advice(running=False)}"
         )
 
-    def _advice(self) -> str:
-        lower = "lower the learning rate (--set optimizer.learning_rate=...)"
-        if self._mode == "sync":
-            return lower
-        return f"{lower}, or train with --mode sync: staleness acts like more momentum"
+    def _advice(self, running: bool) -> str:
+        """What may help: to a job that is ``running``, or when it is started again."""
+        change = "coordinator set " if running else "--set "
+        parts = ["lower the learning rate (--set optimizer.learning_rate=...)"]
+        if not self._policy.rounds:
+            if self._policy.staleness_lr is None:
+                parts.append(f"divide it by 1 + staleness ({change}staleness_lr=inverse)")
+            sync = "coordinator set mode=sync replicas=N" if running else "--mode sync --replicas N"
+            parts.append(f"train in rounds of N micro-batches ({sync})")
+        advice = ", or ".join(parts)
+        return advice if self._policy.rounds else f"{advice}: staleness acts like more momentum"

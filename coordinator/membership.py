@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from coordinator.figures import ShardFigures, WorkerTimes
 from psrpc.errors import AlreadyExists, InvalidArgument, StaleGeneration
 
 ShardState = Literal["missing", "starting", "ready", "silent", "left"]
@@ -23,18 +24,6 @@ KEPT_WORKERS = 200
 
 FORMER = 100
 """Processes that are remembered to have held a shard's place before."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFigures:
-    """What a shard tells about itself with each sign of life."""
-
-    version: int = 0
-    applied: int = 0
-    already_applied: int = 0
-    skipped: int = 0
-    refused: int = 0
-    waiting_for: str = ""
 
 
 @dataclass(slots=True)
@@ -70,6 +59,7 @@ class Worker:
     state: WorkerState = "active"
     seen: float = 0.0
     waiting_for: str = ""
+    times: WorkerTimes = field(default_factory=WorkerTimes)
 
 
 @dataclass(frozen=True, slots=True)

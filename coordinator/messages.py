@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 
+from coordinator.figures import CAUSES, MAX_COUNTS, MAX_WORKERS, ShardFigures, WorkerTimes
 from coordinator.generations import Standing
-from coordinator.membership import ShardFigures
 from coordinator.recovery import Holding
 from coordinator.snapshots import ShardFile
 from coordinator.work import (
@@ -59,13 +60,30 @@ def read_reports(messages: Iterable[pb.BatchReport]) -> list[Report]:
 def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
     """What a shard tells about itself."""
     return ShardFigures(
-        message.version,
-        message.applied,
-        message.already_applied,
-        message.skipped,
-        message.refused,
-        message.waiting_for,
+        version=message.version,
+        applied=message.applied,
+        already_applied=message.already_applied,
+        skipped=message.skipped,
+        refused=message.refused,
+        waiting_for=message.waiting_for,
+        generation=message.generation,
+        staleness_counts=tuple(message.staleness_counts[:MAX_COUNTS]),
+        workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},
+        too_stale=message.too_stale,
+        uncompensated=message.uncompensated,
+        apply_s=_seconds(message.apply_s),
     )
+
+
+def read_times(message: pb.WorkerTimes) -> WorkerTimes:
+    """Where a worker's time has gone. A difference of clocks may be anything; what is no number of
+    seconds counts as none."""
+    return WorkerTimes(**{cause: _seconds(getattr(message, cause)) for cause in CAUSES})
+
+
+def write_times(times: WorkerTimes) -> pb.WorkerTimes:
+    """The same as a message."""
+    return pb.WorkerTimes(**times.by_cause())
 
 
 def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
@@ -249,3 +267,7 @@ def write_lease(work: Work, generation: int, policy: int) -> pb.Lease:
         case Ended():
             lease.finished.CopyFrom(write_shutdown(work))
     return lease
+
+
+def _seconds(value: float) -> float:
+    return max(0.0, value) if math.isfinite(value) else 0.0

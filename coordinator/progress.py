@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.figures import MAX_WORKERS
+from coordinator.stragglers import ComputePace
 from coordinator.work import Report
 
 RATE_WINDOW_S = 10.0
@@ -45,10 +47,30 @@ class Meter:
 
 @dataclass(slots=True)
 class WorkerProgress:
-    """What one worker has done."""
+    """What one worker has done. ``examples`` of ``batches`` count; ``computed`` and ``attempts``
+    are the same figures with what it has computed in vain, which nobody counts."""
 
     batches: int = 0
+    examples: int = 0
+    attempts: int = 0
+    computed: int = 0
+    gone: bool = False
+    began: float | None = None
+    last_done: float = 0.0
     steps: Meter = field(default_factory=Meter)
+    records: Meter = field(default_factory=Meter)
+    pace: ComputePace = field(default_factory=ComputePace)
+
+    @property
+    def mean_examples_per_s(self) -> float:
+        """From its first lease on; 0 before its first batch."""
+        span = self.last_done - self.began if self.began is not None else 0.0
+        return self.examples / span if span > 0 else 0.0
+
+    def compute(self, examples: int) -> None:
+        """It has computed a batch, whatever comes of it."""
+        self.attempts += 1
+        self.computed += examples
 
 
 @dataclass(slots=True)
@@ -68,7 +90,9 @@ class _Mean:
 class Progress:
     """Counts what this run of the job has done. ``skipped`` starts from what an earlier run had
     skipped; ``batches`` and ``examples`` are this run's alone, since rates are made of them.
-    ``failed`` counts batches whose worker was lost; others did them again."""
+    ``failed`` counts batches whose worker was lost; others did them again. ``contributors`` counts
+    the workers that have done a batch, ``workers`` remembers those that are there and the newest
+    of those that are not, ``MAX_WORKERS`` together unless more are there."""
 
     def __init__(self, skipped: int = 0) -> None:
         self.batches = 0
@@ -78,6 +102,9 @@ class Progress:
         self.began: float | None = None
         self.last_done: float | None = None
         self.workers: dict[str, WorkerProgress] = {}
+        self.contributors = 0
+        self.version_skew = 0
+        """The greatest that was seen between shards."""
         self.steps = Meter()
         self.records = Meter()
         self._staleness = _Mean()
@@ -95,8 +122,11 @@ class Progress:
             return 0.0
         return self.last_done - self.began
 
-    def leased(self, now: float) -> None:
+    def leased(self, worker: str, now: float) -> None:
         """A training lease went out."""
+        mine = self._worker(worker)
+        if mine.began is None:
+            mine.began = now
         if self.began is None:
             self.began = now
 
@@ -104,8 +134,11 @@ class Progress:
         """One batch counts."""
         self.batches += 1
         self.last_done = now
-        mine = self.workers.setdefault(worker, WorkerProgress())
+        mine = self._worker(worker)
+        self.contributors += not mine.batches
         mine.batches += 1
+        mine.last_done = now
+        mine.compute(report.batch.count)
         mine.steps.add(1, now)
         self.steps.add(1, now)
         if report.skipped:
@@ -113,10 +146,42 @@ class Progress:
             return
         count = report.batch.count
         self.examples += count
+        mine.examples += count
+        mine.records.add(count, now)
         self.records.add(count, now)
         self._staleness.add(report.staleness, 1)
         if math.isfinite(report.loss):
             self._epochs.setdefault(report.batch.epoch, _Mean()).add(report.loss, count)
+
+    def in_vain(self, worker: str, report: Report) -> None:
+        """A batch was computed and does not count: another attempt came first, or its gradient
+        was too stale."""
+        self._worker(worker).compute(report.batch.count)
+
+    def beat(self, worker: str, compute_s: float, now: float) -> None:
+        """A worker says how many seconds it has computed so far."""
+        mine = self.workers.get(worker)
+        if mine is not None:
+            mine.pace.look(compute_s, mine.computed, mine.attempts, now)
+
+    def left(self, worker: str) -> None:
+        """A worker is gone, under this name for good."""
+        mine = self.workers.pop(worker, None)
+        if mine is None:
+            return
+        mine.gone = True
+        # Last in the order of leaving.
+        self.workers[worker] = mine
+        gone = [name for name, other in self.workers.items() if other.gone]
+        for name in gone[: max(0, len(self.workers) - MAX_WORKERS)]:
+            del self.workers[name]
+
+    def saw_skew(self, skew: int) -> None:
+        """Shards stood so many versions apart."""
+        self.version_skew = max(self.version_skew, skew)
+
+    def _worker(self, name: str) -> WorkerProgress:
+        return self.workers.setdefault(name, WorkerProgress())
 
     def epoch_loss(self, epoch: int) -> float:
         """Mean training loss of an epoch that is over (NaN if nothing was seen); forgets it."""

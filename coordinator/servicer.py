@@ -18,6 +18,7 @@ from coordinator.messages import (
     read_reports,
     read_standing,
     read_states,
+    read_times,
     write_command,
     write_lease,
     write_shutdown,
@@ -145,6 +146,7 @@ class Servicer(CoordinatorServicer):
             request.generation,
             read_reports(request.done),
             request.waiting_for,
+            read_times(request.times),
         )
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,

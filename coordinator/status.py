@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.course import Course
+from coordinator.gauges import refused
 from coordinator.membership import Shard, Worker
 from coordinator.progress import WorkerProgress
 from coordinator.waits import held_up
@@ -50,11 +51,6 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         generation=generation,
         policy=run.policy,
     )
-
-
-def refused(course: Course) -> int:
-    """Pushes that shards have refused."""
-    return sum(shard.figures.refused for shard in course.members.shards)
 
 
 def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:

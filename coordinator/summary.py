@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.course import Course
+from coordinator.gauges import refused
 from coordinator.saving import FINAL
-from coordinator.status import refused
 
 NAME = "summary.json"
 
@@ -29,7 +29,7 @@ def summarize(course: Course) -> dict[str, Any]:
         "reason": course.reason,
         "mode": run.settings.mode,
         "shards": run.plan.shards,
-        "workers": sum(w.batches > 0 for w in progress.workers.values()),
+        "workers": progress.contributors,
         "replicas": run.settings.open,
         "global_step": span.step,
         "batches": span.batches,

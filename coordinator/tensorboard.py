@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written without TensorFlow.
+"""Scalars, histograms and texts for TensorBoard, written without TensorFlow.
 
 An event file is a sequence of ``Event`` protos in TFRecord framing; the ``tensorboard`` package
 brings both, so the coordinator stays free of TensorFlow.
@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 
-class ScalarWriter:
-    """Appends scalars to one new event file in ``logdir``; not thread-safe.
+class EventWriter:
+    """Appends points to one new event file in ``logdir``; not thread-safe.
 
-    The directory and the file are made with the first scalar. Scalars reach the disk when the
+    The directory and the file are made with the first point. Points reach the disk when the
     buffer is full, with ``flush`` or with ``close``; a process that dies loses the rest, and a
     reader skips a record cut in two. A writer that was closed opens another file when it is used
     again; TensorBoard reads all files of a directory as one run. Raises ``OSError`` if the disk
@@ -37,10 +39,32 @@ class ScalarWriter:
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Adds one point. A slash in ``tag`` groups charts; NaN and infinity are allowed."""
-        if self._records is None:
-            self._records = self._open()
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-        self._write(Event(wall_time=self._wall_clock(), step=step, summary=summary))
+        self._add(Summary.Value(tag=tag, simple_value=value), step)
+
+    def histogram(self, tag: str, counts: Sequence[int], step: int) -> None:
+        """Adds a histogram of whole numbers: ``counts[n]`` is how often n was seen. One of nothing
+        is not written."""
+        # Load-bearing: TensorBoard takes a bucket for what is above the one before and at most its
+        # own limit.
+        seen = [n for n, count in enumerate(counts) if count]
+        if not seen:
+            return
+        histogram = HistogramProto(
+            min=seen[0],
+            max=seen[-1],
+            num=sum(counts),
+            sum=sum(n * count for n, count in enumerate(counts)),
+            sum_squares=sum(n * n * count for n, count in enumerate(counts)),
+            bucket_limit=[n + 0.5 for n in range(seen[-1] + 1)],
+            bucket=counts[: seen[-1] + 1],
+        )
+        self._add(Summary.Value(tag=tag, histo=histogram), step)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Adds a text, which is shown as Markdown."""
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+        self._add(Summary.Value(tag=tag, tensor=tensor, metadata=metadata), step)
 
     def flush(self) -> None:
         """Hands everything written so far to the operating system."""
@@ -53,7 +77,7 @@ class ScalarWriter:
             records, self._records = self._records, None
             records.close()
 
-    def __enter__(self) -> ScalarWriter:
+    def __enter__(self) -> EventWriter:
         return self
 
     def __exit__(
@@ -77,5 +101,8 @@ class ScalarWriter:
         records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         return records
 
-    def _write(self, event: Event) -> None:
+    def _add(self, value: Summary.Value, step: int) -> None:
+        if self._records is None:
+            self._records = self._open()
+        event = Event(wall_time=self._wall_clock(), step=step, summary=Summary(value=[value]))
         self._records.write(event.SerializeToString())

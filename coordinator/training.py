@@ -18,6 +18,7 @@ from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
 from coordinator.run import Run
 from coordinator.store import Store
+from coordinator.tally import Tally
 from coordinator.work import (
     Attempt,
     Command,
@@ -67,11 +68,12 @@ class Training:
         self._send = send
         self._disk = disk
         self.progress = Progress()
+        self.tally = Tally()
         self._failure: str | None = None
         self.warnings: list[str] = []
         self.results = store.evaluations()
         first_loss = store.get(FIRST_LOSS)
-        self._guard = Guard(run.settings.mode, first_loss)
+        self._guard = Guard(run.settings, first_loss)
         self._guarded = first_loss
         self._unstored: dict[str, Callable[[], None]] = {}
         self._scores: dict[tuple[int, int], float] = {}
@@ -134,6 +136,7 @@ class Training:
         done = _common(applied)
         gone = _common(skipped)
         self.run, self.orders = run, orders
+        self._guard.follow(run.settings)
         self._undecided, self._closed = None, False
         self.progress.skipped = sum(
             count_batches(positions, description.batch_size) for positions in gone.values()
@@ -178,7 +181,7 @@ class Training:
         assert self.schedule is not None
         work = self.schedule.lease(worker, now, received, workers)
         if not isinstance(work, Wait):
-            self.progress.leased(now)
+            self.progress.leased(worker, now)
         return work
 
     def revoke(self, worker: str, lost: bool) -> list[Attempt]:
@@ -187,6 +190,7 @@ class Training:
         back. Evaluations change nothing on a shard, and are open to others at once."""
         attempts = self.schedule.revoke(worker) if self.schedule else []
         self.progress.failed += len(attempts) if lost else 0
+        self.progress.left(worker)
         self.orders.evaluations.release(worker)
         return attempts
 
@@ -200,6 +204,9 @@ class Training:
             return
         before = self.ledger.span.step
         counted = self.ledger.report(worker, reports, now)
+        for report in reports:
+            if report.too_stale:
+                self.progress.in_vain(worker, report)
         for step, report in enumerate(counted, before + 1):
             self._batch_done(worker, report, now)
             if not report.skipped:
@@ -222,6 +229,7 @@ class Training:
         if self._closed:
             return
         if rounds.commit(worker, round_number, report).counted is None:
+            self.progress.in_vain(worker, report)
             return
         self._batch_done(worker, report, now)
         if rounds.complete:
@@ -346,6 +354,9 @@ class Training:
     def _step_done(self, step: int, loss: float, staleness: int) -> None:
         self._curves.step(step, loss, staleness)
         self._failure = self._failure or self._guard.step(loss)
+        warnings, self._guard.warnings = self._guard.warnings, []
+        for warning in warnings:
+            self.warn(warning)
         if self._guard.first_loss != self._guarded:
             self._guarded = self._guard.first_loss
             first = self._guarded

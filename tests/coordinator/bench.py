@@ -11,8 +11,8 @@ from typing import Any
 from coordinator.course import Course
 from coordinator.curves import Curves
 from coordinator.engine import Caller, Engine
+from coordinator.figures import ShardFigures
 from coordinator.generations import Standing
-from coordinator.membership import ShardFigures
 from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile

@@ -6,14 +6,22 @@ import math
 
 import pytest
 
-from coordinator.guard import PATIENCE_STEPS, SKIPPED_IN_A_ROW, WINDOW_STEPS, Guard
+from coordinator.guard import (
+    PATIENCE_STEPS,
+    SKIPPED_IN_A_ROW,
+    WARNED_STEPS,
+    WINDOW_STEPS,
+    Guard,
+)
 from psrpc.batch import BatchId
+from psrpc.policy import ASYNC, Policy
 
 BATCH = BatchId(0, 40, 4)
+SYNC = Policy(mode="sync", replicas=3)
 
 
 def test_ten_skipped_in_a_row_stop_the_job_and_nine_do_not() -> None:
-    guard = Guard("async")
+    guard = Guard(ASYNC)
     for _ in range(2):
         for _ in range(SKIPPED_IN_A_ROW - 1):
             assert guard.batch(BATCH, skipped=True) is None
@@ -28,7 +36,7 @@ def losses(guard: Guard, *spans: tuple[float, int]) -> list[str | None]:
 
 
 def test_a_loss_that_stays_above_three_times_the_first_stops_the_job() -> None:
-    guard = Guard("async")
+    guard = Guard(ASYNC)
     verdicts = losses(guard, (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))
     assert verdicts[:-1] == [None] * (len(verdicts) - 1)
     assert verdicts[-1] is not None
@@ -38,9 +46,47 @@ def test_a_loss_that_stays_above_three_times_the_first_stops_the_job() -> None:
 
 
 def test_the_advice_to_a_sync_job_is_not_to_use_sync() -> None:
-    verdict = losses(Guard("sync"), (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
+    verdict = losses(Guard(SYNC), (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
     assert verdict is not None
     assert "--mode sync" not in verdict
+    assert "staleness" not in verdict
+
+
+def test_a_person_is_warned_at_half_of_the_patience() -> None:
+    guard = Guard(ASYNC)
+    losses(guard, (1.0, WINDOW_STEPS), (10.0, WINDOW_STEPS))
+    # The mean passes three times the first when 5 of its 20 losses are high.
+    guard.warnings = []
+    losses(guard, (10.0, WARNED_STEPS - WINDOW_STEPS + 4 - 1))
+    assert guard.warnings == []
+    assert losses(guard, (10.0, 1)) == [None]
+    [warning] = guard.warnings
+    assert warning == (
+        "training may be diverging: the loss is 10 times its first value (10, first 1), and was "
+        "above 3 times for 100 steps; the run is stopped after 200 such steps; lower the learning "
+        "rate (--set optimizer.learning_rate=...), or divide it by 1 + staleness (coordinator set "
+        "staleness_lr=inverse), or train in rounds of N micro-batches (coordinator set mode=sync "
+        "replicas=N): staleness acts like more momentum"
+    )
+    assert "divide it" in (losses(guard, (10.0, PATIENCE_STEPS))[-1] or "")
+    assert len(guard.warnings) == 1
+
+
+def test_nobody_is_told_to_do_what_is_done_already() -> None:
+    guard = Guard(Policy(staleness_lr="inverse"))
+    verdict = losses(guard, (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS))[-1]
+    assert "staleness_lr" not in guard.warnings[0] + (verdict or "")
+    assert "coordinator set mode=sync" in guard.warnings[0]
+    assert "--mode sync" in (verdict or "")
+
+
+def test_another_policy_gets_the_whole_patience() -> None:
+    guard = Guard(ASYNC)
+    losses(guard, (1.0, WINDOW_STEPS), (100.0, PATIENCE_STEPS - 1))
+    guard.follow(SYNC)
+    assert losses(guard, (100.0, PATIENCE_STEPS - 1))[-1] is None
+    guard.follow(SYNC)
+    assert losses(guard, (100.0, 1))[-1] is not None
 
 
 @pytest.mark.parametrize(
@@ -55,12 +101,12 @@ def test_the_advice_to_a_sync_job_is_not_to_use_sync() -> None:
     ids=["below", "recovers", "first is zero", "first is negative", "nan"],
 )
 def test_what_is_no_divergence(spans: list[tuple[float, int]]) -> None:
-    assert losses(Guard("async"), *spans) == [None] * sum(n for _, n in spans)
+    assert losses(Guard(ASYNC), *spans) == [None] * sum(n for _, n in spans)
 
 
 def test_an_infinite_loss_counts_and_nan_is_left_out() -> None:
-    assert losses(Guard("async"), (1.0, 20), (math.inf, PATIENCE_STEPS))[-1] is not None
-    guard = Guard("async")
+    assert losses(Guard(ASYNC), (1.0, 20), (math.inf, PATIENCE_STEPS))[-1] is not None
+    guard = Guard(ASYNC)
     losses(guard, (1.0, 5), (math.nan, 100), (3.0, 5))
     assert guard.loss == 2.0
     assert guard.first_loss is None
@@ -68,9 +114,9 @@ def test_an_infinite_loss_counts_and_nan_is_left_out() -> None:
 
 def test_an_infinite_first_loss_is_no_reference() -> None:
     spans = [(math.inf, 1), (1.0, 2 * WINDOW_STEPS), (100.0, PATIENCE_STEPS + WINDOW_STEPS)]
-    assert losses(Guard("async"), *spans)[-1] is not None
+    assert losses(Guard(ASYNC), *spans)[-1] is not None
 
 
 def test_a_resumed_job_keeps_the_first_loss() -> None:
-    guard = Guard("async", first_loss=1.0)
+    guard = Guard(ASYNC, first_loss=1.0)
     assert losses(guard, (100.0, PATIENCE_STEPS + WINDOW_STEPS))[-1] is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.figures import ShardFigures
 from coordinator.membership import (
     KEPT_WORKERS,
     STARTING_S,
     Membership,
-    ShardFigures,
     ShardSilent,
     WorkerSilent,
     known_members,

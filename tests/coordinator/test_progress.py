@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.curves import POINTS_PER_FLUSH, Curves
+from coordinator.gauges import Gauges
 from coordinator.progress import Meter, Progress, mean_loss
-from coordinator.tensorboard import ScalarWriter
+from coordinator.tensorboard import EventWriter
 from coordinator.work import Report
 from psrpc.batch import BatchId
 
@@ -32,8 +33,8 @@ def test_a_rate_is_of_the_last_ten_seconds() -> None:
 
 def test_skipped_batches_count_as_batches_only() -> None:
     progress = Progress(skipped=2)
-    progress.leased(1.0)
-    progress.leased(2.0)
+    progress.leased("a", 1.0)
+    progress.leased("b", 2.0)
     progress.done("a", report(0, 4, 1.0, staleness=2), 3.0)
     progress.done("a", report(0, 2, 4.0, staleness=1), 4.0)
     progress.done("b", report(0, 4, math.nan, skipped=True), 5.0)
@@ -41,6 +42,8 @@ def test_skipped_batches_count_as_batches_only() -> None:
     assert progress.mean_staleness == 1.5
     assert progress.train_s == 4.0
     assert progress.workers["a"].batches == 2
+    assert progress.workers["a"].mean_examples_per_s == 2.0
+    assert progress.contributors == 2
     assert progress.epoch_loss(0) == 2.0
     assert math.isnan(progress.epoch_loss(0))
 
@@ -56,7 +59,7 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.points: list[tuple[str, float, int]] = []
-        monkeypatch.setattr(ScalarWriter, "scalar", lambda _self, *point: self.points.append(point))
+        monkeypatch.setattr(EventWriter, "scalar", lambda _self, *point: self.points.append(point))
 
     def of(self, tag: str) -> list[tuple[float, int]]:
         return [(value, step) for t, value, step in self.points if t == tag]
@@ -70,17 +73,17 @@ def test_slow_steps_get_a_point_each_and_fast_ones_are_averaged(
     curves.step(1, 0.5, 1)
     curves.step(2, math.nan, 3)
     curves.step(3, 0.7, 2)
-    curves.flush(10.0, 100.0)
+    curves.flush(Gauges(now=0.0, steps_per_s=10.0, examples_per_s=100.0))
     assert recorder.of("train/loss") == [(0.5, 1), (0.7, 3)]
     assert recorder.of("train/staleness") == [(2.0, 3)]
     assert recorder.of("train/steps_per_s") == [(10.0, 3)]
     assert recorder.of("train/examples_per_s") == [(100.0, 3)]
     recorder.points.clear()
-    curves.flush(10.0, 100.0)
+    curves.flush(Gauges(now=0.0, steps_per_s=10.0, examples_per_s=100.0))
     assert recorder.points == []
     for step in range(1000):
         curves.step(step, float(step), 0)
-    curves.flush(1.0, 1.0)
+    curves.flush(Gauges(now=0.0))
     points = recorder.of("train/loss")
     assert len(points) == POINTS_PER_FLUSH
     assert points[0] == (9.5, 19)
@@ -94,5 +97,5 @@ def test_a_disk_that_refuses_stops_the_curves_and_nothing_else(tmp_path: Path) -
     curves = Curves(tmp_path / "file")
     for step in range(3):
         curves.step(step, 1.0, 0)
-        curves.flush(1.0, 1.0)
+        curves.flush(Gauges(now=0.0))
     curves.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.tensorboard import ScalarWriter
+from coordinator.tensorboard import EventWriter
 
 # The reader of the `tensorboard` command, in a process where TensorFlow cannot be imported. That
 # also keeps the reader's deprecation warnings out of this process, where warnings are errors.
@@ -40,7 +40,7 @@ def read_back(logdir: Path) -> dict[str, list[list[float]]]:
 @pytest.mark.slow
 def test_stock_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     logdir = tmp_path / "run" / "tensorboard"
-    with ScalarWriter(logdir, wall_clock=lambda: 1234.5) as writer:
+    with EventWriter(logdir, wall_clock=lambda: 1234.5) as writer:
         writer.scalar("train/loss", 2.5, 1)
         writer.scalar("train/loss", 1.5, 2**40)
         writer.scalar("eval/accuracy", 0.75, 2)
@@ -53,16 +53,16 @@ def test_stock_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_second_writer_continues_the_same_run(tmp_path: Path) -> None:
-    with ScalarWriter(tmp_path, wall_clock=lambda: 100.0) as writer:
+    with EventWriter(tmp_path, wall_clock=lambda: 100.0) as writer:
         writer.scalar("loss", 4.0, 1)
-    with ScalarWriter(tmp_path, wall_clock=lambda: 101.0) as writer:
+    with EventWriter(tmp_path, wall_clock=lambda: 101.0) as writer:
         writer.scalar("loss", 3.0, 2)
     assert read_back(tmp_path)["loss"] == [[1, 100.0, 4.0], [2, 101.0, 3.0]]
 
 
 @pytest.mark.slow
 def test_flushed_points_are_there_while_the_file_is_open(tmp_path: Path) -> None:
-    with ScalarWriter(tmp_path) as writer:
+    with EventWriter(tmp_path) as writer:
         writer.scalar("loss", 4.0, 1)
         writer.flush()
         assert [point[::2] for point in read_back(tmp_path)["loss"]] == [[1, 4.0]]
@@ -75,13 +75,13 @@ def test_writing_does_not_import_tensorflow() -> None:
 
 
 def test_nothing_is_made_before_the_first_scalar(tmp_path: Path) -> None:
-    with ScalarWriter(tmp_path / "logs") as writer:
+    with EventWriter(tmp_path / "logs") as writer:
         writer.flush()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_closed_writer_opens_another_file(tmp_path: Path) -> None:
-    writer = ScalarWriter(tmp_path, wall_clock=lambda: 100.0)
+    writer = EventWriter(tmp_path, wall_clock=lambda: 100.0)
     writer.scalar("loss", 1.0, 1)
     writer.close()
     writer.close()

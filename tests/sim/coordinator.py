@@ -10,6 +10,7 @@ from coordinator.checkpoints import remove_unfinished
 from coordinator.course import Course
 from coordinator.curves import Curves
 from coordinator.engine import POLL_S, Caller, Engine
+from coordinator.gauges import Gauges
 from coordinator.lifecycle import ENDED
 from coordinator.messages import read_holding, read_report, read_reports, write_command, write_lease
 from coordinator.run import Run
@@ -42,7 +43,7 @@ class NoCurves(Curves):
     def step(self, step: int, loss: float, staleness: float) -> None:
         """See :class:`Curves`."""
 
-    def flush(self, steps_per_s: float, examples_per_s: float) -> None:
+    def flush(self, gauges: Gauges) -> None:
         """See :class:`Curves`."""
 
     def epoch(self, values: Mapping[str, float], step: int) -> None:

@@ -1,0 +1,91 @@
+"""What is read off a job at one moment, for its curves and its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from coordinator.figures import WorkerTimes, add_counts
+from coordinator.run import Followed, Run
+
+if TYPE_CHECKING:
+    from coordinator.course import Course
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """One moment of a job. All counts are so far; those of shards and workers are of the processes
+    that are there. ``times`` and ``speeds`` (examples/s) are by active worker, ``counts`` by what
+    they count. ``policies`` are those that were followed, with the first."""
+
+    now: float
+    steps_per_s: float = 0.0
+    examples_per_s: float = 0.0
+    version_skew: int = 0
+    staleness_counts: tuple[int, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    times: Mapping[str, WorkerTimes] = field(default_factory=lambda: MappingProxyType({}))
+    speeds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    policies: tuple[Followed, ...] = ()
+
+
+def read_gauges(course: Course) -> Gauges:
+    """Changes nothing but the windows of the rates."""
+    now, progress = course.now(), course.training.progress
+    active = [w for w in course.members.workers.values() if w.state == "active"]
+    return Gauges(
+        now=now,
+        steps_per_s=progress.steps.rate(now),
+        examples_per_s=progress.records.rate(now),
+        version_skew=version_skew(course),
+        staleness_counts=staleness_counts(course),
+        counts=counts(course),
+        times={worker.name: worker.times for worker in active},
+        speeds={
+            worker.name: progress.workers[worker.name].records.rate(now)
+            for worker in active
+            if worker.name in progress.workers
+        },
+        policies=policies(course.run),
+    )
+
+
+def policies(run: Run) -> tuple[Followed, ...]:
+    """The policies that a run has followed, oldest first, the first one with them."""
+    return (Followed(1, run.description.policy), *run.policies)
+
+
+def version_skew(course: Course) -> int:
+    """Greatest minus least version of the shards, as they said last; 0 until all of them have
+    spoken in the present generation."""
+    figures = [shard.figures for shard in course.members.shards]
+    if not course.complete or any(f.generation != course.run.generation for f in figures):
+        return 0
+    versions = [f.version for f in figures]
+    return max(versions) - min(versions)
+
+
+def staleness_counts(course: Course) -> tuple[int, ...]:
+    """Applied pushes by staleness, over all shards."""
+    return add_counts(shard.figures.staleness_counts for shard in course.members.shards)
+
+
+def counts_of_worker(course: Course, name: str) -> tuple[int, ...]:
+    """Applied pushes of one worker by staleness, over all shards."""
+    return add_counts(shard.figures.workers.get(name, ()) for shard in course.members.shards)
+
+
+def refused(course: Course) -> int:
+    """Pushes that shards have refused, whatever for."""
+    return sum(shard.figures.refused for shard in course.members.shards)
+
+
+def counts(course: Course) -> dict[str, int]:
+    """How often a policy has done what plain training never does, by what that is."""
+    shards = [shard.figures for shard in course.members.shards]
+    return {
+        **asdict(course.training.tally),
+        "uncompensated": sum(figures.uncompensated for figures in shards),
+    }

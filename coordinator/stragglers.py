@@ -1,0 +1,80 @@
+"""Who is slow: the time that each worker computes for an example, against that of the others.
+
+Only computing counts. The time between two batches says nothing under a barrier, where everyone is
+as slow as the slowest. Pure: time comes in.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+
+HALF_LIFE_S = 30.0
+"""What was measured so long ago counts half."""
+
+LEAST_BATCHES = 3
+"""Batches after which a worker's pace is known. The first one is not among them: TensorFlow
+traces and compiles in it."""
+
+NAMED_FROM = 1.5
+"""Times the median from which on a worker is named as a straggler."""
+
+MOST_NAMED = 8
+
+
+class ComputePace:
+    """How long one worker computes for an example, of late. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._looked: tuple[float, int, float] | None = None
+        self._seconds = 0.0
+        self._examples = 0.0
+        self._first = 0
+        self._batches = 0
+
+    def look(self, compute_s: float, examples: int, batches: int, now: float) -> None:
+        """The worker has computed for ``compute_s`` seconds so far, and is known to have finished
+        ``batches`` of together ``examples``. Smaller seconds than before are another process's."""
+        if batches == 0:
+            return
+        before_s, before, then = self._looked or (math.inf, 0, now)
+        if compute_s < before_s:
+            self._looked = (compute_s, examples, now)
+            self._first = batches
+        elif examples > before:
+            # Until then it is in the middle of a batch, whose time counts when it is finished.
+            fade = 0.5 ** ((now - then) / HALF_LIFE_S)
+            self._seconds = self._seconds * fade + compute_s - before_s
+            self._examples = self._examples * fade + examples - before
+            self._looked = (compute_s, examples, now)
+            self._batches = batches - self._first
+
+    @property
+    def s_per_example(self) -> float | None:
+        """Seconds; None while too little is known."""
+        return self._seconds / self._examples if self._batches >= LEAST_BATCHES else None
+
+
+def slowness(paces: Mapping[str, float | None]) -> dict[str, float]:
+    """Each pace (seconds per example, None where it is not known) divided by the median of all.
+
+    Of two in the middle the faster one is the median, so that of two workers the slower one stands
+    out. Empty with fewer than two.
+    """
+    known = {name: pace for name, pace in paces.items() if pace}
+    if len(known) < 2:
+        return {}
+    median = statistics.median_low(known.values())
+    return {name: pace / median for name, pace in known.items()}
+
+
+def name_stragglers(ratios: Mapping[str, float]) -> list[str]:
+    """A line on each worker that is much slower than the median, the slowest first."""
+    slow = sorted(((r, name) for name, r in ratios.items() if r >= NAMED_FROM), reverse=True)
+    lines = [
+        f"{name} takes {ratio:.1f} times as long per example as the median"
+        for ratio, name in slow[:MOST_NAMED]
+    ]
+    more = len(slow) - len(lines)
+    return [*lines, f"so do {more} more"] if more else lines
