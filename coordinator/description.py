@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coordinator.retention import Objective
+from psrpc.batch import batches_per_epoch
 from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
 from psrpc.policy import Mode, Policy
@@ -25,6 +26,7 @@ FORMAT = 1
 
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
+ScaleLr = Literal["linear"]
 
 
 class DescribeFailed(PsError):
@@ -33,9 +35,18 @@ class DescribeFailed(PsError):
 
 
 @dataclass(frozen=True)
+class Rule:
+    """A job goes over to ``policy`` once its first ``epoch`` epochs are done."""
+
+    policy: Policy
+    epoch: int
+
+
+@dataclass(frozen=True)
 class JobDescription:
-    """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with;
-    ``intra_op_threads`` is 0 where TensorFlow is to choose;
+    """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with,
+    ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id;
+    ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow is to choose;
     ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read from."""
 
     name: str
@@ -60,6 +71,10 @@ class JobDescription:
     total_updates: int
     metrics: tuple[str, ...]
     document: dict[str, Any]
+    then: Rule | None = None
+    local_steps: int = 1
+    scale_lr: ScaleLr | None = None
+    warmup_epochs: float = 0.0
 
     @property
     def mode(self) -> Mode:
@@ -70,6 +85,16 @@ class JobDescription:
     def replicas(self) -> int:
         """K, or 0 without rounds."""
         return self.policy.open
+
+    @property
+    def unit(self) -> int:
+        """Records of a batch id, which is what is leased, pushed and counted."""
+        return self.batch_size * self.local_steps
+
+    @property
+    def per_epoch(self) -> int:
+        """Batch ids of an epoch."""
+        return batches_per_epoch(self.train_records, self.unit)
 
 
 def parse_description(text: str) -> JobDescription:
@@ -85,12 +110,13 @@ def parse_description(text: str) -> JobDescription:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidJob(f"the job's description is not of format {FORMAT}; same version of both?")
     read = _Reader(document)
+    epochs = read.whole("epochs", 1)
     return JobDescription(
         name=read.text("name"),
         job_sha256=read.text("job_sha256"),
         policy=Policy.from_json(read.field("policy", dict)),
         batch_size=read.whole("batch_size", 1),
-        epochs=read.whole("epochs", 1),
+        epochs=epochs,
         seed=read.whole("seed", 0),
         train_records=read.whole("train_records", 1),
         eval_records=read.whole("eval_records", 0),
@@ -108,6 +134,10 @@ def parse_description(text: str) -> JobDescription:
         total_updates=read.whole("total_updates", 1),
         metrics=tuple(read.field("metrics", list)),
         document=document,
+        then=_rule(document.get("then"), epochs),
+        local_steps=read.whole("local_steps", 1, absent=1),
+        scale_lr=read.choice("scale_lr", get_args(ScaleLr), absent=True),
+        warmup_epochs=read.positive("warmup_epochs"),
     )
 
 
@@ -128,7 +158,9 @@ class _Reader:
     def text(self, name: str) -> str:
         return str(self.field(name, str))
 
-    def whole(self, name: str, least: int) -> int:
+    def whole(self, name: str, least: int, absent: int | None = None) -> int:
+        if absent is not None and self._document.get(name) is None:
+            return absent
         value = int(self.field(name, int))
         if value < least:
             raise InvalidJob(
@@ -136,13 +168,39 @@ class _Reader:
             )
         return value
 
-    def choice(self, name: str, choices: Sequence[str]) -> Any:
+    def positive(self, name: str) -> float:
+        """A number of at least 0, which is what it is where nothing is said."""
+        value = self._document.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise InvalidJob(
+                f"the job's description has {name} = {value!r}; expected a number of at least 0"
+            )
+        return float(value)
+
+    def choice(self, name: str, choices: Sequence[str], absent: bool = False) -> Any:
+        if absent and self._document.get(name) is None:
+            return None
         value = self.field(name, str)
         if value not in choices:
             raise InvalidJob(
                 f"the job's description has {name} = {value!r}; expected {' or '.join(choices)}"
             )
         return value
+
+
+def _rule(document: Any, epochs: int) -> Rule | None:
+    if document is None:
+        return None
+    try:
+        policy, epoch = Policy.from_json(document["policy"]), document["epoch"]
+    except (KeyError, TypeError):
+        raise InvalidJob(f"the job's description has then = {document!r}") from None
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 < epoch < epochs:
+        raise InvalidJob(
+            f"the job's rule is to follow {policy} after epoch {epoch!r}; expected a whole number "
+            f"of at least 1 and below its {epochs} epochs"
+        )
+    return Rule(policy, epoch)
 
 
 def _objective(document: Any) -> Objective | None:

@@ -7,7 +7,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.description import JobDescription
+from coordinator.description import JobDescription, Rule
+from coordinator.history import Followed, updates
 from coordinator.saving import CHECKPOINTS
 from psrpc.plan import Plan
 from psrpc.policy import Policy
@@ -15,10 +16,11 @@ from psrpc.policy import Policy
 
 @dataclass(frozen=True)
 class Restored:
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run goes on from; ``policy`` is the number of the one that stood."""
 
     name: str
     global_step: int
+    policy: int = 1
 
     @property
     def directory(self) -> str:
@@ -27,19 +29,9 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class Followed:
-    """A policy that a run came to follow, with the global step and the batches done by then."""
-
-    number: int
-    settings: Policy
-    step: int = 0
-    batches: int = 0
-
-
-@dataclass(frozen=True)
 class Run:
-    """What a job's coordinator serves. All but the last four is settled before anyone is let in;
-    those are replaced together whenever a generation is formed.
+    """What a job's coordinator serves. All is settled before anyone is let in, but for generation,
+    policies, since and restored: they are replaced whenever a generation is formed.
 
     Attributes:
         run_id: names the run over all its generations.
@@ -48,6 +40,7 @@ class Run:
         token: what a process must find in the run directory to prove that it shares it.
         generation: the one that was formed last; 0 before the first of the run.
         policies: those that it has followed after its first, oldest first; the last one stands.
+        first: the policy that it began with, where that is not the one that the job says now.
         since: the generation since which all shards have kept what they held.
         restored: what all shards restored when this generation was formed; None if some kept
             theirs, or began with nothing.
@@ -64,16 +57,42 @@ class Run:
     since: int = 0
     restored: Restored | None = None
     policies: tuple[Followed, ...] = ()
+    first: Policy | None = None
+
+    @property
+    def followed(self) -> tuple[Followed, ...]:
+        """All policies that it has followed, the first one with them."""
+        return (Followed(1, self.first or self.description.policy), *self.policies)
 
     @property
     def policy(self) -> int:
         """The number of the policy that stands; raised by each change."""
-        return self.policies[-1].number if self.policies else 1
+        return self.followed[-1].number
 
     @property
     def settings(self) -> Policy:
         """The policy that stands."""
-        return self.policies[-1].settings if self.policies else self.description.policy
+        return self.followed[-1].settings
+
+    @property
+    def rule(self) -> Rule | None:
+        """What the job goes over to by itself, as long as it has followed its first policy only."""
+        return None if self.policies else self.description.then
+
+    @property
+    def rate_scale(self) -> float:
+        """k, by which the learning rate is multiplied once it is warm: the micro-batches of an
+        update (Goyal et al. 2017, section 2.1)."""
+        return float(self.settings.taken) if self.description.scale_lr == "linear" else 1.0
+
+    @property
+    def warmup_updates(self) -> int:
+        """Updates of the optimizer until then."""
+        if self.rate_scale == 1.0:
+            return 0
+        description = self.description
+        per_epoch = updates(self.settings, 0, description.per_epoch, description.per_epoch)
+        return round(description.warmup_epochs * per_epoch)
 
     @property
     def settings_sha256(self) -> str:
@@ -86,3 +105,6 @@ class Run:
     def first_attempt(self) -> int:
         """Attempts are unique in a job: each generation counts from its own start."""
         return (max(0, self.generation - 1) << 40) + 1
+
+
+__all__ = ["Followed", "Restored", "Run"]

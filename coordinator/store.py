@@ -19,6 +19,10 @@ GENERATION = "generation"
 SINCE = "since"
 """The generation since which all shards have kept what they held."""
 
+POLICIES = "policies"
+"""Those that the run has followed: number, settings, global step and batches done when each began;
+null while the first one stands."""
+
 ENDED = "ended"
 """How the run ended: phase and reason; null while it goes on."""
 
