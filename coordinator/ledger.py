@@ -1,50 +1,22 @@
-"""The work ledger of async training: which batches are done, leased and open.
+"""The work ledger of async and ssp training: which batches are done, leased and open.
 
 Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.clocks import Clocks
+from coordinator.open_batches import OpenBatches
+from coordinator.open_batches import count_batches as count_batches
+from coordinator.pace import Pace
+from coordinator.tally import Tally
 from coordinator.work import Attempt, Report, Span, Train, Wait
-from psrpc.batch import BatchId, batches_per_epoch, cut_batch
-from psrpc.errors import InvalidArgument
+from psrpc.batch import BatchId
 from psrpc.intervals import IntervalSet
-
-TASK_S = 0.5
-"""Work that a lease should hold: long enough to hide the round trip, short enough to lose."""
-
-LARGEST_TASK = 256
-"""Batches of one lease at most."""
-
-RATE_MEMORY = 0.5
-"""Weight of the newest measurement in a worker's rate."""
-
-
-@dataclass(slots=True)
-class _Pace:
-    """How fast a worker goes: sizes its tasks."""
-
-    task_size: int = 1
-    batch_s: float | None = None
-    since: float | None = None
-
-    def measure(self, batches: int, now: float) -> None:
-        if self.since is not None and now > self.since:
-            batch_s = (now - self.since) / batches
-            old = self.batch_s if self.batch_s is not None else batch_s
-            self.batch_s = RATE_MEMORY * batch_s + (1 - RATE_MEMORY) * old
-        self.since = now
-
-    def next_size(self) -> int:
-        if self.batch_s is not None:
-            wanted = round(TASK_S / self.batch_s) if self.batch_s > 0 else LARGEST_TASK
-            # At most doubling, so that one lucky measurement does not hand out a minute of work.
-            self.task_size = max(1, min(wanted, 2 * self.task_size, LARGEST_TASK))
-        return self.task_size
+from psrpc.policy import ASYNC, Policy
 
 
 @dataclass(slots=True)
@@ -52,7 +24,7 @@ class _Holder:
     """A worker's leases: batch to attempt, in the order they were given."""
 
     leases: dict[BatchId, int] = field(default_factory=dict)
-    pace: _Pace = field(default_factory=_Pace)
+    pace: Pace = field(default_factory=Pace)
 
 
 class Ledger:
@@ -60,7 +32,7 @@ class Ledger:
 
     A batch is cut from the grid of its epoch, so its id is the same on every lease. Epochs
     overlap: the next one is leased while the last batches of the present one are still out.
-    Not thread-safe.
+    Under ssp a worker is leased no more than :class:`Clocks` allow. Not thread-safe.
     """
 
     def __init__(
@@ -69,26 +41,40 @@ class Ledger:
         records: int,
         batch_size: int,
         epochs: int,
+        policy: Policy = ASYNC,
         first_attempt: int = 1,
         done: Mapping[int, IntervalSet] | None = None,
         skipped: Mapping[int, IntervalSet] | None = None,
+        partial: Mapping[int, IntervalSet] | None = None,
+        step_offset: int = 0,
+        until_epoch: int | None = None,
+        tally: Tally | None = None,
     ) -> None:
-        """``done`` and ``skipped`` are positions per epoch, from the shards of a resumed job:
-        what all of them applied, and the part of it that was skipped."""
-        self._records = records
-        self._batch_size = batch_size
-        self._epochs = epochs
-        self._per_epoch = batches_per_epoch(records, batch_size)
+        """``done``, ``skipped`` and ``partial`` are positions per epoch, from the shards of a
+        resumed job: what all of them applied, the part of it that was skipped, and what some of
+        them applied and others lack, which is leased before anything new. The global step is
+        the number of batches done plus ``step_offset``. Nothing new of ``until_epoch`` or later
+        is leased."""
+        done = done or {}
         self._next_attempt = first_attempt
-        self._done = {epoch: IntervalSet((done or {}).get(epoch, ())) for epoch in range(epochs)}
+        self._todo = OpenBatches(
+            records=records,
+            batch_size=batch_size,
+            epochs=epochs,
+            done=done,
+            partial=partial,
+            until_epoch=until_epoch,
+        )
+        self._step_offset = step_offset
+        self._tally = tally if tally is not None else Tally()
+        self._clocks = Clocks(policy.staleness or 0) if policy.mode == "ssp" else None
         self._holders: dict[str, _Holder] = {}
         self._leased: dict[BatchId, str] = {}
-        self._reopened: deque[BatchId] = deque()
-        self._epoch, self._index = 0, 0
-        examples = sum(len(positions) for positions in self._done.values())
-        self._batches = sum(count_batches(done, batch_size) for done in self._done.values())
+        self._reopened: dict[BatchId, str | None] = {}
+        """Batches that were leased and are open again, with whose gradient was refused."""
+        self._draining = False
         lost = sum(len(positions) for positions in (skipped or {}).values())
-        self._examples = examples - lost
+        self._examples = sum(len(positions) for positions in done.values()) - lost
         self._finished_epochs: list[int] = []
 
     @property
@@ -99,22 +85,46 @@ class Ledger:
     @property
     def finished_epochs(self) -> list[int]:
         """All epochs whose batches are done."""
-        return [e for e, positions in self._done.items() if len(positions) == self._records]
+        return self._todo.finished_epochs
 
     @property
     def finished(self) -> bool:
         """Whether every batch of the job is done."""
-        return self._batches == self._epochs * self._per_epoch
+        return self._todo.finished
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch before ``until_epoch`` is done."""
+        return self._todo.exhausted
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is under way any more: what some shard has, all have."""
+        under_way = self._leased or self._reopened or self._todo.has_partial
+        return self._draining and not under_way
 
     @property
     def span(self) -> Span:
         """Where training stands; the epoch is the oldest that is not done."""
-        epoch = next(
-            (e for e in range(self._epochs) if len(self._done[e]) < self._records),
-            self._epochs - 1,
-        )
-        total = self._epochs * self._per_epoch
-        return Span(self._batches, total, epoch, self._batches, self._examples)
+        done = self._todo.batches
+        step, total = done + self._step_offset, self._todo.total + self._step_offset
+        return Span(step, total, self._todo.epoch, done, self._examples)
+
+    def drain(self) -> None:
+        """Nothing new is leased from now on; what some shards may have is done by all."""
+        self._draining = True
+
+    def tick(self, _now: float) -> None:
+        """Nothing: time alone changes nothing here."""
+
+    def stragglers(self, _now: float) -> list[str]:
+        """Nobody: no batch waits for another."""
+        return []
+
+    def idle_worker(self, worker: str) -> None:
+        """``worker`` does something else, such as an evaluation: others do not wait for it."""
+        if self._clocks is not None:
+            self._clocks.idle(worker)
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Wait:
         """A task for ``worker``: what was leased to it but did not reach it (attempts above
@@ -125,22 +135,30 @@ class Ledger:
             holder.pace.since = now  # what came before was no work
         lost = [Attempt(batch, n) for batch, n in holder.leases.items() if n > received]
         if lost:
-            return Train(tuple(lost))
-        left = self._epochs * self._per_epoch - self._batches - len(self._leased)
+            return self._train(lost)
+        if not self._has_open():
+            if not holder.leases:
+                self.idle_worker(worker)
+            return Wait(self.waiting_for())
+        left = self._todo.total - self._todo.batches - len(self._leased)
         size = min(holder.pace.next_size(), max(1, left // (2 * max(1, workers))))
+        if self._clocks is not None:
+            self._clocks.enter(worker)
+            size = min(size, self._clocks.allowed(worker, len(holder.leases)))
+            if not size:
+                return Wait(self._clocks.reason(worker))
         batches: list[Attempt] = []
-        while len(batches) < size and (batch := self._next_open()) is not None:
+        while len(batches) < size and (batch := self._next_open(worker)) is not None:
             attempt = Attempt(batch, self._next_attempt)
             self._next_attempt += 1
             holder.leases[batch] = attempt.number
             self._leased[batch] = worker
             batches.append(attempt)
-        if not batches:
-            return Wait(self.waiting_for())
-        return Train(tuple(batches))
+        return self._train(batches)
 
     def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
         """Records batches that are done (or skipped) on all shards; returns those that count now.
+        One that was too stale is open to everyone again.
 
         Idempotent by batch id, whoever reports: a batch that was leased twice counts once.
 
@@ -148,30 +166,40 @@ class Ledger:
             InvalidArgument: not a batch of this job; nothing was recorded.
         """
         for report in reports:
-            self._check(report.batch)
+            self._todo.check(report.batch)
         counted = []
+        steps = 0
         for report in reports:
             batch = report.batch
-            holder = self._leased.pop(batch, None)
-            if holder is not None:
-                del self._holders[holder].leases[batch]
-            positions = self._done[batch.epoch]
-            if positions.contains(batch.first, batch.first + batch.count):
+            mine = self._leased.get(batch) == worker
+            if mine and self._holders[worker].leases[batch] != report.attempt:
+                mine = False
+            if report.too_stale:
+                if mine:
+                    self._give_back(batch)
+                    self._reopened[batch] = worker
+                    self._tally.too_stale += 1
+                    steps += 1
                 continue
-            if holder is None and batch in self._reopened:
-                self._reopened.remove(batch)
-            positions.add(batch.first, batch.first + batch.count)
-            self._batches += 1
+            self._give_back(batch)
+            if mine and self._clocks is not None:
+                self._clocks.tick(worker)
+            if self._todo.is_done(batch):
+                continue
+            self._reopened.pop(batch, None)
             self._examples += 0 if report.skipped else batch.count
-            if len(positions) == self._records:
+            if self._todo.finish(batch):
                 self._finished_epochs.append(batch.epoch)
             counted.append(report)
-        if counted and worker in self._holders:
-            self._holders[worker].pace.measure(len(counted), now)
+        steps += len(counted)
+        if steps and worker in self._holders:
+            self._holders[worker].pace.measure(steps, now)
         return counted
 
     def revoke(self, worker: str) -> list[Attempt]:
         """What ``worker`` holds, which nobody else gets before :meth:`release`."""
+        if self._clocks is not None:
+            self._clocks.leave(worker)
         holder = self._holders.get(worker)
         if holder is None:
             return []
@@ -180,13 +208,15 @@ class Ledger:
     def release(self, worker: str) -> int:
         """No shard takes anything from ``worker`` any more: opens what it holds to everyone,
         before anything new. How many batches that are."""
+        if self._clocks is not None:
+            self._clocks.leave(worker)
         holder = self._holders.pop(worker, None)
         if holder is None:
             return 0
         batches = sorted(holder.leases)
         for batch in batches:
             del self._leased[batch]
-        self._reopened.extendleft(reversed(batches))
+            self._reopened[batch] = None
         return len(batches)
 
     def take_finished_epochs(self) -> list[int]:
@@ -198,39 +228,34 @@ class Ledger:
         """What the next step waits for, in words; empty when there are open batches."""
         if self.finished or self._has_open():
             return ""
+        if not self._leased:
+            return "the policy to change; nothing new is handed out under the present one"
         held = [f"{len(h.leases)} by {name}" for name, h in self._holders.items() if h.leases]
         return f"all batches are leased; awaited are {', '.join(sorted(held))}"
 
+    def _train(self, batches: Sequence[Attempt]) -> Train:
+        return Train(tuple(batches), fresh=self._clocks is not None)
+
     def _has_open(self) -> bool:
-        return bool(self._reopened) or self._epoch < self._epochs
+        if self._reopened or self._todo.has_partial:
+            return True
+        return not self._draining and self._todo.next_epoch is not None
 
-    def _next_open(self) -> BatchId | None:
-        if self._reopened:
-            return self._reopened.popleft()
-        while self._epoch < self._epochs:
-            batch = cut_batch(self._epoch, self._index, self._records, self._batch_size)
-            self._index += 1
-            if self._index == self._per_epoch:
-                self._epoch, self._index = self._epoch + 1, 0
-            if not self._done[batch.epoch].contains(batch.first, batch.first + batch.count):
-                return batch
-        return None
+    def _next_open(self, worker: str) -> BatchId | None:
+        """What some shards may have comes first. Who was refused with a batch gets it again only
+        if there is nothing else: its parameters may be too old once more, another one's not."""
+        batch = next((b for b, refused in self._reopened.items() if refused != worker), None)
+        if batch is None:
+            batch = self._todo.take_partial()
+        if batch is None and not self._draining:
+            batch = self._todo.take()
+        if batch is None:
+            batch = next(iter(self._reopened), None)
+        if batch is not None:
+            self._reopened.pop(batch, None)
+        return batch
 
-    def _check(self, batch: BatchId) -> None:
-        if (
-            0 <= batch.epoch < self._epochs
-            and batch.first % self._batch_size == 0
-            and 0 <= batch.first < self._records
-        ):
-            index = batch.first // self._batch_size
-            if batch == cut_batch(batch.epoch, index, self._records, self._batch_size):
-                return
-        raise InvalidArgument(
-            f"{batch} is not a batch of this job: {self._epochs} epochs of {self._records} "
-            f"records in batches of {self._batch_size}"
-        )
-
-
-def count_batches(positions: IntervalSet, batch_size: int) -> int:
-    """How many batches these positions of an epoch are, all of them whole."""
-    return sum(-(-stop // batch_size) - start // batch_size for start, stop in positions)
+    def _give_back(self, batch: BatchId) -> None:
+        holder = self._leased.pop(batch, None)
+        if holder is not None:
+            del self._holders[holder].leases[batch]

@@ -1,41 +1,37 @@
 """Rounds of synchronous training: the barrier, defined by the data and not by who computes.
 
 Round r turns version r into r + 1 on every shard. It is made of the next K micro-batches of the
-epoch's permutation; rounds never cross an epoch, so an epoch's last round may have fewer, and are
-numbered through the whole job. Whoever asks gets a micro-batch of the open round. The first
-attempt of a micro-batch that all shards hold and that is committed counts; when every micro-batch
-has one, the round is decided by naming them.
+epoch's permutation that are not done; rounds never cross an epoch, so an epoch's last round may
+have fewer, and are numbered through the whole job. Whoever asks gets a micro-batch of the open
+round. The first attempt of a micro-batch that all shards hold and that is committed counts; when
+every micro-batch has one, the round is decided by naming them.
+
+Stragglers. With ``speculate`` an idle worker gets a second attempt of a micro-batch that another
+one has held for longer than attempts take; whose commit comes first counts, so nothing is lost and
+the bits are the same. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed
+Synchronous SGD", section 3) a round takes the first M commits of K open micro-batches. Unlike
+there, the others are not dropped: they stay open and count in a later round, with the staleness
+that they have by then. No more than K are ever open, so a round waits once more than K - M of them
+are late.
 
 Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from coordinator.balance import Uncut
+from coordinator.micro_batch import Held, MicroBatch
+from coordinator.open_batches import OpenBatches
+from coordinator.pace import Durations, Speeds
+from coordinator.tally import Tally
 from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
-from psrpc.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
-
-
-@dataclass(slots=True)
-class _MicroBatch:
-    """``attempts``: number to the worker that holds it. Those that were taken back are in
-    ``superseded``; ``revoked`` are the workers that shards may still take such a one from."""
-
-    batch: BatchId
-    attempts: dict[int, str] = field(default_factory=dict)
-    superseded: set[int] = field(default_factory=set)
-    revoked: set[str] = field(default_factory=set)
-    committed: Report | None = None
-
-    def attempt_of(self, worker: str) -> int | None:
-        return next((n for n, holder in self.attempts.items() if holder == worker), None)
-
-    @property
-    def open(self) -> bool:
-        return self.committed is None and not self.attempts and not self.revoked
+from psrpc.intervals import IntervalSet
+from psrpc.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +45,8 @@ class Committed:
 class Rounds:
     """The open round and its attempts. Not thread-safe.
 
-    To decide: when ``complete``, make the decision with :meth:`decide`, store it, and only then
-    :meth:`close` the round, which opens the next.
+    To decide: while ``complete``, make the decision with :meth:`decide`, store it, and only then
+    :meth:`close` the round, which opens the next; that may be complete at once.
     """
 
     def __init__(
@@ -59,30 +55,54 @@ class Rounds:
         records: int,
         batch_size: int,
         epochs: int,
-        replicas: int,
+        policy: Policy,
         generation: int,
+        done: Mapping[int, IntervalSet] | None = None,
+        partial: Mapping[int, IntervalSet] | None = None,
         first_round: int = 0,
         first_attempt: int = 1,
         skipped_records: int = 0,
+        until_epoch: int | None = None,
+        tally: Tally | None = None,
     ) -> None:
-        """``first_round`` is the version the shards start from; the rounds before it are done,
-        and ``skipped_records`` records in them took no part."""
-        self._records = records
+        """``first_round`` is the version the shards start from, ``done`` the positions per epoch
+        that all of them have, ``partial`` those that some have and others lack. In
+        ``skipped_records`` records nothing took part. No round of ``until_epoch`` or later is
+        opened."""
+        done = done or {}
+        self._policy = policy
         self._batch_size = batch_size
         self._epochs = epochs
-        self._replicas = replicas
         self._generation = generation
-        self._per_epoch = batches_per_epoch(records, batch_size)
-        self._rounds_per_epoch = -(-self._per_epoch // replicas)
+        self._todo = OpenBatches(
+            records=records,
+            batch_size=batch_size,
+            epochs=epochs,
+            done=done,
+            until_epoch=until_epoch,
+        )
+        self._partial = partial or {}
+        self._tally = tally if tally is not None else Tally()
         self._next_attempt = first_attempt
         self._round = first_round
+        self._rounds_left = sum(self._rounds_of(epoch) for epoch in range(epochs))
         self._last: Decision | None = None
         self._finished_epochs: list[int] = []
-        epoch, within = divmod(first_round, self._rounds_per_epoch)
-        in_epoch = min(within * replicas, self._per_epoch)
-        self._batches = epoch * self._per_epoch + in_epoch
-        self._examples = epoch * records + min(in_epoch * batch_size, records) - skipped_records
-        self._open = self._cut()
+        self._examples = sum(len(positions) for positions in done.values()) - skipped_records
+        self._durations = Durations()
+        self._speeds = Speeds()
+        self._draining = False
+        self._since: float | None = None
+        """When the first micro-batch of the open round was in somebody's hands."""
+        self._overdue = False
+        self._open: list[MicroBatch] = []
+        """In batch-id order; all of one epoch."""
+        self._commits: list[MicroBatch] = []
+        """Those of them that are committed, in the order of their commits."""
+        self._cut: tuple[BatchId, ...] = ()
+        self._uncut = Uncut((), batch_size)
+        """With ``balance``, the batches that the round is made of, and what is left to be cut."""
+        self._fill()
 
     @property
     def round(self) -> int:
@@ -91,29 +111,39 @@ class Rounds:
 
     @property
     def total_rounds(self) -> int:
-        """Rounds of the whole job."""
-        return self._epochs * self._rounds_per_epoch
+        """Rounds of the whole job if the policy stays."""
+        return self._round + self._rounds_left
 
     @property
     def idle(self) -> bool:
         """Whether nobody holds an attempt that is not committed."""
-        return all(m.committed is not None or not m.attempts for m in self._open)
+        return not any(m.awaited for m in self._open)
 
     @property
     def finished_epochs(self) -> list[int]:
         """All epochs whose rounds are decided."""
-        return list(range(self._round // self._rounds_per_epoch))
+        return self._todo.finished_epochs
 
     @property
     def finished(self) -> bool:
         """Whether every round of the job is decided."""
-        return self._round == self.total_rounds
+        return self._todo.finished
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every round before ``until_epoch`` is decided."""
+        return self._todo.exhausted
+
+    @property
+    def drained(self) -> bool:
+        """Whether no round is under way any more, and none will be."""
+        return self._draining and not any(m.under_way for m in self._open)
 
     @property
     def span(self) -> Span:
         """Where training stands; the global step counts rounds."""
-        epoch = min(self._round // self._rounds_per_epoch, self._epochs - 1)
-        return Span(self._round, self.total_rounds, epoch, self._batches, self._examples)
+        batches = self._todo.batches + len(self._commits)
+        return Span(self._round, self.total_rounds, self._epoch, batches, self._examples)
 
     @property
     def last_decision(self) -> Decision | None:
@@ -123,37 +153,76 @@ class Rounds:
     @property
     def ends_epoch(self) -> bool:
         """Whether the open round is the last of its epoch."""
-        return (self._round + 1) % self._rounds_per_epoch == 0
+        return bool(self._open or self._uncut) and self._takes == self._todo.left(self._epoch)
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether the open round is the last of the job."""
+        return self.ends_epoch and self._todo.total - self._todo.batches == self._takes
 
     @property
     def complete(self) -> bool:
-        """Whether every micro-batch of the open round has a committed attempt."""
-        return bool(self._open) and all(m.committed is not None for m in self._open)
+        """Whether as many micro-batches of the open round have a committed attempt as it takes."""
+        return bool(self._open) and not self._uncut and len(self._commits) >= self._named
 
-    def lease(self, worker: str, _now: float, _received: int, _workers: int) -> Round | Wait:
-        """A micro-batch of the open round: the one ``worker`` holds, or else an open one."""
+    def drain(self) -> None:
+        """No round is begun from now on; one that is under way is decided."""
+        self._draining = True
+
+    def idle_worker(self, worker: str) -> None:
+        """``worker`` does something else. Nothing: rounds wait for micro-batches alone."""
+
+    def tick(self, now: float) -> None:
+        """What time alone brings: a round that lasts too long."""
+        if self._since is None and any(m.awaited for m in self._open):
+            self._since = now
+        if not self._overdue and not self.complete and self._late(now):
+            self._overdue = True
+            self._tally.overdue += 1
+
+    def stragglers(self, now: float) -> list[str]:
+        """Who is late with the open round, with what and for how long; empty before its
+        deadline."""
+        if self.complete or not self._late(now):
+            return []
+        return [
+            f"{held.worker} has had {micro.batch} for {now - held.since:.1f} s"
+            for micro in self._open
+            if micro.awaited
+            for held in micro.attempts.values()
+        ]
+
+    def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
+        """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
+        one that another worker is late with."""
         for micro in self._open:
             number = micro.attempt_of(worker)
             if number is not None and micro.committed is None:
                 return self._work(micro, number)
-        for micro in self._open:
-            if micro.open:
-                number = self._next_attempt
-                self._next_attempt += 1
-                micro.attempts[number] = worker
-                return self._work(micro, number)
-        return Wait(self.waiting_for())
+        if self.drained:
+            return Wait(self.waiting_for())
+        open_one = next((m for m in self._open if m.open), None)
+        if open_one is None and self._uncut:
+            open_one = MicroBatch(self._uncut.cut(self._speeds.ratio(worker)))
+            self._open.append(open_one)
+        if open_one is not None:
+            return self._hand_out(open_one, worker, now)
+        return self._speculate(worker, now)
 
-    def commit(self, worker: str, round_number: int, report: Report) -> Committed:
+    def commit(self, worker: str, round_number: int, report: Report, now: float) -> Committed:
         """All shards hold this attempt. The first one of a micro-batch counts; a commit of one
-        that was taken back, or of a round that is decided already, changes nothing.
+        that was taken back, or of a round that is decided already, changes nothing. With backup
+        workers an attempt of a decided round counts if its micro-batch was left open;
+        ``round_number`` is then what the worker knew.
 
         Raises:
             InvalidArgument: no such round, micro-batch or attempt was handed out.
         """
-        if round_number < self._round:
-            return Committed(None, f"round {round_number} is decided already")
+        self.tick(now)
         micro = next((m for m in self._open if m.batch == report.batch), None)
+        passed = round_number < self._round
+        if passed and (micro is None or not self._policy.backups):
+            return Committed(None, f"round {round_number} is decided already")
         if micro is not None and report.attempt in micro.superseded:
             return Committed(None, f"attempt {report.attempt} was superseded")
         if round_number > self._round or micro is None or report.attempt not in micro.attempts:
@@ -161,33 +230,52 @@ class Rounds:
                 f"commit of attempt {report.attempt} of {report.batch} in round {round_number} "
                 f"by {worker}: no such attempt was handed out; the open round is {self._round}"
             )
+        held = micro.attempts[report.attempt]
+        if micro.committed is None or micro.committed.attempt != report.attempt:
+            self._speeds.measure(held.worker, report.batch.count, now - held.since)
         if micro.committed is not None:
             return Committed(None, f"attempt {micro.committed.attempt} was committed first")
-        micro.committed = report
-        self._batches += 1
+        self._durations.measure(now - held.since)
+        # The newest version when it was leased, or a newer one that the worker says it had.
+        micro.base = max(held.round, round_number)
+        micro.committed = replace(report, staleness=self._round - micro.base)
+        self._commits.append(micro)
         self._examples += 0 if report.skipped else report.batch.count
-        return Committed(report, self.waiting_for())
+        self._tally.superseded += len(micro.attempts) - 1
+        self._tally.late += held.round < self._round
+        return Committed(micro.committed, self.waiting_for())
 
     def decide(self, snapshots: tuple[SnapshotOrder, ...] = ()) -> Decision:
-        """The decision of the open round, which must be complete. Changes nothing."""
+        """The decision of the open round, which must be complete. Changes nothing, and commits
+        that come after it do not change it."""
         assert self.complete
-        attempts = tuple(
-            Attempt(m.batch, m.committed.attempt) for m in self._open if m.committed is not None
-        )
+        attempts = tuple(Attempt(report.batch, report.attempt) for report in self.reports())
         return Decision(self._generation, self._round, attempts, snapshots)
 
     def reports(self) -> list[Report]:
-        """The committed reports of the open round, in batch-id order."""
-        return [m.committed for m in self._open if m.committed is not None]
+        """The committed reports that the open round takes, in batch-id order, with the staleness
+        that they have in it."""
+        return [
+            replace(micro.committed, staleness=self._round - micro.base)
+            for micro in sorted(self._commits[: self._named], key=lambda micro: micro.batch)
+            if micro.committed is not None
+        ]
 
     def close(self, decision: Decision) -> None:
         """Opens the next round, now that ``decision`` is stored."""
         assert decision == self.decide(decision.snapshots)
-        if self.ends_epoch:
-            self._finished_epochs.append(self._round // self._rounds_per_epoch)
+        named, self._commits = self._commits[: self._named], self._commits[self._named :]
+        epoch = self._epoch
+        before = self._rounds_of(epoch)
+        for batch in self._cut or [micro.batch for micro in named]:
+            if self._todo.finish(batch):
+                self._finished_epochs.append(batch.epoch)
+        self._rounds_left += self._rounds_of(epoch) - before
+        self._open = [micro for micro in self._open if micro not in named]
         self._last = decision
         self._round += 1
-        self._open = self._cut()
+        self._since, self._overdue = None, False
+        self._fill()
 
     def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
         """Nothing: in a round a batch is done by its commit."""
@@ -200,15 +288,9 @@ class Rounds:
     def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
         their micro-batches before :meth:`release`."""
-        taken = []
-        for micro in self._open:
-            number = micro.attempt_of(worker)
-            if number is not None and micro.committed is None:
-                del micro.attempts[number]
-                micro.superseded.add(number)
-                micro.revoked.add(worker)
-                taken.append(Attempt(micro.batch, number))
-        return taken
+        self._speeds.forget(worker)
+        taken = [(micro.batch, micro.revoke(worker)) for micro in self._open]
+        return [Attempt(batch, number) for batch, number in taken if number is not None]
 
     def release(self, worker: str) -> int:
         """No shard takes anything from ``worker`` any more: others may get what it had. How many
@@ -225,29 +307,93 @@ class Rounds:
 
     def waiting_for(self) -> str:
         """Which commits the round waits for, in words; empty when a micro-batch is open."""
-        if not self._open or any(m.open for m in self._open):
+        if self.finished:
+            return ""
+        if self.drained or not (self._open or self._uncut):
+            return "the policy to change; no round is begun under the present one"
+        if self._uncut or any(m.open for m in self._open):
             return ""
         if self.complete:
             return f"the decision of round {self._round} to be stored"
-        holders = sorted(
-            {h for m in self._open if m.committed is None for h in m.attempts.values()}
-            | {w for m in self._open if m.committed is None for w in m.revoked}
-        )
-        have = sum(m.committed is not None for m in self._open)
+        holders = {h for m in self._open if m.committed is None for h in m.holders}
         return (
-            f"round {self._round} has {have} of {len(self._open)} micro-batches; "
-            f"awaited: {', '.join(holders)}"
+            f"round {self._round} has {len(self._commits)} of {self._named} micro-batches; "
+            f"awaited: {', '.join(sorted(holders))}"
         )
 
-    def _cut(self) -> list[_MicroBatch]:
-        if self.finished:
-            return []
-        epoch, within = divmod(self._round, self._rounds_per_epoch)
-        first = within * self._replicas
-        return [
-            _MicroBatch(cut_batch(epoch, index, self._records, self._batch_size))
-            for index in range(first, min(first + self._replicas, self._per_epoch))
-        ]
+    @property
+    def _epoch(self) -> int:
+        """That of the open round, or the one where the next would be."""
+        return self._open[0].batch.epoch if self._open else self._todo.epoch
 
-    def _work(self, micro: _MicroBatch, number: int) -> Round:
-        return Round(self._round, Attempt(micro.batch, number), self._last)
+    @property
+    def _named(self) -> int:
+        """How many micro-batches the open round takes, once all of it is cut."""
+        return min(self._policy.taken, len(self._open))
+
+    @property
+    def _takes(self) -> int:
+        """How many batches of the grid these are."""
+        return len(self._cut) or self._named
+
+    def _rounds_of(self, epoch: int) -> int:
+        """How many rounds are left in ``epoch``."""
+        return -(-self._todo.left(epoch) // self._policy.taken)
+
+    def _late(self, now: float) -> bool:
+        deadline_s = self._policy.round_deadline_s
+        return deadline_s is not None and self._since is not None and now - self._since > deadline_s
+
+    def _fill(self) -> None:
+        """Opens what the new round needs: up to K micro-batches of one epoch."""
+        self._cut = ()
+        if self._draining:
+            self._open = [micro for micro in self._open if micro.under_way]
+            return
+        batches: list[BatchId] = []
+        epoch = self._open[0].batch.epoch if self._open else self._todo.next_epoch
+        while len(self._open) + len(batches) < self._policy.open and (
+            epoch is not None and self._todo.next_epoch == epoch
+        ):
+            batch = self._todo.take()
+            assert batch is not None
+            batches.append(batch)
+        if self._policy.balance and not self._is_partial(batches):
+            self._cut, self._uncut = tuple(batches), Uncut(batches, self._batch_size)
+        else:
+            self._open += [MicroBatch(batch) for batch in batches]
+
+    def _is_partial(self, batches: Sequence[BatchId]) -> bool:
+        """Whether some shard has a part of a round, so that it must be cut as it was before."""
+        return any(
+            batch.epoch in self._partial
+            and self._partial[batch.epoch].overlaps(batch.first, batch.first + batch.count)
+            for batch in batches
+        )
+
+    def _speculate(self, worker: str, now: float) -> Round | Wait:
+        """A second attempt of the micro-batch that was held longest, once that is longer than
+        half of the attempts took."""
+        reason = self.waiting_for()
+        median_s = self._durations.median_s
+        late = [m for m in self._open if m.may_be_doubled_by(worker)]
+        if not self._policy.speculate or median_s is None or not late:
+            return Wait(reason)
+        micro = min(late, key=lambda micro: micro.since)
+        due = micro.since + median_s
+        if now < due:
+            return Wait(reason, due)
+        self._tally.speculative += 1
+        return self._hand_out(micro, worker, now)
+
+    def _hand_out(self, micro: MicroBatch, worker: str, now: float) -> Round:
+        number = self._next_attempt
+        self._next_attempt += 1
+        micro.attempts[number] = Held(worker, now, self._round)
+        if self._since is None:
+            self._since = now
+        return self._work(micro, number)
+
+    def _work(self, micro: MicroBatch, number: int) -> Round:
+        attempt = Attempt(micro.batch, number)
+        return Round(self._round, attempt, self._last, newest=self._policy.backups)

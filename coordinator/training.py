@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
 from coordinator.guard import Guard
-from coordinator.ledger import Ledger, count_batches
+from coordinator.ledger import Ledger
+from coordinator.open_batches import count_batches
 from coordinator.orders import Orders
 from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
@@ -146,20 +147,24 @@ class Training:
                 records=description.train_records,
                 batch_size=description.batch_size,
                 epochs=description.epochs,
-                replicas=run.settings.open,
+                policy=run.settings,
                 generation=run.generation,
+                done=done,
                 first_round=version,
                 first_attempt=run.first_attempt,
                 skipped_records=sum(len(positions) for positions in gone.values()),
+                tally=self.tally,
             )
         else:
             self.schedule = Ledger(
                 records=description.train_records,
                 batch_size=description.batch_size,
                 epochs=description.epochs,
+                policy=run.settings,
                 first_attempt=run.first_attempt,
                 done=done,
                 skipped=gone,
+                tally=self.tally,
             )
         self._evaluate_again(self.schedule.finished_epochs)
 
@@ -228,7 +233,7 @@ class Training:
             raise InvalidArgument("this job is async: batches are reported with LeaseWork")
         if self._closed:
             return
-        if rounds.commit(worker, round_number, report).counted is None:
+        if rounds.commit(worker, round_number, report, now).counted is None:
             self.progress.in_vain(worker, report)
             return
         self._batch_done(worker, report, now)
@@ -302,7 +307,7 @@ class Training:
     def _decide(self, rounds: Rounds) -> None:
         step = rounds.round + 1
         if self._undecided is None:
-            trained = step == rounds.total_rounds
+            trained = rounds.ends_job
             ended = [rounds.span.epoch] if rounds.ends_epoch else []
             self.orders.saving.stepped(rounds.round, step, ended)
             self._undecided = rounds.decide(self.orders.with_decision(step, trained))
@@ -321,6 +326,9 @@ class Training:
             self._step_done(step, mean_loss(reports), 0)
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._take_warnings()
+        if rounds.complete and not self._closed:
+            # Its commits have come while the decision before it waited for the disk.
+            self._decide(rounds)
 
     def _new_orders(self, run: Run) -> Orders:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send)

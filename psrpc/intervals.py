@@ -44,6 +44,11 @@ class IntervalSet:
         at = bisect_right(self._starts, stop - 1) - 1
         return at >= 0 and start < self._stops[at]
 
+    def end_of(self, member: int) -> int:
+        """The least integer from ``member`` on that is not in the set."""
+        at = bisect_right(self._starts, member) - 1
+        return max(member, self._stops[at]) if at >= 0 else member
+
     def intersection(self, other: IntervalSet) -> IntervalSet:
         """The members of both sets, as a new set."""
         common = IntervalSet()

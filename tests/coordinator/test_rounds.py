@@ -14,14 +14,16 @@ from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Wa
 from pserver import staging
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
+from psrpc.intervals import IntervalSet
+from psrpc.policy import Policy
 
 
-def make(**changes: object) -> Rounds:
+def make(policy: Policy | None = None, replicas: int = 3, **changes: object) -> Rounds:
     settings = {
         "records": 10,
         "batch_size": 2,
         "epochs": 2,
-        "replicas": 3,
+        "policy": policy or Policy(mode="sync", replicas=replicas),
         "generation": 1,
         **changes,
     }
@@ -42,7 +44,7 @@ def play(rounds: Rounds, worker: str = "w") -> Decision:
     """Commits the rest of the open round by one worker and decides it."""
     while not rounds.complete:
         work = lease(rounds, worker)
-        rounds.commit(worker, work.round, done(work))
+        rounds.commit(worker, work.round, done(work), 0.0)
     decision = rounds.decide()
     rounds.close(decision)
     return decision
@@ -82,7 +84,7 @@ def test_workers_beyond_the_open_micro_batches_wait_and_hear_for_whom() -> None:
     rounds = make(replicas=2)
     first = lease(rounds, "worker-1")
     lease(rounds, "worker-2")
-    rounds.commit("worker-1", 0, done(first))
+    rounds.commit("worker-1", 0, done(first), 0.0)
     assert rounds.lease("worker-3", 0, 0, 3) == Wait(
         "round 0 has 1 of 2 micro-batches; awaited: worker-2"
     )
@@ -95,22 +97,22 @@ def test_a_revoked_micro_batch_is_open_once_it_is_released_and_its_late_commit_i
     assert rounds.revoke("slow") == [slow.attempt]
     assert rounds.revoke("slow") == []
     assert rounds.lease("quick", 0, 0, 1) == Wait("round 0 has 0 of 1 micro-batches; awaited: slow")
-    late = rounds.commit("slow", 0, done(slow))
+    late = rounds.commit("slow", 0, done(slow), 0.0)
     assert (late.counted, late.reason) == (None, f"attempt {slow.attempt.number} was superseded")
     assert rounds.release("slow") == 1
     assert rounds.release("slow") == 0
     quick = lease(rounds, "quick")
     assert quick.attempt.batch == slow.attempt.batch
-    assert rounds.commit("slow", 0, done(slow)).counted is None
-    assert rounds.commit("quick", 0, done(quick)).counted == done(quick)
+    assert rounds.commit("slow", 0, done(slow), 0.0).counted is None
+    assert rounds.commit("quick", 0, done(quick), 0.0).counted == done(quick)
     assert rounds.decide().attempts == (quick.attempt,)
 
 
 def test_a_commit_that_comes_again_is_no_other_micro_batch() -> None:
     rounds = make(replicas=2)
     work = lease(rounds, "w")
-    assert rounds.commit("w", 0, done(work)).counted == done(work)
-    assert rounds.commit("w", 0, done(work)).counted is None
+    assert rounds.commit("w", 0, done(work), 0.0).counted == done(work)
+    assert rounds.commit("w", 0, done(work), 0.0).counted is None
     assert not rounds.complete
     assert len(play(rounds).attempts) == 2
 
@@ -118,7 +120,7 @@ def test_a_commit_that_comes_again_is_no_other_micro_batch() -> None:
 def test_what_was_committed_before_the_revocation_stays() -> None:
     rounds = make(replicas=2)
     work = lease(rounds, "w")
-    rounds.commit("w", 0, done(work))
+    rounds.commit("w", 0, done(work), 0.0)
     assert rounds.revoke("w") == []
     assert play(rounds).attempts[0] == work.attempt
 
@@ -138,7 +140,7 @@ def test_a_round_is_idle_when_nobody_holds_what_is_not_committed() -> None:
     idle = [rounds.idle]
     work = lease(rounds, "w")
     idle.append(rounds.idle)
-    rounds.commit("w", 0, done(work))
+    rounds.commit("w", 0, done(work), 0.0)
     idle.append(rounds.idle)
     lease(rounds, "v")
     idle.append(rounds.idle)
@@ -152,7 +154,7 @@ def test_a_commit_of_a_decided_round_changes_nothing() -> None:
     work = lease(rounds, "w")
     play(rounds)
     before = rounds.span
-    assert rounds.commit("w", 0, done(work)).reason == "round 0 is decided already"
+    assert rounds.commit("w", 0, done(work), 0.0).reason == "round 0 is decided already"
     assert rounds.span == before
 
 
@@ -166,14 +168,14 @@ def test_a_commit_of_what_was_not_handed_out_is_refused(
     rounds = make()
     lease(rounds, "w")
     with pytest.raises(InvalidArgument, match="no such attempt was handed out"):
-        rounds.commit("w", round_number, Report(batch, attempt))
+        rounds.commit("w", round_number, Report(batch, attempt), 0.0)
 
 
 def test_skipped_micro_batches_are_named_in_the_decision_and_are_no_examples() -> None:
     rounds = make(replicas=2)
     first, second = lease(rounds, "a"), lease(rounds, "b")
-    rounds.commit("a", 0, done(first, skipped=True))
-    rounds.commit("b", 0, done(second))
+    rounds.commit("a", 0, done(first, skipped=True), 0.0)
+    rounds.commit("b", 0, done(second), 0.0)
     assert rounds.decide().attempts == (first.attempt, second.attempt)
     assert (rounds.span.batches, rounds.span.examples) == (2, 2)
 
@@ -181,19 +183,26 @@ def test_skipped_micro_batches_are_named_in_the_decision_and_are_no_examples() -
 def test_decisions_carry_snapshots_and_generation() -> None:
     rounds = make(replicas=1, generation=4)
     work = lease(rounds, "w")
-    rounds.commit("w", 0, done(work))
+    rounds.commit("w", 0, done(work), 0.0)
     order = SnapshotOrder("step-00000001", 1, write=True)
     assert rounds.decide((order,)) == Decision(4, 0, (work.attempt,), (order,))
 
 
 @pytest.mark.parametrize(
-    ("first_round", "batches", "examples", "first"),
-    [(0, 0, 0, (0, 0)), (1, 3, 6, (0, 6)), (2, 5, 10, (1, 0)), (3, 8, 16, (1, 6))],
+    ("first_round", "stops", "batches", "examples", "first"),
+    [
+        (0, (), 0, 0, (0, 0)),
+        (1, (6,), 3, 6, (0, 6)),
+        (2, (10,), 5, 10, (1, 0)),
+        (3, (10, 6), 8, 16, (1, 6)),
+    ],
 )
 def test_resume_goes_on_at_the_round(
-    first_round: int, batches: int, examples: int, first: tuple[int, int]
+    first_round: int, stops: tuple[int, ...], batches: int, examples: int, first: tuple[int, int]
 ) -> None:
-    rounds = make(first_round=first_round, first_attempt=77)
+    done = {epoch: IntervalSet([(0, stop)]) for epoch, stop in enumerate(stops)}
+    rounds = make(first_round=first_round, first_attempt=77, done=done)
+    assert rounds.total_rounds == 4
     assert rounds.span.batches == batches
     assert rounds.span.examples == examples
     work = lease(rounds, "w")
@@ -202,7 +211,7 @@ def test_resume_goes_on_at_the_round(
 
 
 def test_resume_after_the_last_round_is_finished() -> None:
-    rounds = make(first_round=4)
+    rounds = make(first_round=4, done={e: IntervalSet([(0, 10)]) for e in (0, 1)})
     assert rounds.finished
     assert isinstance(rounds.lease("w", 0, 0, 1), Wait)
 
@@ -227,7 +236,7 @@ def test_decisions_do_not_depend_on_workers_that_come_and_go(seed: int, replicas
         elif action < 0.7:
             rounds.release(worker)
         elif worker in given_out:
-            rounds.commit(worker, given_out[worker].round, done(given_out[worker]))
+            rounds.commit(worker, given_out[worker].round, done(given_out[worker]), 0.0)
         if rounds.complete:
             decision = rounds.decide()
             assert [a.batch for a in decision.attempts] == [
@@ -272,7 +281,7 @@ def test_however_workers_die_between_two_shards_the_round_can_be_applied(
             def come_back(worker: str) -> None:
                 for index in order:
                     shards[index].push(worker, works[worker].attempt)  # noqa: B023
-                late = rounds.commit(worker, 0, done(works[worker]))  # noqa: B023
+                late = rounds.commit(worker, 0, done(works[worker]), 0.0)  # noqa: B023
                 assert late.counted is None
 
             for number, some in enumerate(pushes):
@@ -296,7 +305,7 @@ def test_however_workers_die_between_two_shards_the_round_can_be_applied(
             for shard in shards:
                 shard.push("w3", last.attempt)
                 assert len(shard.staging) == 1
-            assert rounds.commit("w3", 0, done(last)).counted
+            assert rounds.commit("w3", 0, done(last), 0.0).counted
             named = tuple(staging.Attempt(a.batch, a.number) for a in rounds.decide().attempts)
             for shard in shards:
                 assert isinstance(shard.staging.decide(named), staging.Ready)

@@ -37,6 +37,14 @@ def test_contains_and_overlaps(added: list[tuple[int, int]], start: int, size: i
     assert intervals.overlaps(start, start + size) == bool(asked & members(added))
 
 
+@given(spans, st.integers(0, 80))
+def test_end_of(added: list[tuple[int, int]], member: int) -> None:
+    end = member
+    while end in members(added):
+        end += 1
+    assert IntervalSet(added).end_of(member) == end
+
+
 @given(spans, spans)
 def test_intersection(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
     common = IntervalSet(left).intersection(IntervalSet(right))

@@ -1,0 +1,83 @@
+"""How fast workers go, as it was measured last."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+TASK_S = 0.5
+"""Work that a lease should hold: long enough to hide the round trip, short enough to lose."""
+
+LARGEST_TASK = 256
+"""Batches of one lease at most."""
+
+MEMORY = 0.5
+"""Weight of the newest measurement in a worker's rate."""
+
+RECENT = 64
+"""Attempts that say how long one takes."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast a worker goes through its tasks: sizes the next one."""
+
+    task_size: int = 1
+    batch_s: float | None = None
+    since: float | None = None
+
+    def measure(self, batches: int, now: float) -> None:
+        """So many batches were done since the last call, or since ``since``."""
+        if self.since is not None and now > self.since:
+            self.batch_s = _blend(self.batch_s, (now - self.since) / batches)
+        self.since = now
+
+    def next_size(self) -> int:
+        """Batches of the next task."""
+        if self.batch_s is not None:
+            wanted = round(TASK_S / self.batch_s) if self.batch_s > 0 else LARGEST_TASK
+            # At most doubling, so that one lucky measurement does not hand out a minute of work.
+            self.task_size = max(1, min(wanted, 2 * self.task_size, LARGEST_TASK))
+        return self.task_size
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long attempts took from lease to commit, the newest of them."""
+
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def measure(self, took_s: float) -> None:
+        """One more."""
+        self._recent.append(took_s)
+
+    @property
+    def median_s(self) -> float | None:
+        """None before the first."""
+        return median(self._recent) if self._recent else None
+
+
+@dataclass(slots=True)
+class Speeds:
+    """Records per second of each worker, from lease to commit."""
+
+    _known: dict[str, float] = field(default_factory=dict)
+
+    def measure(self, worker: str, records: int, took_s: float) -> None:
+        """``worker`` has computed one more micro-batch."""
+        if took_s > 0:
+            self._known[worker] = _blend(self._known.get(worker), records / took_s)
+
+    def ratio(self, worker: str) -> float | None:
+        """The speed of ``worker`` over the mean of all whose speed is known; None if its is not."""
+        speed = self._known.get(worker)
+        return None if speed is None else speed / fmean(self._known.values())
+
+    def forget(self, worker: str) -> None:
+        """``worker`` is gone."""
+        self._known.pop(worker, None)
+
+
+def _blend(old: float | None, new: float) -> float:
+    return new if old is None else MEMORY * new + (1 - MEMORY) * old
