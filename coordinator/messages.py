@@ -49,6 +49,7 @@ def read_report(message: pb.BatchReport) -> Report:
         message.loss,
         message.staleness,
         message.skipped,
+        message.too_stale,
     )
 
 
@@ -242,9 +243,11 @@ def write_lease(work: Work, generation: int, policy: int) -> pb.Lease:
             lease.initialize.SetInParent()
         case Train():
             lease.train.batches.extend(write_attempt(a) for a in work.batches)
+            lease.train.fresh = work.fresh
         case Round():
             lease.round.round = work.round
             lease.round.attempt.CopyFrom(write_attempt(work.attempt))
+            lease.round.newest = work.newest
             if work.decision is not None:
                 lease.round.decision.CopyFrom(write_decision(work.decision))
         case Evaluate():
