@@ -32,6 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from coordinator import up as up_command
 
         up_command.add_arguments(up)
+    status = commands.add_parser("status", help="show what a running job does")
+    if asked == "status":
+        from coordinator import status_cli
+
+        status_cli.add_arguments(status)
     export = commands.add_parser("export", help="turn a run's checkpoint into Keras files")
     if asked == "export":
         from coordinator import export as export_command
@@ -52,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             make_printing_safe()
             return int(up_command.run(args))
+        if args.command == "status":
+            return int(status_cli.run(args))
         return int((export_command if args.command == "export" else checkpoint_cli).run(args))
     except PsError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -36,6 +36,9 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(Text(_figures(status)))
     parts.append(_members(status))
     parts += [Text(f"evaluation {line}", "cyan") for line in _evaluations(status)]
+    if status.switching:
+        parts.append(Text(_switching(status), "yellow"))
+    parts += [Text(f"straggler: {line}", "yellow") for line in status.stragglers]
     if status.waiting_for:
         parts.append(Text(f"waiting for {status.waiting_for}", "yellow"))
     parts += [Text(f"warning: {line}", "yellow") for line in status.warnings[-WARNINGS_SHOWN:]]
@@ -56,6 +59,7 @@ class ProgressLog:
         self._every_s = every_s
         self._last: GetJobStatusResponse | None = None
         self._printed_at = -math.inf
+        self._stragglers: set[str] = set()
 
     def lines(self, status: GetJobStatusResponse, now: float) -> list[str]:
         """What is new in ``status``, which follows the one of the call before.
@@ -65,13 +69,25 @@ class ProgressLog:
         """
         last, self._last = self._last or GetJobStatusResponse(), GetJobStatusResponse()
         self._last.CopyFrom(status)
-        found = _events(last, status)
+        found = _events(last, status) + self._new_stragglers(status)
         step_made = status.global_step != last.global_step
         epoch_ended = status.epoch != last.epoch and step_made
         due = now - self._printed_at >= self._every_s
         if epoch_ended or (due and status.phase == "training"):
             found.append(_progress(status))
             self._printed_at = now
+        return found
+
+    def _new_stragglers(self, status: GetJobStatusResponse) -> list[str]:
+        """Each is named once: how slow it is changes all the time."""
+        known = {worker.worker for worker in status.workers}
+        self._stragglers &= known
+        found = []
+        for line in status.stragglers:
+            name = line.partition(" ")[0]
+            if name not in self._stragglers:
+                found.append(f"straggler: {line}")
+                self._stragglers.add(name)
         return found
 
 
@@ -91,8 +107,8 @@ def metrics(results: Mapping[str, float]) -> str:
 
 
 def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
-    mode = f"{status.mode}, {status.replicas} replicas" if status.replicas else status.mode
-    text = Text.assemble((status.job, "bold"), f"  {mode}  ", (status.phase, "bold cyan"))
+    policy = status.settings or status.mode
+    text = Text.assemble((status.job, "bold"), f"  {policy}  ", (status.phase, "bold cyan"))
     if status.epochs:
         text.append(f"  epoch {_epoch(status)}/{status.epochs}")
     if status.generation > 1:
@@ -103,6 +119,10 @@ def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
         left = (status.total_steps - status.global_step) * max(status.replicas, 1)
         text.append(f", about {duration(left / status.steps_per_s)} left")
     return text
+
+
+def _switching(status: GetJobStatusResponse) -> str:
+    return f"changing to {status.switching}"
 
 
 def _epoch(status: GetJobStatusResponse) -> int:
@@ -121,12 +141,12 @@ def _figures(status: GetJobStatusResponse) -> str:
         f"{status.steps_per_s:.1f} batches/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]
-    if status.mode == "async":
+    if status.mode in ("async", "ssp"):
         parts.append(f"staleness {status.mean_staleness:.2f}")
-    for name in ("refused", "skipped", "failed"):
+    for name in ("refused", "skipped", "failed", "too_stale", "speculative", "late"):
         count = getattr(status, name)
         if count:
-            parts.append(f"{count} {name}")
+            parts.append(f"{count} {name.replace('_', ' ')}")
     return "  ".join(parts)
 
 
@@ -183,6 +203,10 @@ def _events(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[st
         found.append(f"{status.job}: {status.phase}")
     if status.generation > max(last.generation, 1):
         found.append(f"generation {status.generation}")
+    if status.policy > max(last.policy, 1):
+        found.append(f"policy {status.policy}: {status.settings}")
+    if status.switching and status.switching != last.switching:
+        found.append(_switching(status))
     found += _changes(
         {f"shard {s.shard}": s.state for s in last.shards},
         {f"shard {s.shard}": s.state for s in status.shards},

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from coordinator.figures import WorkerTimes, add_counts
-from coordinator.run import Followed, Run
+from coordinator.run import Followed
+from coordinator.stragglers import slowness
 
 if TYPE_CHECKING:
     from coordinator.course import Course
@@ -48,13 +49,8 @@ def read_gauges(course: Course) -> Gauges:
             for worker in active
             if worker.name in progress.workers
         },
-        policies=policies(course.run),
+        policies=course.run.followed,
     )
-
-
-def policies(run: Run) -> tuple[Followed, ...]:
-    """The policies that a run has followed, oldest first, the first one with them."""
-    return (Followed(1, run.description.policy), *run.policies)
 
 
 def version_skew(course: Course) -> int:
@@ -75,6 +71,18 @@ def staleness_counts(course: Course) -> tuple[int, ...]:
 def counts_of_worker(course: Course, name: str) -> tuple[int, ...]:
     """Applied pushes of one worker by staleness, over all shards."""
     return add_counts(shard.figures.workers.get(name, ()) for shard in course.members.shards)
+
+
+def ratios(course: Course) -> dict[str, float]:
+    """How slowly each active worker computes, see :func:`coordinator.stragglers.slowness`."""
+    progress = course.training.progress.workers
+    return slowness(
+        {
+            worker.name: progress[worker.name].pace.s_per_example
+            for worker in course.members.workers.values()
+            if worker.state == "active" and worker.name in progress
+        }
+    )
 
 
 def refused(course: Course) -> int:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from coordinator.course import Course
-from coordinator.gauges import refused
+from coordinator.gauges import (
+    counts,
+    counts_of_worker,
+    ratios,
+    refused,
+    staleness_counts,
+    version_skew,
+)
 from coordinator.membership import Shard, Worker
+from coordinator.messages import write_times
 from coordinator.progress import WorkerProgress
+from coordinator.stragglers import name_stragglers
 from coordinator.waits import held_up
 from psrpc.v1 import coordinator_pb2 as pb
 
@@ -16,6 +25,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
     run, training = course.run, course.training
     description, progress, span = run.description, training.progress, training.span
     generation, step = course.standing
+    slow, counted = ratios(course), counts(course)
     return pb.GetJobStatusResponse(
         run_id=run.run_id,
         job=description.name,
@@ -34,7 +44,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         mean_staleness=progress.mean_staleness,
         shards=[_shard(course, shard, now) for shard in course.members.shards],
         workers=[
-            _worker(worker, progress.workers.get(worker.name, WorkerProgress()), now)
+            _worker(course, worker, slow.get(worker.name, 0.0), now)
             for worker in course.members.workers.values()
         ],
         evaluations=[
@@ -50,6 +60,24 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         warnings=training.warnings,
         generation=generation,
         policy=run.policy,
+        settings=str(run.settings),
+        switching=course.switching,
+        policies=[
+            pb.PolicyChange(
+                policy=followed.number,
+                settings=str(followed.settings),
+                global_step=followed.step,
+            )
+            for followed in run.followed
+        ],
+        version_skew=version_skew(course),
+        staleness_counts=staleness_counts(course),
+        too_stale=counted["too_stale"],
+        speculative=counted["speculative"],
+        superseded=counted["superseded"],
+        late=counted["late"],
+        overdue=counted["overdue"],
+        stragglers=name_stragglers(slow),
     )
 
 
@@ -64,10 +92,15 @@ def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
         refused=shard.figures.refused,
         silent_s=now - shard.seen if shard.incarnation else 0.0,
         waiting_for=shard.figures.waiting_for,
+        staleness_counts=shard.figures.staleness_counts,
+        too_stale=shard.figures.too_stale,
+        uncompensated=shard.figures.uncompensated,
+        apply_s=shard.figures.apply_s,
     )
 
 
-def _worker(worker: Worker, progress: WorkerProgress, now: float) -> pb.WorkerStatus:
+def _worker(course: Course, worker: Worker, slowness: float, now: float) -> pb.WorkerStatus:
+    progress = course.training.progress.workers.get(worker.name, WorkerProgress())
     return pb.WorkerStatus(
         worker=worker.name,
         host=worker.host,
@@ -79,4 +112,8 @@ def _worker(worker: Worker, progress: WorkerProgress, now: float) -> pb.WorkerSt
         silent_s=now - worker.seen,
         waiting_for=worker.waiting_for,
         incarnation=worker.incarnation,
+        examples_per_s=progress.records.rate(now),
+        times=write_times(worker.times),
+        staleness_counts=counts_of_worker(course, worker.name),
+        slowness=slowness,
     )

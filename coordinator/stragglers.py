@@ -70,11 +70,10 @@ def slowness(paces: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def name_stragglers(ratios: Mapping[str, float]) -> list[str]:
-    """A line on each worker that is much slower than the median, the slowest first."""
+    """A line on each worker that is much slower than the median: the slowest ones, slowest
+    first."""
     slow = sorted(((r, name) for name, r in ratios.items() if r >= NAMED_FROM), reverse=True)
-    lines = [
+    return [
         f"{name} takes {ratio:.1f} times as long per example as the median"
         for ratio, name in slow[:MOST_NAMED]
     ]
-    more = len(slow) - len(lines)
-    return [*lines, f"so do {more} more"] if more else lines

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.course import Course
-from coordinator.gauges import refused
+from coordinator.gauges import counts, counts_of_worker, refused, staleness_counts
+from coordinator.membership import Worker
+from coordinator.progress import WorkerProgress
+from coordinator.run import Followed
 from coordinator.saving import FINAL
 
 NAME = "summary.json"
@@ -17,7 +20,9 @@ NAME = "summary.json"
 
 def summarize(course: Course) -> dict[str, Any]:
     """The figures of a run that has ended. Rates are means over this run's training time and
-    count micro-batches; ``eval`` is the final evaluation, empty where there was none."""
+    count micro-batches; ``eval`` is the final evaluation, empty where there was none. Histograms
+    (entry s counts the applied pushes of staleness s) and times (seconds) are those of the
+    processes that were there last."""
     run, training = course.run, course.training
     progress, span = training.progress, training.span
     results = {name: values for name, _, values in training.results}
@@ -28,6 +33,8 @@ def summarize(course: Course) -> dict[str, Any]:
         "phase": course.phase,
         "reason": course.reason,
         "mode": run.settings.mode,
+        "policy": _of_policy(run.followed[-1]),
+        "policies": [_of_policy(followed) for followed in run.followed],
         "shards": run.plan.shards,
         "workers": progress.contributors,
         "replicas": run.settings.open,
@@ -48,9 +55,45 @@ def summarize(course: Course) -> dict[str, Any]:
         "skipped": progress.skipped,
         "failed": progress.failed,
         "mean_staleness": round(progress.mean_staleness, 4),
+        "staleness_counts": staleness_counts(course),
+        "version_skew_max": progress.version_skew,
+        **counts(course),
+        "by_shard": [
+            {
+                "shard": shard.index,
+                "staleness_counts": shard.figures.staleness_counts,
+                "too_stale": shard.figures.too_stale,
+                "uncompensated": shard.figures.uncompensated,
+                "apply_s": round(shard.figures.apply_s, 3),
+            }
+            for shard in course.members.shards
+        ],
+        "by_worker": {
+            worker.name: _of_worker(course, worker) for worker in course.members.workers.values()
+        },
         "generation": run.generation,
         "resume": _resume(course),
         "warnings": training.warnings,
+    }
+
+
+def _of_policy(followed: Followed) -> dict[str, Any]:
+    return {
+        "policy": followed.number,
+        "settings": followed.settings.to_json(),
+        "words": str(followed.settings),
+        "global_step": followed.step,
+    }
+
+
+def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
+    progress = course.training.progress.workers.get(worker.name, WorkerProgress())
+    return {
+        "batches": progress.batches,
+        "examples": progress.examples,
+        "examples_per_s": round(progress.mean_examples_per_s, 3),
+        "staleness_counts": counts_of_worker(course, worker.name),
+        "times_s": {cause: round(s, 3) for cause, s in worker.times.by_cause().items()},
     }
 
 

@@ -21,6 +21,7 @@ def training(**changes: object) -> GetJobStatusResponse:
         phase="training",
         mode="sync",
         replicas=2,
+        settings="sync replicas=2",
         global_step=300,
         batches=600,
         total_steps=1200,
@@ -71,7 +72,7 @@ def test_a_job_in_training() -> None:
     lines = text(status)
     lines[1] = lines[1].strip("━╸╺ ")
     assert lines == [
-        "mnist_dnn  sync, 2 replicas  training  epoch 1/2  10.0 s, about 15.0 s left",
+        "mnist_dnn  sync replicas=2  training  epoch 1/2  10.0 s, about 15.0 s left",
         "",
         "step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s  3 skipped",
         "          state            steps  size, rate  where           waiting for",
@@ -114,10 +115,11 @@ def test_long_waits_do_not_break_the_table() -> None:
     assert text(status)[6].endswith("…")
 
 
-def test_staleness_belongs_to_async() -> None:
-    status = training(mode="async", mean_staleness=1.5)
+@pytest.mark.parametrize("mode", ["async", "ssp"])
+def test_staleness_belongs_to_modes_without_rounds(mode: str) -> None:
+    status = training(mode=mode, mean_staleness=1.5, too_stale=7)
     status.replicas = 0
-    assert "staleness 1.50" in text(status)[2]
+    assert "staleness 1.50  7 too stale" in text(status)[2]
     assert "staleness" not in text(training())[2]
 
 
@@ -190,3 +192,35 @@ def test_durations(seconds: float, expected: str) -> None:
 
 def test_the_loss_comes_first() -> None:
     assert metrics({"accuracy": 1.0, "loss": 0.5}) == "loss 0.5000, accuracy 1.0000"
+
+
+def test_a_straggler_is_named_once() -> None:
+    slow = "worker-1 takes 4.9 times as long per example as the median"
+    status = training(stragglers=[slow], global_step=1)
+    assert f"straggler: {slow}" in text(status)
+    log = ProgressLog()
+    assert f"straggler: {slow}" in log.lines(status, 0.0)
+    status.stragglers[0] = slow.replace("4.9", "4.8")
+    assert log.lines(status, 0.1) == []
+    del status.stragglers[:]
+    log.lines(status, 0.2)
+    status.stragglers.append(slow)
+    assert log.lines(status, 0.3) == []
+    status.workers.add(worker="worker-2", state="active")
+    status.stragglers.append("worker-2 has had epoch 0 positions 0..3 for 12.0 s")
+    assert log.lines(status, 0.4) == [
+        "worker-2 is active",
+        "straggler: worker-2 has had epoch 0 positions 0..3 for 12.0 s",
+    ]
+
+
+def test_a_change_of_policy_is_shown() -> None:
+    log = ProgressLog()
+    log.lines(training(policy=1), 0.0)
+    status = training(policy=1, switching="ssp staleness=4")
+    assert "changing to ssp staleness=4" in text(status)
+    assert log.lines(status, 0.1) == ["changing to ssp staleness=4"]
+    assert log.lines(status, 0.2) == []
+    changed = training(policy=2, settings="ssp staleness=4")
+    assert log.lines(changed, 0.3) == ["policy 2: ssp staleness=4"]
+    assert log.lines(changed, 0.4) == []

@@ -1,16 +1,13 @@
-"""Counters, rates and curves."""
+"""Counters and rates."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from coordinator.curves import POINTS_PER_FLUSH, Curves
-from coordinator.gauges import Gauges
+from coordinator.figures import MAX_WORKERS
 from coordinator.progress import Meter, Progress, mean_loss
-from coordinator.tensorboard import EventWriter
 from coordinator.work import Report
 from psrpc.batch import BatchId
 
@@ -48,54 +45,34 @@ def test_skipped_batches_count_as_batches_only() -> None:
     assert math.isnan(progress.epoch_loss(0))
 
 
+def test_what_is_computed_in_vain_shows_in_the_pace_and_nowhere_else() -> None:
+    progress = Progress()
+    progress.leased("a", 0.0)
+    for batch in range(1, 5):
+        progress.in_vain("a", report(0, 4, 1.0))
+        progress.beat("a", 2.0 * batch, float(batch))
+    progress.beat("nobody", 1.0, 1.0)
+    assert progress.workers["a"].pace.s_per_example == 0.5
+    assert (progress.batches, progress.contributors, progress.train_s) == (0, 0, 0.0)
+    assert progress.workers["a"].mean_examples_per_s == 0.0
+    assert list(progress.workers) == ["a"]
+
+
+def test_those_who_left_are_forgotten_oldest_first() -> None:
+    progress = Progress()
+    for n in range(MAX_WORKERS + 2):
+        progress.done(f"worker-{n}", report(0, 4, 1.0), float(n))
+    assert len(progress.workers) == MAX_WORKERS + 2  # they are there
+    for n in (5, 3, 4):
+        progress.left(f"worker-{n}")
+    progress.left("worker-5")
+    progress.left("a stranger")
+    assert len(progress.workers) == MAX_WORKERS
+    assert {"worker-3", "worker-4", "worker-5"} & set(progress.workers) == {"worker-4"}
+    assert progress.contributors == MAX_WORKERS + 2
+
+
 def test_the_loss_of_a_round_is_weighted_by_examples() -> None:
     reports = [report(0, 4, 1.0), report(0, 2, 4.0), report(0, 4, math.nan, skipped=True)]
     assert mean_loss(reports) == 2.0
     assert math.isnan(mean_loss([]))
-
-
-class Recorder:
-    """Notes the scalars that would be written."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.points: list[tuple[str, float, int]] = []
-        monkeypatch.setattr(EventWriter, "scalar", lambda _self, *point: self.points.append(point))
-
-    def of(self, tag: str) -> list[tuple[float, int]]:
-        return [(value, step) for t, value, step in self.points if t == tag]
-
-
-def test_slow_steps_get_a_point_each_and_fast_ones_are_averaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder(monkeypatch)
-    curves = Curves(tmp_path)
-    curves.step(1, 0.5, 1)
-    curves.step(2, math.nan, 3)
-    curves.step(3, 0.7, 2)
-    curves.flush(Gauges(now=0.0, steps_per_s=10.0, examples_per_s=100.0))
-    assert recorder.of("train/loss") == [(0.5, 1), (0.7, 3)]
-    assert recorder.of("train/staleness") == [(2.0, 3)]
-    assert recorder.of("train/steps_per_s") == [(10.0, 3)]
-    assert recorder.of("train/examples_per_s") == [(100.0, 3)]
-    recorder.points.clear()
-    curves.flush(Gauges(now=0.0, steps_per_s=10.0, examples_per_s=100.0))
-    assert recorder.points == []
-    for step in range(1000):
-        curves.step(step, float(step), 0)
-    curves.flush(Gauges(now=0.0))
-    points = recorder.of("train/loss")
-    assert len(points) == POINTS_PER_FLUSH
-    assert points[0] == (9.5, 19)
-    assert points[-1][1] == 999
-    curves.epoch({"accuracy": 0.9}, 7)
-    assert recorder.of("epoch/accuracy") == [(0.9, 7)]
-
-
-def test_a_disk_that_refuses_stops_the_curves_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    curves = Curves(tmp_path / "file")
-    for step in range(3):
-        curves.step(step, 1.0, 0)
-        curves.flush(Gauges(now=0.0))
-    curves.close()

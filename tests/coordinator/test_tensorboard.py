@@ -74,6 +74,41 @@ def test_writing_does_not_import_tensorflow() -> None:
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
+SHOW_ALL = """
+import json, sys
+sys.modules["tensorflow"] = None
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+events = EventAccumulator(sys.argv[1])
+events.Reload()
+found = {}
+for tag in events.Tags()["tensors"]:
+    plugin = events.SummaryMetadata(tag).plugin_data.plugin_name
+    arrays = [tensor_util.make_ndarray(e.tensor_proto) for e in events.Tensors(tag)]
+    values = [[x.decode() for x in a.flat] if plugin == "text" else a.tolist() for a in arrays]
+    found[tag] = [plugin, [e.step for e in events.Tensors(tag)], values]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_stock_tensorboard_reads_histograms_and_texts(tmp_path: Path) -> None:
+    with EventWriter(tmp_path) as writer:
+        writer.histogram("staleness", [812, 0, 9, 0, 0], 7)
+        writer.histogram("nothing", [0, 0], 7)
+        writer.text("policy", "`sync replicas=3`", 9)
+    run = subprocess.run(
+        [sys.executable, "-c", SHOW_ALL, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(run.stdout)
+    assert found["policy"] == ["text", [9], [["`sync replicas=3`"]]]
+    plugin, steps, [buckets] = found["staleness"]
+    assert (plugin, steps) == ("histograms", [7])
+    # Left edge, right edge, count of each bucket.
+    assert buckets == [[0.0, 0.5, 812.0], [0.5, 1.5, 0.0], [1.5, 2.0, 9.0]]
+    assert "nothing" not in found
+
+
 def test_nothing_is_made_before_the_first_scalar(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "logs") as writer:
         writer.flush()

@@ -1,0 +1,201 @@
+"""The page that ``coordinator status`` prints: a pure function of ``GetJobStatusResponse``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from coordinator.display import duration, metrics
+from coordinator.figures import CAUSES
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
+
+EXACT = 4
+"""Staleness below this is shown number by number, above in ranges that double."""
+
+OPEN_END = 63
+"""Entry of a shard's histogram that counts all above, too."""
+
+
+def render_page(status: GetJobStatusResponse) -> str:
+    """All that a person wants to know of a job, as lines of plain text."""
+    blocks = [
+        _headline(status),
+        _shards(status.shards),
+        _workers(status.workers),
+        _counts(status),
+        _news(status),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def as_json(message: Message) -> dict[str, Any]:
+    """All fields of a message by name, also those that are zero, as plain JSON types: whole numbers
+    stay numbers, and what is NaN or infinite becomes null."""
+    document: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if isinstance(value, Mapping):
+            document[field.name] = {key: _plain(entry) for key, entry in value.items()}
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            document[field.name] = [_plain(entry) for entry in value]
+        else:
+            document[field.name] = _plain(value)
+    return document
+
+
+def histogram(counts: Sequence[int]) -> str:
+    """``"0:812 1:377 2:9 4-7:3"``: how often each staleness was seen; ``-`` for no push at all."""
+    parts = []
+    first = 0
+    while first < len(counts):
+        stop = first + 1 if first < EXACT else min(2 * first, max(OPEN_END, first + 1))
+        count = sum(counts[first:stop])
+        if count and first >= OPEN_END:
+            parts.append(f"{first}+:{sum(counts[first:])}")
+            break
+        if count:
+            parts.append(f"{first if stop == first + 1 else f'{first}-{stop - 1}'}:{count}")
+        first = stop
+    return " ".join(parts) or "-"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return as_json(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _headline(status: GetJobStatusResponse) -> list[str]:
+    lines = [f"{status.job}  {status.phase}  {status.settings or status.mode}"]
+    if status.switching:
+        lines.append(f"changing to {status.switching}")
+    if len(status.policies) > 1:
+        lines += [
+            f"policy {change.policy} from step {change.global_step}: {change.settings}"
+            for change in status.policies
+        ]
+    figures = []
+    if status.total_steps:
+        percent = 100 * status.global_step / status.total_steps
+        figures.append(f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)")
+    if status.epochs:
+        figures.append(f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}")
+    if status.steps_per_s or not math.isnan(status.loss):
+        figures.append(f"loss {status.loss:.4f}")
+    figures += [
+        f"{status.steps_per_s:.1f} batches/s",
+        f"{status.examples_per_s:.0f} examples/s",
+        f"{status.batches} batches",
+        f"{status.examples} examples",
+    ]
+    lines.append("  ".join(figures))
+    lines.append(
+        f"staleness {histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
+        f"version skew {status.version_skew}"
+    )
+    lines.append(f"run {status.run_id}  generation {status.generation}")
+    return lines
+
+
+def _shards(shards: Sequence[ShardStatus]) -> list[str]:
+    titles = ("shard", "state", "version", "size", "updates", "staleness", "waiting for")
+    return _table(
+        [
+            titles,
+            *(
+                (
+                    f"{shard.shard} {shard.address}".rstrip(),
+                    _state(shard),
+                    str(shard.version),
+                    f"{shard.nbytes / 1e6:.1f} MB",
+                    f"{shard.apply_s:.1f} s",
+                    histogram(shard.staleness_counts),
+                    shard.waiting_for,
+                )
+                for shard in shards
+            ),
+        ]
+    )
+
+
+def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
+    if not workers:
+        return []
+    titles = ("worker", "state", "batches", "batches/s", "examples/s", *CAUSES, "slowness")
+    rows: list[Sequence[str]] = [(*titles, "staleness", "waiting for")]
+    for worker in workers:
+        spent = [getattr(worker.times, cause) for cause in CAUSES]
+        total = sum(spent)
+        rows.append(
+            (
+                f"{worker.worker} {worker.host} pid {worker.pid}",
+                _state(worker),
+                str(worker.batches),
+                f"{worker.steps_per_s:.1f}",
+                f"{worker.examples_per_s:.0f}",
+                *(f"{100 * seconds / total:.0f} %" if total else "-" for seconds in spent),
+                f"{worker.slowness:.2f}" if worker.slowness else "-",
+                histogram(worker.staleness_counts),
+                worker.waiting_for,
+            )
+        )
+    return _table(rows)
+
+
+def _counts(status: GetJobStatusResponse) -> list[str]:
+    counts = {
+        "refused": status.refused,
+        "skipped": status.skipped,
+        "failed": status.failed,
+        "too stale": status.too_stale,
+        "speculative": status.speculative,
+        "superseded": status.superseded,
+        "late": status.late,
+        "overdue": status.overdue,
+        "uncompensated": sum(shard.uncompensated for shard in status.shards),
+    }
+    return ["  ".join(f"{name} {count}" for name, count in counts.items())]
+
+
+def _news(status: GetJobStatusResponse) -> list[str]:
+    lines = [f"straggler: {line}" for line in status.stragglers]
+    lines += [
+        f"evaluation {found.evaluation} at step {found.global_step}: {metrics(found.results)}"
+        for found in status.evaluations
+    ]
+    lines.append(f"last checkpoint: {status.newest_checkpoint or 'none'}")
+    if status.waiting_for:
+        lines.append(f"waiting for {status.waiting_for}")
+    lines += [f"warning: {line}" for line in status.warnings]
+    if status.reason:
+        lines.append(f"failed: {status.reason}")
+    return lines
+
+
+def _state(member: ShardStatus | WorkerStatus) -> str:
+    silent = f" for {duration(member.silent_s)}" if member.state == "silent" else ""
+    return member.state + silent
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest entry, two spaces apart; figures at the right."""
+    widths = [max(len(entry) for entry in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for number, row in enumerate(rows):
+        entries = [
+            entry.rjust(width)
+            if _is_figure(rows[1:], column) and (number or entry)
+            else entry.ljust(width)
+            for column, (entry, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(entries).rstrip())
+    return lines
+
+
+def _is_figure(rows: Sequence[Sequence[str]], column: int) -> bool:
+    return any(row[column][:1].isdigit() and ":" not in row[column] for row in rows)
