@@ -71,7 +71,7 @@ class Expect:
 @dataclass(frozen=True, slots=True)
 class Pull:
     """Receive the parameters that gradients are computed from: the newest (None), or exactly those
-    of a round, whose predecessor's decision goes along.
+    of a round. The decision of the round before goes along, for shards that have not applied it.
 
     Raises ``RoundPassed``.
     """
@@ -121,17 +121,21 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Answers a push that every shard has acknowledged.
+    """Answers a push that every shard has answered.
 
     Attributes:
-        staleness: the greatest over the shards.
+        staleness: the greatest over the shards; of a staged gradient, when it was staged.
         had: shards that answered that the batch had been applied before.
         asked_again: shards that had to be asked more than once: what they had may be of this push.
+        too_stale: shards that have refused the gradient as too stale, and changed nothing.
+        apply_s: how long the slowest shard's update took, in seconds.
     """
 
     staleness: int = 0
     had: tuple[int, ...] = ()
     asked_again: frozenset[int] = frozenset()
+    too_stale: tuple[int, ...] = ()
+    apply_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Async: report a batch that every shard has acknowledged, when there is occasion."""
+    """Async: report a batch that every shard has answered, when there is occasion."""
 
     batch: DoneBatch
 

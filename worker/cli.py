@@ -92,6 +92,14 @@ def make_parser() -> argparse.ArgumentParser:
         "and exchanged with the shards: a CSV file, in seconds",
     )
     run.add_argument(
+        "--slow-down",
+        type=_factor,
+        default=1.0,
+        metavar="F",
+        help="a chaos switch: make every step take F times as long to compute, to see what a "
+        "straggler does to a job (default: %(default)s)",
+    )
+    run.add_argument(
         "--log-format",
         choices=("console", "json"),
         default="console",
@@ -153,6 +161,7 @@ def _run(options: argparse.Namespace) -> int:
             connect_timeout_s=options.connect_timeout,
             shm=options.shm,
             step_times=options.step_times,
+            slow_down=options.slow_down,
         )
     )
 
@@ -181,6 +190,16 @@ def _seconds(text: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from worker.feed import Feed
 from worker.flat import FlatStep, StepInput, StepResult
 from worker.job import Job
 from worker.loader import user_code
+from worker.local_sgd import LocalSgd
+from worker.local_steps import LocalSteps
 from worker.replica import Replica
 from worker.seeds import seed_state
 from worker.waits import Waits
@@ -57,16 +60,30 @@ class Compute:
         replica: Replica,
         plan: Plan,
         device: Device,
-        read: Callable[[BatchId], StepInput],
+        read: Callable[[BatchId], Any],
         waits: Waits,
+        sgd: LocalSgd | None = None,
     ) -> None:
+        """Args:
+        read: a :class:`BatchReader`; with ``sgd`` a ``worker.local_steps.LocalReader``.
+        sgd: takes the local steps; None is a gradient at a time.
+        """
         job = replica.job
         self._waits = waits
         self._shards = range(plan.shards)
         self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
         wire = wire_encoding(job.wire_dtype)
-        self._step = FlatStep(replica.make_step(plan), plan, device, wire, self._compressor)
-        self._feed = Feed(read)
+        step = replica.make_step(plan)
+        self._step: FlatStep | None = None
+        self._local: LocalSteps | None = None
+        if sgd is None:
+            self._step = FlatStep(step, plan, device, wire, self._compressor)
+        else:
+            steps = job.local_steps
+            self._local = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
+        self._version = 0
+        # What local steps are given is as large as so many batches.
+        self._feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
         self._current: ParameterBuffers
 
     def __enter__(self) -> Compute:
@@ -106,9 +123,11 @@ class Compute:
         """No shard has used the last gradient, if it was not settled, and none will."""
         self.settle(self._shards)
 
-    def swap(self) -> None:
-        """The spare parameters have been received: compute with them from now on."""
+    def swap(self, version: int = 0) -> None:
+        """The spare parameters have been received: compute with them from now on. ``version`` is
+        theirs, from which local steps are counted."""
         self._current, self.spare = self.spare, self._current
+        self._version = version
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         """These batches come next; they are read ahead."""
@@ -118,7 +137,7 @@ class Compute:
         """What was expected does not come."""
         self._feed.forget()
 
-    def read(self, batch: BatchId) -> StepInput:
+    def read(self, batch: BatchId) -> Any:
         """The data of ``batch``, waited for where it was not read ahead.
 
         Raises:
@@ -127,7 +146,7 @@ class Compute:
         with self._waits.on("the training data"):
             return self._feed.get(batch)
 
-    def gradient(self, batch: BatchId, given: StepInput) -> StepResult:
+    def gradient(self, batch: BatchId, given: Any) -> StepResult:
         """The gradient of ``batch``, as ``read`` gave it, at the current parameters. Valid until
         the second ``swap``.
 
@@ -135,7 +154,10 @@ class Compute:
             InvalidJob: the step failed; the message says how.
         """
         try:
-            return self._step(self._current.tensors, given)
+            if self._step is not None:
+                return self._step(self._current.tensors, given)
+            assert self._local is not None  # one of the two
+            return self._local(self._current.tensors, given, self._version)
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise

@@ -138,7 +138,7 @@ def _work() -> Conduct:
 
 
 def _train(task: pb.TrainTask) -> Leased:
-    """Async: runs ``task`` and those that follow it; the first lease of another kind.
+    """Async, ssp: runs ``task`` and those that follow it; the first lease of another kind.
 
     The next task is asked for while the present one is half done.
     """
@@ -157,6 +157,9 @@ def _train(task: pb.TrainTask) -> Leased:
         if lease.WhichOneof("work") != "train":
             return lease
         task = lease.train
+        if task.fresh:
+            # Parameters came with the last push, but what the lease waited for may be newer.
+            yield Pull()
 
 
 def _apply(batch: BatchId, attempt: int) -> Conduct:
@@ -165,9 +168,16 @@ def _apply(batch: BatchId, attempt: int) -> Conduct:
     pushed: Pushed = yield PushPull(batch, attempt, not computed.finite)
     # A shard that had to be asked again may have the batch from this very push.
     unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
-    yield Settle(unused)
+    yield Settle(unused + pushed.too_stale)
     yield Done(
-        DoneBatch(batch, attempt, computed.loss, pushed.staleness, skipped=not computed.finite)
+        DoneBatch(
+            batch,
+            attempt,
+            computed.loss,
+            pushed.staleness,
+            skipped=not computed.finite,
+            too_stale=bool(pushed.too_stale),
+        )
     )
 
 
@@ -205,7 +215,9 @@ class _Rounds:
             return lease
         # A shard that has the batch has applied the round with another attempt; the others will.
         yield TakeBack() if pushed.had else Settle()
-        done = DoneBatch(batch, attempt, computed.loss, skipped=not computed.finite)
+        done = DoneBatch(
+            batch, attempt, computed.loss, pushed.staleness, skipped=not computed.finite
+        )
         lease = yield Commit(work.round, done)
         return lease
 
@@ -215,9 +227,10 @@ class _Rounds:
             yield Expect((batch,), instead=True)
 
     def _receive(self, work: pb.RoundWork) -> Conduct:
-        """Holds the parameters of the round from now on."""
+        """Holds the parameters of the round from now on, or with backup workers newer ones."""
         if self._held != work.round:
-            yield Pull(work.round, work.decision if work.HasField("decision") else None)
+            decision = work.decision if work.HasField("decision") else None
+            yield Pull(None if work.newest else work.round, decision)
             self._held = work.round
 
 

@@ -67,6 +67,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         InvalidJob: whatever makes the job impossible to train; the message names it.
     """
     from worker.build import serialized_optimizer
+    from worker.local_sgd import LocalSgd, shard_optimizer
 
     job = loaded.job
     policy, then = job.policy(), job.then_policy()  # refuses what does not fit together
@@ -78,6 +79,9 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     plan = make_plan(variables, 1, "cut")
     _check_wire(job, plan)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
+    if job.local_steps > 1:
+        LocalSgd.of(optimizer)  # refuses others
+        optimizer = shard_optimizer()
     if job.engine == "numpy":
         NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
     return {

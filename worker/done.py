@@ -18,6 +18,7 @@ class DoneBatch:
     loss: float
     staleness: int = 0
     skipped: bool = False
+    too_stale: bool = False
 
     def message(self) -> coordinator_pb2.BatchReport:
         """As it travels."""
@@ -29,6 +30,7 @@ class DoneBatch:
             loss=self.loss,
             staleness=self.staleness,
             skipped=self.skipped,
+            too_stale=self.too_stale,
         )
 
 

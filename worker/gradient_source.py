@@ -75,8 +75,9 @@ class GradientSource(Protocol):
     def gradient(self, batch: BatchId, given: Any) -> Result:
         """The gradient of ``batch`` at the current parameters."""
 
-    def swap(self) -> None:
-        """The spare parameters have been received: compute with them from now on."""
+    def swap(self, version: int) -> None:
+        """The spare parameters have been received: compute with them from now on. ``version`` is
+        the newest that a shard's part has."""
 
     def settle(self, unused: Iterable[int] = ()) -> None:
         """The last gradient was used by all shards but ``unused``, which never will use it."""

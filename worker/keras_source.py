@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Any
 
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, wire_encoding
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
+from worker.build import serialized_optimizer
 from worker.compute import BatchReader, Compute
 from worker.data import Array
 from worker.devices import Device
 from worker.evaluator import Evaluator
-from worker.flat import StepInput, StepResult
+from worker.flat import StepResult
 from worker.gradient_source import Pull
 from worker.initializer import initial_values
 from worker.job import Job
+from worker.local_sgd import LocalSgd
+from worker.local_steps import LocalReader
 from worker.replica import Replica
 from worker.waits import Waits
 
@@ -26,11 +30,19 @@ from worker.waits import Waits
 class KerasSource:
     """A :class:`worker.gradient_source.GradientSource`. What depends on the plan is made once."""
 
-    def __init__(self, job: Job, device: Device, waits: Waits) -> None:
+    def __init__(
+        self,
+        job: Job,
+        device: Device,
+        waits: Waits,
+        optimizer_arguments: Mapping[str, str] | None = None,
+    ) -> None:
+        """``optimizer_arguments``: overrides ``optimizer.*``, as text, for local steps."""
         self.wire: Encoding = wire_encoding(job.wire_dtype)
         self._job = job
         self._device = device
         self._waits = waits
+        self._optimizer_arguments = optimizer_arguments or {}
         self._opened = ExitStack()
         self._plan: Plan | None = None
         self._evaluator: Evaluator | None = None
@@ -58,12 +70,21 @@ class KerasSource:
 
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         if self._plan != plan:
-            read = BatchReader(self._job, self._device, self._replica.num_seeds())
-            compute = Compute(self._replica, plan, self._device, read, self._waits)
+            compute = self._make_compute(plan)
             self._compute = self._opened.enter_context(compute)
             self._evaluator = None
             self._plan = plan
         self._made.renew(workspace)
+
+    def _make_compute(self, plan: Plan) -> Compute:
+        job, device = self._job, self._device
+        read = BatchReader(job, device, self._replica.num_seeds())
+        if job.local_steps == 1:
+            return Compute(self._replica, plan, device, read, self._waits)
+        # The job's optimizer is this worker's; shards only add up how far it came.
+        sgd = LocalSgd.of(serialized_optimizer(job, self._optimizer_arguments, []))
+        local = LocalReader(read, job.batch_size)
+        return Compute(self._replica, plan, device, local, self._waits, sgd)
 
     def leave(self) -> None:
         if self._compute is not None:
@@ -79,14 +100,14 @@ class KerasSource:
     def forget(self) -> None:
         self._made.forget()
 
-    def read(self, batch: BatchId) -> StepInput:
+    def read(self, batch: BatchId) -> Any:
         return self._made.read(batch)
 
-    def gradient(self, batch: BatchId, given: StepInput) -> StepResult:
+    def gradient(self, batch: BatchId, given: Any) -> StepResult:
         return self._made.gradient(batch, given)
 
-    def swap(self) -> None:
-        self._made.swap()
+    def swap(self, version: int) -> None:
+        self._made.swap(version)
 
     def settle(self, unused: Iterable[int] = ()) -> None:
         self._made.settle(unused)

@@ -204,8 +204,11 @@ class Membership:
 
     # -- heartbeats ---------------------------------------------------------------------------
 
-    def beat(self, waiting_for: str) -> Beat | None:
-        """The next heartbeat; None while the worker is not registered."""
+    def beat(self, waiting_for: str, times: pb.WorkerTimes | None = None) -> Beat | None:
+        """The next heartbeat; None while the worker is not registered.
+
+        ``times``: where this process's time has gone since it started.
+        """
         if not self._registered:
             return None
         sent = self._done.pending()
@@ -216,6 +219,7 @@ class Membership:
             policy=self.policy,
             done=[done.message() for done in sent],
             waiting_for=waiting_for,
+            times=times,
         )
         return Beat(request, sent, self._registration)
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from pserver.client import PushResult
+from pserver.requests import Outcome
 from pserver.workspace import Workspace
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed
@@ -70,12 +71,15 @@ class Performer:
         times: StepTimes | None = None,
         *,
         shm: bool = True,
+        slow_down: float = 1.0,
     ) -> None:
         """Args:
         source: of the gradients; this object's from now on.
         job_sha256: of the job file.
         device: what is computed on, in words.
+        times: where it is kept how long everything takes.
         shm: share memory with shards on this host.
+        slow_down: make every step take so many times as long to compute, at least 1.
         """
         self._source = source
         self._standing = standing
@@ -83,6 +87,7 @@ class Performer:
         self._device = device
         self._times = times or StepTimes()
         self._shm = shm
+        self._slow_down = slow_down
         self._built = False
         self._joined = ExitStack()
         self._router: Router | None = None
@@ -182,9 +187,13 @@ class Performer:
     # -- work ---------------------------------------------------------------------------------
 
     def _lease(self, action: Lease) -> pb.Lease:
-        if not action.after:
-            return self._standing.lease()
-        with self._standing.waits.on(action.after):
+        with self._times.outside("barrier"):
+            if not action.after:
+                return self._standing.lease()
+            return self._await_lease(action.after)
+
+    def _await_lease(self, reason: str) -> pb.Lease:
+        with self._standing.waits.on(reason):
             while True:
                 self._standing.pause(POLL_S)
                 lease = self._standing.lease()
@@ -204,7 +213,8 @@ class Performer:
             # The request went out before the last batches were done: report them now, since
             # whether there is more work may depend on them.
             self._standing.flush()
-        with self._standing.waits.on("work from the coordinator"):
+        waits = self._standing.waits
+        with self._times.outside("barrier"), waits.on("work from the coordinator"):
             while not following.done():
                 wait([following], TICK_S)
                 self._standing.check()
@@ -249,17 +259,22 @@ class Performer:
     # -- steps --------------------------------------------------------------------------------
 
     def _pull(self, action: Pull) -> None:
-        if action.round is not None:
-            self._begin_step()
+        if action.round is None and action.decision is None:
+            with self._times.outside("network"):
+                self._receive(action)
+            return
+        self._begin_step()
+        self._receive(action)
+        self._times.took("pull")
+
+    def _receive(self, action: Pull) -> None:
         try:
             # The spare set holds anything until the pull has succeeded.
             self._shards.pull(action.round, self._source.spare, action.decision)
         except RoundPassed as passed:
             self._passed(passed)
             raise
-        self._source.swap()
-        if action.round is not None:
-            self._times.took("pull")
+        self._source.swap(self._shards.version)
 
     def _compute(self, action: Compute) -> Computed:
         self._standing.check()
@@ -270,7 +285,10 @@ class Performer:
         given = self._source.read(action.batch)
         times.took("data")
         result = self._source.gradient(action.batch, given)
-        times.took("compute")
+        computed_s = times.took("compute")
+        if self._slow_down > 1:
+            self._standing.pause((self._slow_down - 1) * computed_s)
+            times.took("compute")
         if not result.finite:
             log.warning(
                 "the gradient is NaN or infinite; the batch is skipped", batch=str(action.batch)
@@ -283,25 +301,34 @@ class Performer:
         results = self._shards.push_pull(
             action.batch, action.attempt, gradients, self._source.spare
         )
-        self._source.swap()
-        return self._pushed(results)
+        self._source.swap(self._shards.version)
+        return self._pushed(results, max([result.staleness for result in results]))
 
     def _push(self, action: Push) -> Pushed:
         gradients = None if action.skip else self._gradients
+        bases = self._shards.versions
         try:
             results = self._shards.push(action.batch, action.attempt, gradients)
         except RoundPassed as passed:
             self._passed(passed)
             raise
         self._times.took("push")
-        return self._pushed(results)
+        # Of a gradient of older parameters than the open round's, which backup workers may stage.
+        ages = [result.version - base for result, base in zip(results, bases, strict=True)]
+        return self._pushed(results, max(0, *ages))
 
-    def _pushed(self, results: Sequence[PushResult]) -> Pushed:
+    def _pushed(self, results: Sequence[PushResult], staleness: int) -> Pushed:
         self._gradients = ()
+        # The exchanges were side by side.
+        apply_s = max([result.apply_us for result in results]) * 1e-6
+        self._times.applied(apply_s)
+        outcomes = [result.outcome for result in results]
         return Pushed(
-            max([result.staleness for result in results]),
-            tuple([k for k, result in enumerate(results) if result.outcome == "already_applied"]),
+            staleness,
+            _places(outcomes, "already_applied"),
             self._shards.asked_again,
+            _places(outcomes, "too_stale"),
+            apply_s,
         )
 
     def _settle(self, action: Settle) -> None:
@@ -331,3 +358,10 @@ class Performer:
         self._stepping = False
         self._gradients = ()
         log.info("the round went on without this micro-batch", reason=str(passed))
+
+
+def _places(outcomes: Sequence[Outcome], outcome: Outcome) -> tuple[int, ...]:
+    """The shards that have answered ``outcome``."""
+    if outcome not in outcomes:
+        return ()
+    return tuple([shard for shard, answered in enumerate(outcomes) if answered == outcome])

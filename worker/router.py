@@ -95,6 +95,11 @@ class Router:
         or a round's, as received last."""
         return tuple(self._versions)
 
+    @property
+    def version(self) -> int:
+        """The newest of :attr:`versions`."""
+        return max(self._versions)
+
     def initialize(self, values: Mapping[str, Array]) -> None:
         """Sets all parameters; shards that have some already keep them."""
 

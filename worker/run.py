@@ -42,6 +42,8 @@ class WorkerOptions:
         connect_timeout_s: how long a missing coordinator or shard is waited for.
         shm: share memory with shards on this host; otherwise all tensors travel over TCP.
         step_times: where to write the times of the last steps at the end; None is nowhere.
+        slow_down: make every step take so many times as long to compute, to see what a straggler
+            does.
     """
 
     coordinator: str = "localhost:5000"
@@ -52,6 +54,7 @@ class WorkerOptions:
     connect_timeout_s: float = 120.0
     shm: bool = True
     step_times: Path | None = None
+    slow_down: float = 1.0
 
 
 def run_worker(options: WorkerOptions) -> int:
@@ -64,7 +67,7 @@ def run_worker(options: WorkerOptions) -> int:
         return _end(f"error: --step-times: {error}", BAD_INPUT)
     with (
         CoordinatorClient(options.coordinator) as client,
-        Standing(client, incarnation(), options.connect_timeout_s) as standing,
+        Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
     ):
         on_stop_signals(lambda: _stop(options, standing, times))
         # As early as possible: it takes seconds, in which the coordinator may come up as well.
@@ -100,7 +103,9 @@ def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None
         intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
     )
     loaded = _load(options, asked)
-    Trainer(loaded, device, standing, times, shm=options.shm).run()
+    if options.slow_down > 1:
+        log.warning("this worker is slowed down on purpose", times=options.slow_down)
+    Trainer(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down).run()
 
 
 def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:

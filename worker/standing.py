@@ -53,11 +53,14 @@ class Standing:
         client: CoordinatorClient,
         incarnation: int,
         connect_timeout_s: float,
+        times: Callable[[], pb.WorkerTimes] = pb.WorkerTimes,
     ) -> None:
+        """``times`` says where this worker's time has gone; any thread may call it."""
         self.waits = Waits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
         self.connect_timeout_s = connect_timeout_s
         self.membership = Membership(incarnation)
         self._client = client
+        self._times = times
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         self._interrupts: set[Interrupt] = set()
@@ -288,7 +291,7 @@ class Standing:
 
     def _heartbeat(self, deadline_s: float) -> None:
         with self._lock:
-            beat = self.membership.beat(self.waits.reason())
+            beat = self.membership.beat(self.waits.reason(), self._times())
         if beat is None:
             return
         response = self._client.heartbeat_worker(beat.request, deadline_s)

@@ -1,12 +1,15 @@
-"""Where the time of a worker's steps goes: ``worker run --step-times FILE``."""
+"""Where a worker's time goes: in all, and step by step for ``worker run --step-times FILE``."""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+
+from psrpc.v1 import coordinator_pb2 as pb
 
 Part = Literal["data", "compute", "push_pull", "pull", "push", "commit"]
 
@@ -17,15 +20,28 @@ PARTS: tuple[Part, ...] = ("data", "compute", "push_pull", "pull", "push", "comm
 COLUMNS = ("start_s", *(f"{part}_s" for part in PARTS))
 """The header of the file; load-bearing."""
 
+Cause = Literal["data", "compute", "barrier", "network"]
+
+_CAUSES: dict[Part, Cause] = {
+    "data": "data",
+    "compute": "compute",
+    "push_pull": "network",
+    "pull": "network",
+    "push": "network",
+    "commit": "barrier",
+}
+"""What the time of a part of a step counts as in all."""
+
 _PLACE = {part: place for place, part in enumerate(PARTS, start=1)}
 _WIDTH = len(COLUMNS)
 
 
 class StepTimes:
-    """The times of the last ``capacity`` steps, in memory that is allocated once.
+    """The times of the last ``capacity`` steps, in memory that is allocated once, and of all time.
 
     The thread of the loop calls ``begin``, then ``took`` after each part, then ``end``; a step
-    that does not come to its end is not kept. Another thread may ``write`` meanwhile.
+    that does not come to its end is not kept. Another thread may ``write`` meanwhile, or ask for
+    the ``totals``, which have also what is spent between steps.
     """
 
     def __init__(
@@ -39,6 +55,10 @@ class StepTimes:
         self._steps = 0
         self._at = 0
         self._last = 0.0
+        # By place in a row, of all steps; then what was spent otherwise, by cause.
+        self._sums = array("d", bytes(8 * _WIDTH))
+        self._spent: dict[Cause, float] = dict.fromkeys(_CAUSES.values(), 0.0)
+        self._apply_s = 0.0
 
     def begin(self) -> None:
         """A step begins."""
@@ -47,11 +67,38 @@ class StepTimes:
         for place in range(at + 1, at + _WIDTH):
             self._rows[place] = 0.0
 
-    def took(self, part: Part) -> None:
-        """The time since the last call belongs to ``part``."""
+    def took(self, part: Part) -> float:
+        """The time since the last call belongs to ``part``; how long that was, in seconds."""
         now = self._clock()
-        self._rows[self._at + _PLACE[part]] += now - self._last
+        seconds = now - self._last
+        place = _PLACE[part]
+        self._rows[self._at + place] += seconds
+        self._sums[place] += seconds
         self._last = now
+        return seconds
+
+    def applied(self, seconds: float) -> None:
+        """So much of the last part was the shards' update."""
+        self._apply_s += seconds
+
+    @contextmanager
+    def outside(self, cause: Cause) -> Iterator[None]:
+        """What is done within the ``with`` is no part of a step."""
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._spent[cause] += self._clock() - start
+
+    def totals(self) -> pb.WorkerTimes:
+        """All time so far, by what it went to."""
+        seconds = dict(self._spent)
+        for part, cause in _CAUSES.items():
+            seconds[cause] += self._sums[_PLACE[part]]
+        # Two clocks: a shard's update cannot have taken longer than the exchange that it was in.
+        apply_s = min(self._apply_s, seconds["network"])
+        seconds["network"] -= apply_s
+        return pb.WorkerTimes(**seconds, apply=apply_s)
 
     def end(self) -> None:
         """The step counts."""

@@ -21,13 +21,16 @@ class Trainer:
         times: StepTimes | None = None,
         *,
         shm: bool = True,
+        slow_down: float = 1.0,
     ) -> None:
-        """``shm``: share memory with shards on this host."""
+        """``shm``: share memory with shards on this host. ``slow_down``: make every step take so
+        many times as long to compute."""
         self._loaded = loaded
         self._device = device
         self._standing = standing
         self._times = times
         self._shm = shm
+        self._slow_down = slow_down
 
     def run(self) -> None:
         """Works until the job ends; by then it has left.
@@ -40,9 +43,20 @@ class Trainer:
         """
         label = self._device.label
         with (
-            KerasSource(self._loaded.job, self._device, self._standing.waits) as source,
+            KerasSource(
+                self._loaded.job,
+                self._device,
+                self._standing.waits,
+                self._loaded.optimizer_arguments,
+            ) as source,
             Performer(
-                source, self._standing, self._loaded.sha256, label, self._times, shm=self._shm
+                source,
+                self._standing,
+                self._loaded.sha256,
+                label,
+                self._times,
+                shm=self._shm,
+                slow_down=self._slow_down,
             ) as performer,
         ):
             performer.run()

@@ -95,14 +95,14 @@ class WitnessSource:
         while given >= GATE * options.total_batches and not self._gate.exists():
             self._standing.check()
             time.sleep(GATE_S)
-        self._check(given // options.replicas if options.replicas else None)
+        self._check(given // options.policy.taken if options.fixed else None)
         pieces = self._current[WITNESS].reshape(options.shards, options.piece)
         found = [gradient(options, given, shard, piece) for shard, piece in enumerate(pieces)]
         parts = [one for one in found if one is not None]
         gradients = tuple({name: plain(a) for name, a in part.items()} for part in parts)
         return WitnessResult(gradients, float(given), bool(gradients))
 
-    def swap(self) -> None:
+    def swap(self, version: int) -> None:
         self._current, self.spare = self.spare, self._current
         self._check(None)
 

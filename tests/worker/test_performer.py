@@ -88,7 +88,7 @@ class Source:
         one[given] = -2
         return Result(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}))
 
-    def swap(self) -> None:
+    def swap(self, version: int) -> None:
         self._current, self.spare = self.spare, self._current
 
     def settle(self, unused: Iterable[int] = ()) -> None: ...

@@ -1,0 +1,252 @@
+"""Several steps of a worker by itself, pushed as one difference of parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from psrpc.batch import BatchId
+from psrpc.encoding import Encoding
+from psrpc.errors import InvalidJob
+from psrpc.plan import ArenaPlan, Plan
+from worker.compression import Compressor
+from worker.data import Batch
+from worker.devices import Device
+from worker.flat import (
+    GradientStep,
+    StepInput,
+    StepResult,
+    encoded,
+    power_of,
+    split_arenas,
+    step_result,
+)
+from worker.layout import Layout
+from worker.local_sgd import LocalSgd
+from worker.trace import Trace
+
+
+@dataclass(frozen=True)
+class LocalInput:
+    """What the steps of one batch are given.
+
+    Attributes:
+        parts: of each step, in order.
+        counts: its records.
+    """
+
+    parts: tuple[StepInput, ...]
+    counts: tuple[int, ...]
+
+
+def sub_batches(batch: BatchId, batch_size: int) -> list[BatchId]:
+    """``batch`` in pieces of ``batch_size`` records, the last one maybe shorter."""
+    stop = batch.first + batch.count
+    return [
+        BatchId(batch.epoch, first, min(batch_size, stop - first))
+        for first in range(batch.first, stop, batch_size)
+    ]
+
+
+class LocalReader:
+    """Reads the batches of local steps. As thread-safe as the reader of one step's."""
+
+    def __init__(self, read: Callable[[BatchId], StepInput], batch_size: int) -> None:
+        """``read`` is a ``worker.compute.BatchReader``; dropout masks are those of the piece."""
+        self._read = read
+        self._batch_size = batch_size
+
+    def __call__(self, batch: BatchId) -> LocalInput:
+        """Raises InvalidJob where the data source fails."""
+        pieces = sub_batches(batch, self._batch_size)
+        return LocalInput(
+            tuple(self._read(piece) for piece in pieces), tuple(piece.count for piece in pieces)
+        )
+
+
+class LocalSteps:
+    """Local SGD (Stich 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1) on
+    flat parameters. Not thread-safe.
+
+    From the parameters w₀ that were received, of version t, a worker takes a step of SGD on each
+    of the H pieces of its batch, the i-th with the learning rate that the schedule has for step
+    t H + i, and velocities that begin at 0. It pushes w₀ − w_H as if that were a gradient, which
+    the shards, whose optimizer is SGD with learning rate 1, subtract: the mean over a round, or
+    each as it comes (Geo-SGD). State, such as the moving averages of BatchNormalization, goes
+    from step to step as well and is pushed as the difference, as ever.
+
+    With H = 1 and no momentum that is a step of the shards' own SGD. Constraints of variables are
+    the shards': they hold after every push, not after every local step. Each step is one compiled
+    call, and so is the difference; nothing is kept from one batch to the next, so an attempt of a
+    batch gives the same bits in whichever worker makes it.
+    """
+
+    def __init__(
+        self,
+        step: GradientStep,
+        plan: Plan,
+        device: Device,
+        sgd: LocalSgd,
+        local_steps: int,
+        wire: Encoding = "plain",
+        compressor: Compressor | None = None,
+    ) -> None:
+        """``local_steps`` is H; for the others see :class:`worker.flat.FlatStep`."""
+        self._step = step
+        self._plan = plan
+        self._device = device
+        self._sgd = sgd
+        self._local_steps = local_steps
+        self._compressor = compressor
+        # A buffer for each arena: the values are in one piece already.
+        outgoing: Encoding = "plain" if compressor else wire
+        self._layout = Layout(plan, outgoing, alone_nbytes=sys.maxsize)
+        self._trainable = [arena for arena in plan.arenas if arena.role == "trainable"]
+        self._advance = tf.function(self._advanced)
+        self._traces: dict[object, Trace] = {}
+        self._widen: Trace | None = None
+        self._subtract: Trace | None = None
+        self._resting: tuple[tf.Tensor, ...] | None = None
+
+    def __call__(
+        self, parameters: Sequence[tf.Tensor], given: LocalInput, version: int
+    ) -> StepResult:
+        """Takes a step for each part of ``given`` from ``parameters``, per arena ``[length]``, on
+        the host; ``version`` is theirs.
+
+        Raises:
+            Exception: whatever the model, its loss or TensorFlow raises.
+        """
+        first = values = self._begin(parameters)
+        velocities = self._at_rest()
+        losses = []
+        for index, part in enumerate(given.parts, start=version * self._local_steps):
+            values, velocities, loss = self._one(values, velocities, index, part)
+            losses.append(loss)
+        if self._subtract is None:
+            subtract = tf.function(self._difference)
+            self._subtract = Trace(subtract.get_concrete_function(first, values))
+        outputs = map(self._device.send, self._subtract((*first, *values)))
+        *buffers, power = [np.asarray(memoryview(output)) for output in outputs]
+        means = [float(self._device.send(loss)) for loss in losses]
+        mean = sum(m * n for m, n in zip(means, given.counts, strict=True)) / sum(given.counts)
+        return step_result(self._layout, self._compressor, buffers, mean, float(power))
+
+    # -- compiled calls -----------------------------------------------------------------------
+
+    def _begin(self, parameters: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        """The parameters on the device, each arena in its own dtype."""
+        arenas = self._device.receive(parameters)
+        if all(f.dtype == a.dtype for f, a in zip(arenas, self._plan.arenas, strict=True)):
+            return arenas
+        if self._widen is None:
+            widen = tf.function(self._widened)
+            self._widen = Trace(widen.get_concrete_function(arenas))
+        return tuple(self._widen(arenas))
+
+    def _one(
+        self,
+        values: tuple[tf.Tensor, ...],
+        velocities: tuple[tf.Tensor, ...],
+        index: int,
+        part: StepInput,
+    ) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...], tf.Tensor]:
+        with self._device.scope():
+            number = tf.constant(index, tf.int64)
+        trace = self._traces.get(part.signature)
+        if trace is None:
+            trace = Trace(
+                self._advance.get_concrete_function(
+                    values, velocities, number, part.seeds, part.batch
+                )
+            )
+            self._traces[part.signature] = trace
+        *outputs, loss = trace((*values, *velocities, number, *part.tensors))
+        arenas = len(self._plan.arenas)
+        return tuple(outputs[:arenas]), tuple(outputs[arenas:]), loss
+
+    def _at_rest(self) -> tuple[tf.Tensor, ...]:
+        """Velocities to begin with: zeros, one for each arena of trained variables."""
+        if self._resting is None:
+            arenas = self._trainable if self._sgd.momentum else []
+            with self._device.scope():
+                self._resting = tuple(tf.zeros([arena.length], arena.dtype) for arena in arenas)
+        return self._resting
+
+    # -- what is compiled ---------------------------------------------------------------------
+
+    def _widened(self, arenas: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        with self._device.scope():
+            return tuple(
+                tf.cast(
+                    tf.bitcast(flat, tf.bfloat16) if flat.dtype == tf.uint16 else flat, arena.dtype
+                )
+                for arena, flat in zip(self._plan.arenas, arenas, strict=True)
+            )
+
+    def _advanced(
+        self,
+        arenas: tuple[tf.Tensor, ...],
+        velocities: tuple[tf.Tensor, ...],
+        index: tf.Tensor,
+        seeds: tf.Tensor,
+        batch: Batch,
+    ) -> tuple[tf.Tensor, ...]:
+        """The arenas and the velocities after a step, and its loss."""
+        with self._device.scope():
+            values = split_arenas(self._plan, arenas)
+            loss, changes = self._step.differentiate(values, seeds, batch)
+            if loss.shape.rank != 0:
+                raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
+            rate = self._sgd.learning_rate(index)
+            before = dict(zip([arena.name for arena in self._trainable], velocities, strict=False))
+            after: list[tf.Tensor] = []
+            moved: list[tf.Tensor] = []
+            for arena, value in zip(self._plan.arenas, arenas, strict=True):
+                change = self._joined(arena, values, changes)
+                if arena.role == "state":
+                    moved.append(change)
+                    continue
+                new, velocity = self._sgd.step(
+                    value, before.get(arena.name), change, tf.cast(rate, arena.dtype)
+                )
+                moved.append(new)
+                if velocity is not None:
+                    after.append(velocity)
+            return (*moved, *after, tf.cast(loss, tf.float64))
+
+    def _joined(
+        self,
+        arena: ArenaPlan,
+        values: Sequence[tf.Tensor],
+        changes: Sequence[tf.Tensor | None],
+    ) -> tf.Tensor:
+        """What the step says of the variables of ``arena``, flat: gradients, or new values."""
+        parts = []
+        for index in arena.order:
+            change = changes[index]
+            if change is None:
+                if arena.role == "trainable":
+                    raise InvalidJob(
+                        "the loss does not depend on variable "
+                        f"{self._plan.variables[index].name!r} for this batch, but did when the "
+                        "job was described; let it always do so"
+                    )
+                change = values[index]
+            parts.append(tf.reshape(tf.convert_to_tensor(change), [-1]))
+        return tf.concat(parts, 0)
+
+    def _difference(
+        self, first: tuple[tf.Tensor, ...], last: tuple[tf.Tensor, ...]
+    ) -> tuple[tf.Tensor, ...]:
+        """What is pushed of each arena, and what tells whether it is finite."""
+        with self._device.scope():
+            buffers = [
+                old - new if arena.role == "trainable" else new - old
+                for arena, old, new in zip(self._plan.arenas, first, last, strict=True)
+            ]
+            return (*encoded(self._layout.spans, buffers), power_of(buffers))
