@@ -46,12 +46,13 @@ class Cluster:
         workers: int = 1,
         transport: Transport = "shm",
         settings: Sequence[str] = (),
+        options: Sequence[str] = (),
     ) -> None:
-        """``settings`` are ``key=value`` for ``--set``."""
+        """``settings`` are ``key=value`` for ``--set``; ``options`` come as they are."""
         self._job = job
         self._shards = shards
         self._workers = workers
-        self._options = [*_ARGUMENTS[transport]]
+        self._options = [*_ARGUMENTS[transport], *options]
         self._options += [word for setting in settings for word in ("--set", setting)]
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,0 +1,151 @@
+"""A worker that sleeps where others compute: so that two cores show what four machines do.
+
+    python -m benchmarks.sleeping_worker --coordinator HOST:PORT --example-s 0.005 --slow-down 5
+
+Coordinator, shards, leases and every RPC are the project's own, and so is all of the worker but
+its gradients: those are zeros, after a sleep of ``--example-s`` for each example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.client import CoordinatorClient
+from pserver.workspace import Workspace
+from psrpc.batch import BatchId
+from psrpc.encoding import Encoding, Gradient, plain
+from psrpc.errors import JobFailed, PsError
+from psrpc.logs import configure, get_logger
+from psrpc.plan import Plan
+from psrpc.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.data import Array
+from worker.ending import Stopped
+from worker.gradient_source import Pull
+from worker.performer import Performer
+from worker.standing import Standing
+
+log = get_logger()
+
+
+@dataclass(frozen=True)
+class SleptResult:
+    """See ``worker.gradient_source.Result``."""
+
+    gradients: tuple[Gradient, ...]
+    loss: float = 1.0
+    finite: bool = True
+
+
+class SleepingSource:
+    """A ``worker.gradient_source.GradientSource`` whose gradients are zeros and take time."""
+
+    wire: Encoding = "plain"
+
+    def __init__(self, example_s: float) -> None:
+        """``example_s``: seconds that one example takes."""
+        self._example_s = example_s
+        self._plan: Plan | None = None
+        self._current: Mapping[str, Array] = {}
+        self._result = SleptResult(())
+        self.spare: Mapping[str, Array] = {}
+
+    def build(self) -> None:
+        """There is nothing to build."""
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        """See the protocol; so are the others."""
+        self._plan = plan
+        self._current, self.spare = workspace.sets
+        self._result = SleptResult(
+            tuple(
+                {
+                    arena.name: plain(np.zeros(arena.shard_length(shard), arena.dtype))
+                    for arena in plan.arenas
+                }
+                for shard in range(plan.shards)
+            )
+        )
+
+    def leave(self) -> None:
+        self._current = self.spare = {}
+
+    def initial_values(self) -> Mapping[str, Array]:
+        assert self._plan is not None  # prepare has set it
+        return {arena.name: np.zeros(arena.length, arena.dtype) for arena in self._plan.arenas}
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def read(self, batch: BatchId) -> int:
+        return batch.count
+
+    def gradient(self, batch: BatchId, given: int) -> SleptResult:  # noqa: ARG002
+        time.sleep(given * self._example_s)
+        return self._result
+
+    def swap(self, version: int = 0) -> None:  # noqa: ARG002
+        self._current, self.spare = self.spare, self._current
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        pass
+
+    def take_back(self) -> None:
+        pass
+
+    def evaluate(
+        self,
+        task: pb.EvaluateTask,  # noqa: ARG002  # of the protocol
+        generation: int,  # noqa: ARG002
+        pull: Pull,  # noqa: ARG002
+    ) -> pb.EvaluateDone:
+        raise AssertionError("there is nothing to evaluate")
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:  # noqa: ARG002
+        raise AssertionError("there is nothing to merge")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What ``worker run`` does; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sleeping_worker",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--coordinator", required=True, metavar="HOST:PORT")
+    parser.add_argument("--example-s", type=float, required=True, metavar="S")
+    parser.add_argument("--slow-down", type=float, default=1.0, metavar="X", help="times as long")
+    asked = parser.parse_args(arguments)
+    die_with_parent()
+    configure("console", "worker")
+    with (
+        CoordinatorClient(asked.coordinator) as client,
+        Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
+    ):
+        on_stop_signals(standing.stop)
+        try:
+            sha256 = standing.get_job().job_sha256
+            source = SleepingSource(asked.example_s * asked.slow_down)
+            with Performer(source, standing, sha256, "cpu") as performer:
+                performer.run()
+        except Stopped as stopped:
+            log.info("leaving", why=str(stopped))
+            return 0
+        except JobFailed as error:
+            sys.stderr.write(f"error: job failed: {error}\n")
+        except PsError as error:
+            sys.stderr.write(f"error: {error}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
