@@ -122,7 +122,7 @@ def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
 
 
 def _switching(status: GetJobStatusResponse) -> str:
-    return f"changing to {status.switching}"
+    return f"under way: {status.switching}"
 
 
 def _epoch(status: GetJobStatusResponse) -> int:

@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
 def _headline(status: GetJobStatusResponse) -> list[str]:
     lines = [f"{status.job}  {status.phase}  {status.settings or status.mode}"]
     if status.switching:
-        lines.append(f"changing to {status.switching}")
+        lines.append(f"under way: {status.switching}")
     if len(status.policies) > 1:
         lines += [
             f"policy {change.policy} from step {change.global_step}: {change.settings}"

@@ -217,9 +217,10 @@ def test_a_straggler_is_named_once() -> None:
 def test_a_change_of_policy_is_shown() -> None:
     log = ProgressLog()
     log.lines(training(policy=1), 0.0)
-    status = training(policy=1, switching="ssp staleness=4")
-    assert "changing to ssp staleness=4" in text(status)
-    assert log.lines(status, 0.1) == ["changing to ssp staleness=4"]
+    line = "under way: the change to policy 2 (ssp staleness=4): draining"
+    status = training(policy=1, switching="the change to policy 2 (ssp staleness=4): draining")
+    assert line in text(status)
+    assert log.lines(status, 0.1) == [line]
     assert log.lines(status, 0.2) == []
     changed = training(policy=2, settings="ssp staleness=4")
     assert log.lines(changed, 0.3) == ["policy 2: ssp staleness=4"]

@@ -1,0 +1,320 @@
+"""What a person sees of a job: its status, its page and its summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import main
+from coordinator.client import CoordinatorClient
+from coordinator.guard import WARNED_STEPS
+from coordinator.run import Followed, Run
+from coordinator.status import write_status
+from coordinator.status_page import as_json, histogram, render_page
+from coordinator.summary import summarize
+from coordinator.work import Report
+from psrpc.clock import ManualClock
+from psrpc.policy import Policy
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from tests.coordinator import bench
+from tests.coordinator.parts import (
+    Served,
+    ShardDouble,
+    WorkerDouble,
+    make_run,
+    report,
+    serving,
+)
+
+
+@dataclass
+class Job:
+    """A job in training, with two shards and three workers."""
+
+    served: Served
+    client: CoordinatorClient
+    clock: ManualClock
+    shards: list[ShardDouble]
+    workers: list[WorkerDouble]
+
+    @property
+    def status(self) -> pb.GetJobStatusResponse:
+        return self.client.get_job_status()
+
+    def train(self, worker: WorkerDouble, compute_s: float, batches: int) -> None:
+        """Does so many batches, and says that it has computed for so long by then."""
+        for _ in range(batches):
+            lease = worker.lease()
+            [attempt] = lease.train.batches
+            worker.lease([report(attempt, staleness=1)])
+        self.beat(worker, compute=compute_s)
+
+    def beat(self, worker: WorkerDouble, **times: float) -> None:
+        self.client.heartbeat_worker(
+            pb.HeartbeatWorkerRequest(
+                worker=worker.name,
+                incarnation=worker.incarnation,
+                generation=worker.generation,
+                times=pb.WorkerTimes(**times),
+            )
+        )
+
+
+@contextmanager
+def training(run: Run) -> Iterator[Job]:
+    clock = ManualClock()
+    with serving(run, clock) as served, CoordinatorClient(served.address) as client:
+        shards = [ShardDouble(client, index) for index in range(2)]
+        streams = []
+        for shard in shards:
+            shard.register()
+            streams.append(iter(shard.watch()))
+        for shard, stream in zip(shards, streams, strict=True):
+            shard.begin(stream)
+        workers = [WorkerDouble(client, 1000 + n) for n in range(3)]
+        for worker in workers:
+            worker.register()
+        workers[0].lease()
+        workers[0].report_work(initialized=pb.InitializeDone())
+        for shard, stream in zip(shards, streams, strict=True):
+            shard.take(next(stream).snapshot)
+        served.wait_until(lambda: client.get_job_status().phase == "training")
+        yield Job(served, client, clock, shards, workers)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with training(make_run(tmp_path, shards=2, train_records=4000, staleness_lr="inverse")) as job:
+        yield job
+
+
+def test_staleness_is_counted_over_shards_and_per_worker(job: Job) -> None:
+    one, two = (worker.name for worker in job.workers[:2])
+    assert list(job.status.staleness_counts) == []
+    job.shards[0].version, job.shards[1].version = 9, 4
+    job.shards[0].heartbeat(
+        staleness_counts=[3, 2],
+        workers=[
+            types.WorkerStaleness(worker=one, counts=[3]),
+            types.WorkerStaleness(worker=two, counts=[0, 2]),
+        ],
+        too_stale=2,
+        uncompensated=1,
+        apply_s=0.5,
+    )
+    # A shard that has said nothing yet is not at version 0.
+    assert job.status.version_skew == 0
+    job.shards[1].heartbeat(
+        staleness_counts=[0, 4, 1], workers=[types.WorkerStaleness(worker=two, counts=[0, 4, 1])]
+    )
+    status = job.status
+    assert status.version_skew == 5
+    assert list(status.staleness_counts) == [3, 6, 1]
+    assert [list(worker.staleness_counts) for worker in status.workers] == [[3], [0, 6, 1], []]
+    shard = status.shards[0]
+    assert list(shard.staleness_counts) == [3, 2]
+    assert (shard.too_stale, shard.uncompensated, shard.apply_s) == (2, 1, 0.5)
+    # The counts of a process that was restarted begin anew, and so does the sum.
+    job.shards[0].heartbeat(staleness_counts=[1])
+    assert list(job.status.staleness_counts) == [1, 4, 1]
+
+
+def test_times_are_passed_on_and_nonsense_is_none(job: Job) -> None:
+    job.beat(job.workers[1], data=1.0, compute=2.0, barrier=3.0, network=4.0, apply=5.0)
+    assert job.status.workers[1].times == pb.WorkerTimes(
+        data=1.0, compute=2.0, barrier=3.0, network=4.0, apply=5.0
+    )
+    job.beat(job.workers[1], data=float("nan"), compute=-1.0, network=float("inf"))
+    assert job.status.workers[1].times == pb.WorkerTimes()
+
+
+def test_a_straggler_is_named_with_its_ratio_to_the_median(job: Job) -> None:
+    for turn in range(1, 6):
+        job.clock.advance(1.0)
+        for worker, seconds in zip(job.workers, (0.1, 0.1, 0.49), strict=True):
+            job.train(worker, compute_s=seconds * turn, batches=1)
+    status = job.status
+    assert [worker.slowness for worker in status.workers] == [
+        pytest.approx(1.0),
+        pytest.approx(1.0),
+        pytest.approx(4.9),
+    ]
+    assert list(status.stragglers) == [
+        f"{job.workers[2].name} takes 4.9 times as long per example as the median"
+    ]
+    assert status.workers[2].examples_per_s == pytest.approx(4.0, rel=0.3)
+    # Who is gone is compared with nobody.
+    job.workers[2].leave()
+    assert list(job.status.stragglers) == []
+
+
+def test_policies_are_listed_from_the_first_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path, shards=2, mode="sync", replicas=3)
+    second = Followed(2, Policy(mode="ssp", staleness=4), step=7, batches=21)
+    with (
+        serving(replace(run, policies=(second,))) as served,
+        CoordinatorClient(served.address) as client,
+    ):
+        status = client.get_job_status()
+    assert (status.policy, status.settings, status.mode) == (2, "ssp staleness=4", "ssp")
+    assert list(status.policies) == [
+        pb.PolicyChange(policy=1, settings="sync replicas=3", global_step=0),
+        pb.PolicyChange(policy=2, settings="ssp staleness=4", global_step=7),
+    ]
+
+
+def test_the_status_warns_before_the_guard_stops_the_job(tmp_path: Path) -> None:
+    coordinator, worker = bench.start(tmp_path, shards=1, train_records=4000)
+    course = coordinator.course
+    batches = worker.batches()
+    for step in range(20 + 150):
+        done = [Report(a.batch, a.number, loss=1.0 if step < 20 else 50.0) for a in batches]
+        assert len(done) == 1
+        assert write_status(course).warnings[:] == [] or step > WARNED_STEPS
+        batches = worker.batches(done)
+    [warning] = write_status(course).warnings
+    assert warning.startswith("training may be diverging: the loss is ")
+    assert "coordinator set mode=sync replicas=N" in warning
+    assert course.phase == "training"
+
+
+def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
+    job.train(job.workers[0], compute_s=0.5, batches=2)
+    job.clock.advance(2.0)
+    job.train(job.workers[0], compute_s=1.0, batches=2)
+    for version, shard in enumerate(job.shards):
+        shard.version = 3 * version
+        shard.heartbeat(
+            staleness_counts=[0, 4],
+            workers=[types.WorkerStaleness(worker=job.workers[0].name, counts=[0, 4])],
+            uncompensated=1,
+            apply_s=0.25,
+        )
+    job.served.do(job.served.course.tick)
+    summary = json.loads(json.dumps(job.served.do(summarize, job.served.course)))
+    policy = {
+        "policy": 1,
+        "settings": {"mode": "async", "staleness_lr": "inverse"},
+        "words": "async staleness_lr=inverse",
+        "global_step": 0,
+    }
+    assert (summary["policy"], summary["policies"]) == (policy, [policy])
+    assert summary["staleness_counts"] == [0, 8]
+    assert summary["version_skew_max"] == 3
+    counts = ("too_stale", "speculative", "superseded", "late", "overdue", "uncompensated")
+    assert [summary[name] for name in counts] == [0, 0, 0, 0, 0, 2]
+    assert summary["by_shard"][1] == {
+        "shard": 1,
+        "staleness_counts": [0, 4],
+        "too_stale": 0,
+        "uncompensated": 1,
+        "apply_s": 0.25,
+    }
+    assert list(summary["by_worker"]) == [worker.name for worker in job.workers]
+    mine = summary["by_worker"][job.workers[0].name]
+    assert (mine["batches"], mine["examples"], mine["examples_per_s"]) == (4, 16, 8.0)
+    assert mine["staleness_counts"] == [0, 8]
+    assert mine["times_s"]["compute"] == 1.0
+    assert summary["workers"] == 1
+
+
+def test_the_page_of_a_job(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    job.beat(job.workers[0], compute=3.0, barrier=1.0)
+    job.shards[0].heartbeat(staleness_counts=[812, 377, 9, 1], apply_s=1.5)
+    assert main(["status", "--coordinator", job.served.address]) == 0
+    page = capsys.readouterr().out
+    assert page.splitlines()[0] == "tiny  training  async staleness_lr=inverse"
+    assert "staleness 0:812 1:377 2:9 3:1  mean 0.00  version skew 0" in page
+    rows = {line.split()[0]: line.split() for line in page.splitlines() if line}
+    assert {"75", "25", "active"} <= set(rows[job.workers[0].name])
+    assert "0:812" in rows["0"]
+    assert "last checkpoint: checkpoints/step-00000000" in page
+
+
+def test_all_fields_as_json_for_a_run_directory(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "address").write_text(job.served.address + "\n")
+    assert main(["status", "--run-dir", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {field.name for field in pb.GetJobStatusResponse.DESCRIPTOR.fields}
+    assert document["total_steps"] == job.status.total_steps
+    assert document["loss"] is None
+    assert document["workers"][0]["times"]["compute"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--coordinator", "127.0.0.1:1"], "error: no coordinator answers at 127.0.0.1:1; say wh"),
+        (["--coordinator", "x:y"], "error: address 'x:y' has port 'y'"),
+        (["--run-dir", "nowhere"], "error: no coordinator runs on nowhere: No such file"),
+    ],
+)
+def test_nobody_is_there(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(error)
+
+
+def test_the_summary_is_named_where_a_run_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    assert main(["status", "--run-dir", str(tmp_path)]) == 2
+    assert f"is in {tmp_path}/summary.json" in capsys.readouterr().err
+
+
+def test_what_holds_for_a_job_with_everything() -> None:
+    status = pb.GetJobStatusResponse(
+        job="j",
+        phase="failed",
+        settings="sync replicas=3",
+        switching="the change to policy 2",
+        policies=[pb.PolicyChange(policy=n, settings=f"p{n}", global_step=n) for n in (1, 2)],
+        loss=float("inf"),
+        shards=[pb.ShardStatus(state="silent", silent_s=12.0)],
+        stragglers=["worker-2 is late"],
+        evaluations=[pb.EvaluationResult(evaluation="final", results={"loss": float("nan")})],
+        warnings=["w"],
+        waiting_for="x",
+        reason="r",
+    )
+    lines = render_page(status).splitlines()
+    for line in (
+        "under way: the change to policy 2",
+        "policy 2 from step 2: p2",
+        "straggler: worker-2 is late",
+        "evaluation final at step 0: loss nan",
+        "last checkpoint: none",
+        "waiting for x",
+        "warning: w",
+        "failed: r",
+    ):
+        assert line in lines
+    assert any("silent for 12.0 s" in line for line in lines)
+    document = as_json(status)
+    assert document["loss"] is None
+    assert document["evaluations"][0]["results"] == {"loss": None}
+    json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ([], "-"),
+        ([0, 0], "-"),
+        ([812, 377, 9, 1], "0:812 1:377 2:9 3:1"),
+        ([1] * 9, "0:1 1:1 2:1 3:1 4-7:4 8-15:1"),
+        ([0] * 62 + [7, 8], "32-62:7 63+:8"),
+    ],
+)
+def test_histograms_in_words(counts: list[int], shown: str) -> None:
+    assert histogram(counts) == shown
