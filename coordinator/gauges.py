@@ -85,6 +85,12 @@ def ratios(course: Course) -> dict[str, float]:
     )
 
 
+def late(course: Course) -> list[str]:
+    """Who is late with what all others wait for, in words."""
+    schedule = course.training.schedule
+    return schedule.stragglers(course.now()) if schedule is not None else []
+
+
 def refused(course: Course) -> int:
     """Pushes that shards have refused, whatever for."""
     return sum(shard.figures.refused for shard in course.members.shards)

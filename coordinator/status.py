@@ -6,6 +6,7 @@ from coordinator.course import Course
 from coordinator.gauges import (
     counts,
     counts_of_worker,
+    late,
     ratios,
     refused,
     staleness_counts,
@@ -61,7 +62,6 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         generation=generation,
         policy=run.policy,
         settings=str(run.settings),
-        switching=course.switching,
         policies=[
             pb.PolicyChange(
                 policy=followed.number,
@@ -77,7 +77,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         superseded=counted["superseded"],
         late=counted["late"],
         overdue=counted["overdue"],
-        stragglers=name_stragglers(slow),
+        stragglers=name_stragglers(slow) + late(course),
     )
 
 
