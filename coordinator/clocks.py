@@ -67,18 +67,17 @@ class Clocks:
         """``worker`` has done a step that it was given."""
         if worker in self._clocks:
             self._clocks[worker].steps += 1
-            self._floor = self.least
 
     def idle(self, worker: str) -> None:
         """``worker`` does something else, or has nothing to do; it keeps its clock."""
         if worker in self._clocks:
-            self._clocks[worker].holds = False
             self._floor = self.least
+            self._clocks[worker].holds = False
 
     def leave(self, worker: str) -> None:
         """``worker`` is gone."""
-        self._clocks.pop(worker, None)
         self._floor = self.least
+        self._clocks.pop(worker, None)
 
     def reason(self, worker: str) -> str:
         """Why ``worker`` has to wait, in words that name whom it waits for."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 
 TASK_S = 0.5
 """Work that a lease should hold: long enough to hide the round trip, short enough to lose."""
@@ -14,9 +13,6 @@ LARGEST_TASK = 256
 
 MEMORY = 0.5
 """Weight of the newest measurement in a worker's rate."""
-
-RECENT = 64
-"""Attempts that say how long one takes."""
 
 
 @dataclass(slots=True)
@@ -40,22 +36,6 @@ class Pace:
             # At most doubling, so that one lucky measurement does not hand out a minute of work.
             self.task_size = max(1, min(wanted, 2 * self.task_size, LARGEST_TASK))
         return self.task_size
-
-
-@dataclass(slots=True)
-class Durations:
-    """How long attempts took from lease to commit, the newest of them."""
-
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-
-    def measure(self, took_s: float) -> None:
-        """One more."""
-        self._recent.append(took_s)
-
-    @property
-    def median_s(self) -> float | None:
-        """None before the first."""
-        return median(self._recent) if self._recent else None
 
 
 @dataclass(slots=True)

@@ -23,9 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.balance import Uncut
+from coordinator.deadline import Deadline
 from coordinator.micro_batch import Held, MicroBatch
 from coordinator.open_batches import OpenBatches
-from coordinator.pace import Durations, Speeds
+from coordinator.pace import Speeds
+from coordinator.speculation import Speculation
 from coordinator.tally import Tally
 from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
 from psrpc.batch import BatchId
@@ -89,12 +91,10 @@ class Rounds:
         self._last: Decision | None = None
         self._finished_epochs: list[int] = []
         self._examples = sum(len(positions) for positions in done.values()) - skipped_records
-        self._durations = Durations()
+        self._deadline = Deadline(policy.round_deadline_s, self._tally)
+        self._speculation = Speculation() if policy.speculate else None
         self._speeds = Speeds()
         self._draining = False
-        self._since: float | None = None
-        """When the first micro-batch of the open round was in somebody's hands."""
-        self._overdue = False
         self._open: list[MicroBatch] = []
         """In batch-id order; all of one epoch."""
         self._commits: list[MicroBatch] = []
@@ -174,23 +174,15 @@ class Rounds:
 
     def tick(self, now: float) -> None:
         """What time alone brings: a round that lasts too long."""
-        if self._since is None and any(m.awaited for m in self._open):
-            self._since = now
-        if not self._overdue and not self.complete and self._late(now):
-            self._overdue = True
-            self._tally.overdue += 1
+        if any(m.awaited for m in self._open):
+            self._deadline.begin(now)
+        if not self.complete:
+            self._deadline.look(now)
 
     def stragglers(self, now: float) -> list[str]:
         """Who is late with the open round, with what and for how long; empty before its
         deadline."""
-        if self.complete or not self._late(now):
-            return []
-        return [
-            f"{held.worker} has had {micro.batch} for {now - held.since:.1f} s"
-            for micro in self._open
-            if micro.awaited
-            for held in micro.attempts.values()
-        ]
+        return [] if self.complete else self._deadline.stragglers(self._open, now)
 
     def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
         """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
@@ -199,15 +191,20 @@ class Rounds:
             number = micro.attempt_of(worker)
             if number is not None and micro.committed is None:
                 return self._work(micro, number)
-        if self.drained:
+        if self._has_open:
+            micro_batch = next((m for m in self._open if m.open), None)
+            if micro_batch is None:
+                micro_batch = MicroBatch(self._uncut.cut(self._speeds.ratio(worker)))
+                self._open.append(micro_batch)
+            return self._hand_out(micro_batch, worker, now)
+        second = self._speculation.second(self._open, worker) if self._speculation else None
+        if second is None:
             return Wait(self.waiting_for())
-        open_one = next((m for m in self._open if m.open), None)
-        if open_one is None and self._uncut:
-            open_one = MicroBatch(self._uncut.cut(self._speeds.ratio(worker)))
-            self._open.append(open_one)
-        if open_one is not None:
-            return self._hand_out(open_one, worker, now)
-        return self._speculate(worker, now)
+        micro, due = second
+        if now < due:
+            return Wait(self.waiting_for(), due)
+        self._tally.speculative += 1
+        return self._hand_out(micro, worker, now)
 
     def commit(self, worker: str, round_number: int, report: Report, now: float) -> Committed:
         """All shards hold this attempt. The first one of a micro-batch counts; a commit of one
@@ -235,7 +232,8 @@ class Rounds:
             self._speeds.measure(held.worker, report.batch.count, now - held.since)
         if micro.committed is not None:
             return Committed(None, f"attempt {micro.committed.attempt} was committed first")
-        self._durations.measure(now - held.since)
+        if self._speculation is not None:
+            self._speculation.measure(now - held.since)
         # The newest version when it was leased, or a newer one that the worker says it had.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
@@ -274,7 +272,7 @@ class Rounds:
         self._open = [micro for micro in self._open if micro not in named]
         self._last = decision
         self._round += 1
-        self._since, self._overdue = None, False
+        self._deadline.restart()
         self._fill()
 
     def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
@@ -311,7 +309,7 @@ class Rounds:
             return ""
         if self.drained or not (self._open or self._uncut):
             return "the policy to change; no round is begun under the present one"
-        if self._uncut or any(m.open for m in self._open):
+        if self._has_open:
             return ""
         if self.complete:
             return f"the decision of round {self._round} to be stored"
@@ -336,13 +334,18 @@ class Rounds:
         """How many batches of the grid these are."""
         return len(self._cut) or self._named
 
+    @property
+    def _has_open(self) -> bool:
+        """Whether there is a micro-batch for anyone who asks."""
+        if self._draining:
+            begun = sum(m.under_way for m in self._open)
+            if not begun or (begun >= self._named and not self._uncut):
+                return False
+        return bool(self._uncut) or any(m.open for m in self._open)
+
     def _rounds_of(self, epoch: int) -> int:
         """How many rounds are left in ``epoch``."""
         return -(-self._todo.left(epoch) // self._policy.taken)
-
-    def _late(self, now: float) -> bool:
-        deadline_s = self._policy.round_deadline_s
-        return deadline_s is not None and self._since is not None and now - self._since > deadline_s
 
     def _fill(self) -> None:
         """Opens what the new round needs: up to K micro-batches of one epoch."""
@@ -371,27 +374,11 @@ class Rounds:
             for batch in batches
         )
 
-    def _speculate(self, worker: str, now: float) -> Round | Wait:
-        """A second attempt of the micro-batch that was held longest, once that is longer than
-        half of the attempts took."""
-        reason = self.waiting_for()
-        median_s = self._durations.median_s
-        late = [m for m in self._open if m.may_be_doubled_by(worker)]
-        if not self._policy.speculate or median_s is None or not late:
-            return Wait(reason)
-        micro = min(late, key=lambda micro: micro.since)
-        due = micro.since + median_s
-        if now < due:
-            return Wait(reason, due)
-        self._tally.speculative += 1
-        return self._hand_out(micro, worker, now)
-
     def _hand_out(self, micro: MicroBatch, worker: str, now: float) -> Round:
         number = self._next_attempt
         self._next_attempt += 1
         micro.attempts[number] = Held(worker, now, self._round)
-        if self._since is None:
-            self._since = now
+        self._deadline.begin(now)
         return self._work(micro, number)
 
     def _work(self, micro: MicroBatch, number: int) -> Round:

@@ -182,11 +182,19 @@ class Span:
 
 
 class Schedule(Protocol):
-    """Who trains what next: the ledger (async) or the rounds (sync)."""
+    """Who trains what next: the ledger (async, ssp) or the rounds (sync)."""
 
     @property
     def finished(self) -> bool:
         """Whether every batch of the job is done."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch is done that the policy is for."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is under way any more since :meth:`drain`; all shards have the same."""
 
     @property
     def idle(self) -> bool:
@@ -215,6 +223,18 @@ class Schedule(Protocol):
     def release(self, worker: str) -> int:
         """No shard takes anything from ``worker`` any more, so others get what it held; how many
         batches that are."""
+
+    def drain(self) -> None:
+        """Begins nothing new; what is under way is finished."""
+
+    def tick(self, now: float, /) -> None:
+        """What time alone brings."""
+
+    def stragglers(self, now: float, /) -> list[str]:
+        """Who is late with what all others wait for, in words."""
+
+    def idle_worker(self, worker: str) -> None:
+        """``worker`` does something else, such as an evaluation; it does not hold up others."""
 
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose batches have all been done since the last call."""
