@@ -15,7 +15,7 @@ def batches(records: int, batch_size: int, indices: set[int]) -> list[BatchId]:
 
 
 def cut_all(uncut: Uncut, ratios: list[float | None]) -> list[BatchId]:
-    cuts = []
+    cuts: list[BatchId] = []
     while uncut:
         cuts.append(uncut.cut(ratios[len(cuts) % len(ratios)]))
     return cuts

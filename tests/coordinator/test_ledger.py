@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.ledger import Ledger
+from coordinator.tally import Tally
 from coordinator.work import Attempt, Report, Train, Wait
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
+from psrpc.policy import Policy
 
 ALL = 10**9
 
@@ -196,3 +198,176 @@ def test_every_batch_is_counted_once_with_workers_that_die_and_repeat_themselves
     if ledger.finished:
         assert sum(b.count for b in counted) == 2 * records
         assert ledger.span.examples == 2 * records
+
+
+# What some shards have, what is refused, and changes.
+
+
+def too_stale(attempt: Attempt) -> Report:
+    return Report(attempt.batch, attempt.number, 1.0, 9, too_stale=True)
+
+
+def test_what_some_shards_have_comes_before_anything_new() -> None:
+    ledger = make(
+        done={0: IntervalSet([(0, 4)])},
+        partial={0: IntervalSet([(8, 10)]), 1: IntervalSet([(4, 8)])},
+    )
+    assert drain(ledger) == [
+        BatchId(0, 8, 2),
+        BatchId(1, 4, 4),
+        BatchId(0, 4, 4),
+        BatchId(1, 0, 4),
+        BatchId(1, 8, 2),
+    ]
+
+
+def test_the_step_goes_on_from_where_other_policies_came_to() -> None:
+    ledger = make(done={0: IntervalSet([(0, 8)])}, step_offset=-1)
+    assert (ledger.span.step, ledger.span.total_steps, ledger.span.batches) == (1, 5, 2)
+
+
+def test_a_refused_batch_is_open_to_others_first_and_is_not_done() -> None:
+    tally = Tally()
+    ledger = make(policy=Policy(max_staleness=1), tally=tally)
+    [refused] = lease(ledger, "slow")
+    assert ledger.report("slow", [too_stale(refused)], 1.0) == []
+    assert (ledger.span.batches, tally.too_stale) == (0, 1)
+    assert lease(ledger, "slow", 1.0)[0].batch == BatchId(0, 4, 4)
+    [again] = lease(ledger, "quick", 1.0)
+    assert again.batch == refused.batch
+    # What is told twice, or too late, takes nothing from who has it now.
+    assert ledger.report("slow", [too_stale(refused)], 2.0) == []
+    assert ledger.report("quick", [too_stale(refused)], 2.0) == []
+    assert tally.too_stale == 1
+    assert ledger.report("quick", [done(again)], 2.0) == [done(again)]
+    assert ledger.report("slow", [too_stale(refused)], 3.0) == []
+    ledger.release("slow")
+    assert again.batch not in drain(ledger)
+    assert ledger.finished
+
+
+def test_who_was_refused_gets_the_batch_again_when_there_is_nothing_else() -> None:
+    ledger = make(epochs=1, records=4, policy=Policy(max_staleness=0))
+    [refused] = lease(ledger, "w")
+    ledger.report("w", [too_stale(refused)], 1.0)
+    [again] = lease(ledger, "w")
+    assert again.batch == refused.batch
+    assert again.number > refused.number
+
+
+def test_nothing_new_of_a_later_epoch_is_leased() -> None:
+    ledger = make(until_epoch=1)
+    assert {batch.epoch for batch in drain(ledger)} == {0}
+    assert (ledger.exhausted, ledger.finished, ledger.idle) == (True, False, True)
+    assert ledger.lease("w", 0, ALL, 1) == Wait(
+        "the policy to change; nothing new is handed out under the present one"
+    )
+
+
+def test_before_a_change_all_shards_get_what_some_may_have() -> None:
+    ledger = make(partial={0: IntervalSet([(8, 10)])}, policy=Policy(max_staleness=1))
+    [partial] = lease(ledger, "a")
+    [lost] = lease(ledger, "b")
+    [refused] = lease(ledger, "c")
+    ledger.drain()
+    assert ledger.lease("d", 0, ALL, 4) == Wait(
+        "all batches are leased; awaited are 1 by a, 1 by b, 1 by c"
+    )
+    ledger.report("a", [done(partial)], 0.0)
+    ledger.report("c", [too_stale(refused)], 0.0)
+    ledger.revoke("b")
+    assert not ledger.drained
+    ledger.release("b")
+    drained = []
+    for attempt in lease(ledger, "c") + lease(ledger, "c"):
+        assert attempt.batch in (refused.batch, lost.batch)
+        drained.append(ledger.drained)
+        ledger.report("c", [done(attempt)], 0.0)
+    assert (drained, ledger.drained, ledger.span.batches) == ([False, False], True, 3)
+    assert lease(ledger, "c") == []
+
+
+def test_partial_batches_that_nobody_has_taken_keep_a_drain_from_its_end() -> None:
+    ledger = make(partial={0: IntervalSet([(8, 10)])})
+    ledger.drain()
+    assert not ledger.drained
+    assert drain(ledger) == [BatchId(0, 8, 2)]
+    assert ledger.drained
+
+
+policies = st.one_of(
+    st.just(Policy()),
+    st.builds(lambda s: Policy(max_staleness=s), st.integers(0, 3)),
+    st.builds(lambda s: Policy(mode="ssp", staleness=s), st.integers(0, 4)),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    policies,
+    st.integers(1, 40),
+    st.integers(1, 7),
+    st.integers(0, 10**6),
+    st.none() | st.integers(0, 60),
+)
+def test_every_batch_is_done_once_by_all_shards_under_every_policy(
+    policy: Policy, records: int, batch_size: int, seed: int, drain_at: int | None
+) -> None:
+    """Two shards; a batch that only one has taken is leased until the other has it too."""
+    chance = random.Random(seed)
+    ledger = Ledger(records=records, batch_size=batch_size, epochs=2, policy=policy)
+    held: dict[str, list[Attempt]] = {w: [] for w in "abc"}
+    told: list[tuple[str, Report]] = []
+    shards: tuple[set[BatchId], set[BatchId]] = (set(), set())
+    counted: list[BatchId] = []
+
+    def tell(worker: str, report: Report) -> None:
+        told.append((worker, report))
+        counted.extend(r.batch for r in ledger.report(worker, [report], float(now)))
+
+    def push(worker: str) -> None:
+        attempt = held[worker].pop(0)
+        refuses = policy.max_staleness is not None and chance.random() < 0.3
+        shards[0].add(attempt.batch)
+        if refuses:
+            tell(worker, too_stale(attempt))
+        else:
+            shards[1].add(attempt.batch)
+            tell(worker, done(attempt))
+
+    for now in range(60):
+        worker = chance.choice("abc")
+        action = chance.random()
+        if now == drain_at:
+            ledger.drain()
+        if action < 0.4:
+            given_out = lease(ledger, worker, float(now), 3)
+            others = [a.batch for name, batches in held.items() if name != worker for a in batches]
+            assert not {a.batch for a in given_out} & set(others)
+            held[worker] += given_out
+        elif action < 0.75 and held[worker]:
+            push(worker)
+        elif action < 0.8:
+            ledger.idle_worker(worker)
+        elif action < 0.9:
+            for attempt in held[worker][:1]:
+                shards[0].add(attempt.batch)  # it dies between two shards
+            ledger.revoke(worker)
+            ledger.release(worker)
+            held[worker] = []
+        elif told:
+            worker, report = chance.choice(told)
+            counted.extend(r.batch for r in ledger.report(worker, [report], float(now)))
+    if drain_at is not None:
+        ledger.drain()
+    for worker in "bc":
+        ledger.release(worker)
+    held = {"a": held["a"], "b": [], "c": []}
+    for now in range(60, 2000):
+        held["a"] += lease(ledger, "a", float(now))
+        if not held["a"]:
+            break
+        push("a")
+    assert len(counted) == len(set(counted)) == ledger.span.batches
+    assert shards[0] == shards[1] == set(counted)
+    assert ledger.finished if drain_at is None else ledger.drained
