@@ -42,6 +42,11 @@ class ScriptedCoordinator(CoordinatorServicer):
         with self._came:
             return [request for request in self.requests if isinstance(request, kind)]
 
+    def reports(self) -> dict[int, pb.BatchReport]:
+        """What has been reported of batches, by attempt."""
+        with self._came:
+            return {r.attempt: r for q in self.requests for r in getattr(q, "done", ())}
+
     def wait_for(self, kind: type[Any], count: int = 1) -> list[Any]:
         """The requests of one kind, once there are ``count``."""
         with self._came:

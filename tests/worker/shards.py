@@ -46,16 +46,18 @@ class Shards:
 
 @contextmanager
 def serve_shards(
-    plan: Plan, mode: Literal["async", "sync"] = "async", replicas: int = 0
+    plan: Plan,
+    mode: Literal["async", "sync"] = "async",
+    replicas: int = 0,
+    policy: Policy | None = None,
 ) -> Iterator[Shards]:
-    """Shards 0 to ``plan.shards`` - 1, uninitialized."""
+    """Shards 0 to ``plan.shards`` - 1, uninitialized; of ``policy`` if it is given."""
+    policy = policy or Policy(mode=mode, replicas=replicas or None)
     engines, servers, addresses = [], [], []
     with ExitStack() as stack:
         for shard in range(plan.shards):
             updates = make_engine("numpy", SGD, plan, shard)
-            identity = ShardIdentity(
-                shard, 100 + shard, 1, 1, Policy(mode=mode, replicas=replicas or None)
-            )
+            identity = ShardIdentity(shard, 100 + shard, 1, 1, policy)
             engine = ShardEngine(identity, plan, updates, NoSink())
             server = stack.enter_context(ShardServer(shard, "127.0.0.1:0"))
             server.open(engine)

@@ -155,6 +155,58 @@ def test_shards_that_had_a_batch_have_not_used_its_gradient_unless_asked_again()
     assert worker.action == Settle(unused=(0,))
 
 
+def test_a_refused_batch_is_reported_and_its_gradient_settled_by_shard() -> None:
+    worker = Driver()
+    worker.joins(task(0))
+    worker.expects(Pull())
+    worker.expects(Expect((batch(0),)))
+    worker.expects(LeaseAhead())
+    worker.expects(Compute(batch(0)), Computed(0.5, True))
+    # Shard 0 had it from an attempt before, shard 1 uses it, shards 2 and 3 never will.
+    pushed = Pushed(9, had=(0,), asked_again=frozenset({3}), too_stale=(2, 3))
+    worker.expects(PushPull(batch(0), 1), pushed)
+    worker.expects(Settle(unused=(0, 2, 3)))
+    worker.expects(Done(DoneBatch(batch(0), 1, 0.5, 9, too_stale=True)))
+    # The answer to the push carried the newest parameters.
+    worker.expects(TakeLease(), task(1))
+    worker.expects(LeaseAhead())
+    worker.applies(1)
+
+
+def test_a_task_that_is_to_be_fresh_begins_with_a_pull() -> None:
+    worker = Driver()
+    fresh = pb.Lease(train=pb.TrainTask(batches=[attempt(1), attempt(2)], fresh=True))
+    worker.joins(task(0))
+    worker.expects(Pull())
+    worker.expects(Expect((batch(0),)))
+    worker.expects(LeaseAhead())
+    worker.applies(0)
+    worker.expects(TakeLease(), fresh)
+    worker.expects(Pull())
+    worker.applies(1)
+    worker.expects(LeaseAhead())
+    worker.applies(2)
+    worker.expects(TakeLease(), task(3))
+    assert worker.action == LeaseAhead()
+
+
+def test_a_backup_worker_pulls_the_newest_and_says_how_old_its_gradient_was() -> None:
+    decision = types.Decision(generation=1, round=6, attempts=[attempt(0)])
+    newest = pb.RoundWork(round=7, attempt=attempt(1), decision=decision, newest=True)
+    again = pb.RoundWork(round=7, attempt=attempt(5), decision=decision, newest=True)
+    worker = Driver()
+    worker.joins(pb.Lease(round=newest))
+    worker.expects(Expect((batch(1),), instead=True))
+    worker.expects(Pull(None, decision))
+    worker.expects(Compute(batch(1)), Computed(0.5, True))
+    worker.expects(Push(batch(1), 2), Pushed(2))
+    worker.expects(Settle())
+    worker.expects(Commit(7, DoneBatch(batch(1), 2, 0.5, 2)), pb.Lease(round=again))
+    worker.expects(Expect((batch(5),), instead=True))
+    # What it has will do.
+    assert worker.action == Compute(batch(5))
+
+
 def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -> None:
     decision = types.Decision(generation=1, round=0, attempts=[attempt(0)])
     worker = Driver()

@@ -115,6 +115,25 @@ def test_a_rule_and_the_recipe_for_large_batches_are_told() -> None:
     assert document["total_updates"] == 2 + 2 * 6
 
 
+def test_with_local_steps_shards_add_up_what_workers_push() -> None:
+    seen = []
+
+    def optimizer(total_updates: int) -> keras.optimizers.Optimizer:
+        seen.append(total_updates)
+        return keras.optimizers.SGD(0.1, momentum=0.9)
+
+    document = described(optimizer=optimizer, local_steps=3, epochs=2)
+    assert (document["batch_size"], document["local_steps"]) == (10, 3)
+    config = document["optimizer"]["config"]
+    assert (config["learning_rate"], config["momentum"]) == (1.0, 0.0)
+    # Two batches of 30 records an epoch, of three local steps each.
+    assert (document["total_updates"], seen) == (4, [12])
+    with pytest.raises(InvalidJob, match=r"local_steps needs SGD, .* but optimizer is Adam"):
+        described(optimizer="adam", local_steps=3)
+    with pytest.raises(InvalidJob, match=r"global batch of 90 \(batch_size 10 x local_steps 9\)"):
+        described(local_steps=9)
+
+
 def test_how_tensors_travel_is_told() -> None:
     document = described(wire_dtype="float16", compression="topk", topk=0.1)
     told = [document[name] for name in ("wire_dtype", "compression", "topk")]

@@ -22,6 +22,7 @@ from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, make_plan
+from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator, serve_script
@@ -31,6 +32,7 @@ from worker.ending import Stopped
 from worker.gradient_source import GradientSource, Pull
 from worker.performer import Performer
 from worker.standing import Standing
+from worker.step_times import StepTimes
 
 WITNESSES = 32
 """Elements on each shard: one for each batch, which it moves from 0 to 1."""
@@ -54,9 +56,13 @@ class Result:
 class Source:
     """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
 
-    def __init__(self, standing: Standing, stop_at: int | None) -> None:
+    def __init__(
+        self, standing: Standing, stop_at: int | None, during: Callable[[int], object]
+    ) -> None:
+        """``during`` is called with each batch while it is computed."""
         self._standing = standing
         self._stop_at = stop_at
+        self._during = during
 
     wire: Encoding = "plain"
     spare: Mapping[str, Array]
@@ -84,6 +90,7 @@ class Source:
     def gradient(self, batch: BatchId, given: int) -> Result:
         if given == self._stop_at:
             self._standing.stop()
+        self._during(given)
         one = np.zeros(WITNESSES, np.float32)
         one[given] = -2
         return Result(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}))
@@ -140,21 +147,27 @@ def at_work(
     *,
     shm: bool,
     stop_at: int | None = None,
+    slow_down: float = 1.0,
+    policy: Policy | None = None,
+    during: Callable[[int], object] = lambda _batch: None,
 ) -> Iterator[Running]:
     """A worker that is told to initialize the shards, and then given ``leases``."""
+    times = StepTimes()
     with (
-        serve_shards(PLAN, mode, 1 if mode == "sync" else 0) as shards,
+        serve_shards(PLAN, mode, 1 if mode == "sync" else 0, policy) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
-        Standing(client, incarnation=7, connect_timeout_s=600) as standing,
+        Standing(client, 7, connect_timeout_s=600, times=times.totals) as standing,
     ):
         coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
-        source: GradientSource = Source(standing, stop_at)
+        source: GradientSource = Source(standing, stop_at, during)
         ended: Future[None] = Future()
 
         def run() -> None:
             try:
-                with Performer(source, standing, "sha", "cpu", shm=shm) as performer:
+                with Performer(
+                    source, standing, "sha", "cpu", times, shm=shm, slow_down=slow_down
+                ) as performer:
                     performer.run()
             except BaseException as error:
                 ended.set_exception(error)
@@ -180,8 +193,7 @@ both = pytest.mark.parametrize("shm", [False, True])
 def test_batches_are_done_once_without_tensorflow(shm: bool) -> None:
     with at_work(lambda _c, _s: [task(0, 1, 2), task(3)], shm=shm) as running:
         running.check(0, 1, 2, 3)
-        reports = {r.attempt for q in running.coordinator.requests for r in getattr(q, "done", ())}
-        assert reports == {1, 2, 3, 4}
+        assert set(running.coordinator.reports()) == {1, 2, 3, 4}
         (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
         assert (left.reason, left.fatal) == ("the job is done", False)
 
@@ -198,8 +210,7 @@ def two_then(event: Callable[[ScriptedCoordinator, Shards], None]) -> Leases:
             return task(2)
 
         def again() -> pb.Lease:
-            reports = [r.attempt for q in coordinator.requests for r in getattr(q, "done", ())]
-            if 3 in reports:
+            if 3 in coordinator.reports():
                 return FINISHED
             coordinator.leases.append(again)
             return task(2)
@@ -292,8 +303,7 @@ def test_a_worker_leaves_a_shard_that_stands_still(shm: bool) -> None:
 def test_a_step_under_way_is_finished_and_reported() -> None:
     with at_work(lambda _c, _s: [task(0, 1, 2)], shm=True, stop_at=1) as running:
         running.check(0, 1)
-        reports = {r.attempt for q in running.coordinator.requests for r in getattr(q, "done", ())}
-        assert reports == {1, 2}
+        assert set(running.coordinator.reports()) == {1, 2}
         (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
         assert left.reason == "told to stop"
 
@@ -343,3 +353,75 @@ def test_a_stop_ends_the_wait_for_a_shard(shm: bool) -> None:
         running.standing.stop()
         assert isinstance(running.ended.exception(30), Stopped)
         assert running.coordinator.of(pb.LeaveWorkerRequest)
+
+
+def test_heartbeats_say_where_the_time_has_gone() -> None:
+    with at_work(lambda _c, _s: [task(0, 1, 2), task(3)], shm=False) as running:
+        running.check(0, 1, 2, 3)
+        # The last one goes with the farewell.
+        times = running.coordinator.of(pb.HeartbeatWorkerRequest)[-1].times
+        assert times.network > 0
+        assert times.apply > 0
+        assert times.compute > 0
+        assert times.barrier > 0
+
+
+def test_what_a_shard_refuses_as_too_stale_is_reported_and_done_again_there() -> None:
+    addresses: list[str] = []
+
+    def push_another(shard: int, version: int) -> None:
+        """Batch 9, by another worker, which has that version of the shard."""
+        one = np.zeros(WITNESSES, np.float32)
+        one[9] = -2
+        with ShardClient(addresses[shard], 100 + shard, PLAN, shard) as client:
+            push = Push("worker-9", BatchId(0, 9, 1), 99, version, {ARENA.name: plain(one)})
+            client.push(client.fence(1, 1), push)
+
+    def leases(coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
+        addresses.extend(at.address for at in shards.cluster.shards)
+
+        def again() -> pb.Lease:
+            reports = coordinator.reports()
+            if 1 not in reports:
+                coordinator.leases.append(again)
+                return pb.Lease(wait=pb.Wait(reason="the first"))
+            assert reports[1].too_stale
+            assert reports[1].staleness == 1
+            push_another(0, 1)
+            return pb.Lease(train=pb.TrainTask(batches=[attempt_again], fresh=True))
+
+        return [task(0), again]
+
+    attempt_again = types.Attempt(batch=attempt(0).batch, attempt=2)
+    once = iter([lambda: push_another(1, 0)])
+
+    with at_work(
+        leases,
+        shm=True,
+        policy=Policy(max_staleness=0),
+        during=lambda _batch: next(once, lambda: None)(),
+    ) as running:
+        running.check(0, 9)
+        second = running.coordinator.reports()[2]
+        assert (second.too_stale, second.staleness) == (False, 0)
+        counters = [engine.report().counters for engine in running.shards.engines]
+        assert [c.too_stale for c in counters] == [0, 1]
+        assert [c.already_applied for c in counters] == [1, 0]
+
+
+def test_a_slow_worker_pauses_after_each_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(Standing, "pause", lambda _standing, seconds: pauses.append(seconds))
+    with at_work(lambda _c, _s: [task(0, 1)], shm=True, slow_down=3.0) as running:
+        running.check(0, 1)
+        assert len(pauses) == 2
+        computed_s = running.coordinator.of(pb.HeartbeatWorkerRequest)[-1].times.compute
+        assert 0 < sum(pauses) / 2 <= computed_s
+
+
+def test_a_stop_ends_the_pause_of_a_slow_worker() -> None:
+    # As slow as that it would not come to its end.
+    with at_work(lambda _c, _s: [task(0, 1)], shm=True, stop_at=0, slow_down=1e9) as running:
+        running.check()
+        (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
+        assert left.reason == "told to stop"

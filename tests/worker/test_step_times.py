@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from psrpc.v1 import coordinator_pb2 as pb
 from worker.step_times import COLUMNS, StepTimes
 
 
@@ -54,6 +55,28 @@ def test_the_last_steps_are_kept_also_while_one_is_under_way() -> None:
     times.begin()
     times.took("data")
     assert times.rows() == [(start, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0) for start in (8.0, 12.0, 16.0)]
+
+
+def test_all_time_is_summed_up_by_what_it_went_to() -> None:
+    times = clocked(capacity=2)
+    for _ in range(5):
+        step(times)
+    times.applied(2.0)
+    times.begin()
+    for part in ("pull", "data", "compute", "push", "commit"):
+        times.took(part)
+    with times.outside("barrier"):
+        pass
+    # A step that does not come to its end has taken its time, too.
+    assert times.totals() == pb.WorkerTimes(data=6, compute=6, network=5, apply=2, barrier=2)
+    times.applied(100.0)
+    assert (times.totals().network, times.totals().apply) == (0, 7)
+
+
+def test_a_part_says_how_long_it_took() -> None:
+    times = clocked()
+    times.begin()
+    assert times.took("compute") == 1.0
 
 
 def test_the_file_is_one_line_a_step(tmp_path: Path) -> None:
