@@ -58,17 +58,22 @@ def test_what_is_computed_in_vain_shows_in_the_pace_and_nowhere_else() -> None:
     assert list(progress.workers) == ["a"]
 
 
-def test_those_who_left_are_forgotten_oldest_first() -> None:
+def test_those_who_left_are_forgotten_in_the_order_of_leaving() -> None:
     progress = Progress()
-    for n in range(MAX_WORKERS + 2):
+    for n in range(MAX_WORKERS):
         progress.done(f"worker-{n}", report(0, 4, 1.0), float(n))
-    assert len(progress.workers) == MAX_WORKERS + 2  # they are there
-    for n in (5, 3, 4):
-        progress.left(f"worker-{n}")
     progress.left("worker-5")
+    progress.left("worker-3")
     progress.left("a stranger")
     assert len(progress.workers) == MAX_WORKERS
-    assert {"worker-3", "worker-4", "worker-5"} & set(progress.workers) == {"worker-4"}
+    progress.done("new", report(0, 4, 1.0), 1000.0)
+    progress.left("worker-4")
+    assert len(progress.workers) == MAX_WORKERS
+    assert "worker-5" not in progress.workers
+    assert {"worker-3", "worker-4"} <= set(progress.workers)
+    # Who is there is never forgotten.
+    progress.done("newer", report(0, 4, 1.0), 1000.0)
+    assert len(progress.workers) == MAX_WORKERS + 1
     assert progress.contributors == MAX_WORKERS + 2
 
 
