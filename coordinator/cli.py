@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from psrpc.errors import JobFailed, PsError
+from psrpc.policy import MODES
 from psrpc.version import SOFTWARE
 
 
@@ -72,7 +73,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--bind", default="127.0.0.1:5000", metavar="HOST:PORT", help="default: 127.0.0.1:5000"
     )
     parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
-    parser.add_argument("--mode", choices=("async", "sync"), help="overrides the job's mode")
+    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
     parser.add_argument(
         "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
     )

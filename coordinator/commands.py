@@ -27,6 +27,7 @@ class UpOptions:
         shm: workers share memory with the shards.
         step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
         max_restarts: of processes that die or hang, all together; 0 is never.
+        slow_down: the last worker takes so many times as long to compute as it would.
     """
 
     job: str
@@ -45,6 +46,7 @@ class UpOptions:
     shm: bool = True
     step_times: bool = False
     max_restarts: int = MAX_RESTARTS
+    slow_down: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def cluster(
     }
     for worker in range(options.workers):
         name = f"worker-{letters(worker)}"
-        members[name] = Command(_worker(options, address, name), shared)
+        slow_down = options.slow_down if worker == options.workers - 1 else 1.0
+        members[name] = Command(_worker(options, address, name, slow_down), shared)
     return Cluster(address, Command(_coordinator(options, address), common), members)
 
 
@@ -127,7 +130,7 @@ def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
     return command + _of_every_member(options, address)
 
 
-def _worker(options: UpOptions, address: str, name: str) -> list[str]:
+def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> list[str]:
     command = _module("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
     if options.gpu_memory_fraction is not None:
         command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
@@ -137,6 +140,8 @@ def _worker(options: UpOptions, address: str, name: str) -> list[str]:
         command.append("--no-shm")
     if options.step_times:
         command += ["--step-times", str(options.run_dir / "steps" / f"{name}.csv")]
+    if slow_down > 1:
+        command += ["--slow-down", f"{slow_down:g}"]
     return command + _of_every_member(options, address)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ from coordinator.screen import open_screen
 from coordinator.summary import NAME
 from coordinator.supervisor import Supervisor
 from psrpc.errors import InvalidArgument, PsError
+from psrpc.policy import MODES
 from psrpc.process import on_stop_signals
 
 
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
-    parser.add_argument("--mode", choices=("async", "sync"), help="overrides the job's mode")
+    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
     parser.add_argument(
         "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
     )
@@ -90,6 +92,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "default: %(default)s",
     )
     parser.add_argument(
+        "--slow-down",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="a chaos switch: the last worker takes F times as long to compute, to see what a "
+        "straggler does to the job; default: 1",
+    )
+    parser.add_argument(
         "--log-format",
         choices=("console", "json"),
         default="console",
@@ -132,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidArgument(
             f"--max-restarts is {args.max_restarts}; expected a whole number of at least 0"
         )
+    if not 1 <= args.slow_down < math.inf:
+        raise InvalidArgument(f"--slow-down is {args.slow_down:g}; expected a number of at least 1")
     if not args.connect_timeout > 0:
         raise InvalidArgument(
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
@@ -156,6 +168,7 @@ def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
         shm=args.shm,
         step_times=args.step_times,
         max_restarts=args.max_restarts,
+        slow_down=args.slow_down,
     )
 
 

@@ -53,6 +53,13 @@ def test_every_option_reaches_its_process() -> None:
     )
 
 
+def test_the_last_worker_is_the_slow_one() -> None:
+    members = cluster(replace(ALL, slow_down=5.0), {}, cores=8, address="a:1").members
+    assert "--slow-down 5 " in line(members["worker-c"].arguments)
+    for name in ("worker-a", "worker-b"):
+        assert "--slow-down" not in line(members[name].arguments)
+
+
 def test_what_was_not_said_is_left_to_the_job() -> None:
     options = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
     processes = cluster(options, {}, cores=1, address="a:1")

@@ -41,6 +41,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["--connect-timeout", "nan"], "--connect-timeout is nan; expected seconds above 0"),
         (["--max-restarts", "-1"], "--max-restarts is -1; expected a whole number of at least 0"),
+        (["--slow-down", "0.5"], "--slow-down is 0.5; expected a number of at least 1"),
         (
             ["--resume"],
             "--resume finds no run runs/job-*; say which with --run-dir",
