@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coordinator.applied import common_positions, partial_positions
 from coordinator.description import JobDescription
-from coordinator.ledger import count_batches
+from coordinator.open_batches import count_batches
 from coordinator.pruning import Pruner
 from coordinator.run import Restored, Run
 from coordinator.saving import CHECKPOINTS
@@ -76,19 +77,20 @@ class Checkpoints:
             CheckpointError: it cannot be committed.
         """
         run, order, description = self._run, taken.order, self._run.description
+        under = taken.under or run.followed[-1]
         manifest = Manifest(
             run_id=run.run_id,
             name=order.name,
             global_step=order.global_step,
             generation=run.generation if generation is None else generation,
-            policy=run.policy,
-            mode=run.settings.mode,
-            replicas=run.settings.open,
+            policy=under.number,
+            mode=under.settings.mode,
+            replicas=under.settings.open,
             plan=run.plan,
             optimizer=description.optimizer,
             engine=description.engine,
             seed=description.seed,
-            batch_size=description.batch_size,
+            batch_size=description.unit,
             data_fingerprint=description.data_fingerprint,
             job=description.name,
             job_sha256=description.job_sha256,
@@ -98,6 +100,7 @@ class Checkpoints:
             details={
                 "train_records": description.train_records,
                 "epochs": description.epochs,
+                "settings": under.settings.to_json(),
                 "overrides": list(run.overrides),
                 WRITTEN_UTC: datetime.now(UTC).isoformat(timespec="seconds"),
             },
@@ -127,12 +130,14 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The checkpoint to go on from, the run that it is of, and lines on what was passed over."""
+    """The checkpoint to go on from, the run that it is of, lines on what was passed over, and how
+    many batches all of its shards have."""
 
     restored: Restored
     run_id: str
     generation: int
     remarks: tuple[str, ...]
+    batches: int = 0
 
 
 def choose_checkpoint(
@@ -165,16 +170,18 @@ def choose_checkpoint(
     remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
     if manifest.job_sha256 != description.job_sha256:
         remarks.append("the job file has changed since the checkpoint was written")
-    if manifest.global_step > description.total_updates:
+    sets = _applied(choice, storage)
+    last = max((epoch for one in sets for epoch, held in one.items() if len(held)), default=0)
+    if last >= description.epochs:
         raise InvalidJob(
-            f"cannot resume from {choice.directory}: it is of step {manifest.global_step}, and "
-            f"the job ends at step {description.total_updates} ({description.epochs} epochs); "
-            "set epochs back, or start a new run"
+            f"cannot resume from {choice.directory}: it has batches of epoch {last}, and the job "
+            f"ends before epoch {description.epochs}; set epochs back, or start a new run"
         )
-    if plan is not None:
-        remarks += _lost_by_another_plan(choice, plan, storage)
-    restored = Restored(choice.directory.name, manifest.global_step)
-    return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks))
+    if plan is not None and manifest.plan.hash != plan.hash:
+        remarks += _lost_by_another_plan(manifest, sets)
+    restored = Restored(choice.directory.name, manifest.global_step, manifest.policy)
+    batches = _batches(sets, manifest.batch_size)
+    return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches)
 
 
 def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
@@ -185,16 +192,20 @@ def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
                 storage.remove(run_dir / CHECKPOINTS / name)
 
 
-def _lost_by_another_plan(choice: Choice, plan: Plan, storage: Storage) -> list[str]:
-    """What :func:`psrpc.checkpoint.load_state` cannot keep apart when the shards are others."""
-    manifest = choice.manifest
-    if manifest.plan.hash == plan.hash:
-        return []
+def _applied(choice: Choice, storage: Storage) -> list[dict[int, IntervalSet]]:
+    """What each shard had applied, by epoch; nothing where that cannot be read: the shards that
+    are to load it will say so."""
     try:
-        sets = applied_sets(choice.directory, manifest, storage)
+        return applied_sets(choice.directory, choice.manifest, storage)
     except CheckpointError:
-        return []  # the shards that are to load it will say so
-    apart = _batches_apart(sets, manifest.batch_size)
+        return []
+
+
+def _lost_by_another_plan(
+    manifest: Manifest, sets: Sequence[Mapping[int, IntervalSet]]
+) -> list[str]:
+    """What :func:`psrpc.checkpoint.load_state` cannot keep apart when the shards are others."""
+    apart = _batches(sets, manifest.batch_size, apart=True)
     if not apart:
         return []
     return [
@@ -205,26 +216,20 @@ def _lost_by_another_plan(choice: Choice, plan: Plan, storage: Storage) -> list[
     ]
 
 
-def _batches_apart(sets: Sequence[Mapping[int, IntervalSet]], batch_size: int) -> int:
-    """How many batches some shards have applied and others have not."""
-    apart = 0
-    for epoch in {epoch for one in sets for epoch in one}:
-        members = [one.get(epoch, IntervalSet()) for one in sets]
-        common = members[0]
-        for other in members[1:]:
-            common = common.intersection(other)
-        union = IntervalSet(interval for one in members for interval in one)
-        apart += count_batches(union, batch_size) - count_batches(common, batch_size)
-    return apart
+def _batches(
+    sets: Sequence[Mapping[int, IntervalSet]], batch_size: int, apart: bool = False
+) -> int:
+    """How many batches all shards have applied; or, ``apart``, some of them and others not."""
+    common = common_positions(sets)
+    found = partial_positions(sets, common) if apart else common
+    return sum(count_batches(positions, batch_size) for positions in found.values())
 
 
 def _check_fits(directory: Path, manifest: Manifest, description: JobDescription) -> None:
     wanted: Sequence[tuple[str, object, object]] = (
         ("data", manifest.data_fingerprint, description.data_fingerprint),
-        ("batch_size", manifest.batch_size, description.batch_size),
+        ("batch_size", manifest.batch_size, description.unit),
         ("seed", manifest.seed, description.seed),
-        ("mode", manifest.mode, description.mode),
-        ("replicas", manifest.replicas, description.replicas),
     )
     for name, theirs, ours in wanted:
         if theirs != ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -184,6 +184,17 @@ class CoordinatorClient:
     ) -> pb.LeaveWorkerResponse:
         """Gives the worker's leases back."""
         return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, deadline_s)
+
+    def set_policy(self, settings: Iterable[str]) -> pb.SetPolicyResponse:
+        """Changes the policy of the running job; ``key=value``.
+
+        Raises:
+            InvalidJob: settings that do not fit the mode, each other or the job.
+            NotReady: another change is under way, or nobody trains yet.
+            JobFailed: the job has ended, or has nothing more to train.
+        """
+        request = pb.SetPolicyRequest(settings=settings)
+        return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, CALL_S)
 
     def get_job_status(self) -> pb.GetJobStatusResponse:
         """Everything a person wants to know."""

@@ -18,6 +18,7 @@ from coordinator.figures import ShardFigures, WorkerTimes
 from coordinator.generations import Standing
 from coordinator.lifecycle import ENDED
 from coordinator.membership import Shard, Worker
+from coordinator.policy_settings import changed_policy, parse_settings
 from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile
@@ -26,11 +27,16 @@ from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
 from psrpc.errors import Forming, JobFailed, NotReady, StaleGeneration
 from psrpc.logs import get_logger
+from psrpc.policy import Policy
 
 log = get_logger()
 
 POLL_S = 5.0
 """How long a call may be parked. Load-bearing: clients allow four times as much."""
+
+
+SHORTEST_S = 0.01
+"""How long a call is parked at least that may find work at a time of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +261,13 @@ class Engine:
             self.course.training.merged(evaluation, values)
             self.course.advance()
 
+    def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:
+        """The job is to follow another policy, of which ``key=value`` are given: its number and
+        what it is. Raises InvalidJob, NotReady or JobFailed."""
+        values = parse_settings(settings)
+        policy = changed_policy(self.run.settings, values, self.run.description)
+        return self.course.set_policy(policy), policy
+
     def leave_worker(self, name: str, incarnation: int, reason: str, fatal: bool) -> None:
         """A worker goes. With ``fatal`` the job fails for its reason."""
         if self._members.leave_worker(name, incarnation):
@@ -264,8 +277,15 @@ class Engine:
             self.course.revoke(name, lost=False)
 
     async def _await_work(self, work: Work, caller: Caller, received: int) -> Work:
-        deadline = asyncio.get_running_loop().time() + POLL_S
-        while isinstance(work, Wait) and await self.course.bell.wait(deadline):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + POLL_S
+        while isinstance(work, Wait):
+            until = deadline
+            if work.until is not None:
+                pause_s = max(SHORTEST_S, work.until - self.course.now())
+                until = min(deadline, loop.time() + pause_s)
+            if not await self.course.bell.wait(until) and until == deadline:
+                break
             work = self._find(caller, received)
         return work
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from coordinator.checkpoints import Chosen
 from coordinator.disk import Choice, DiskWork
 from coordinator.formation import Formation
-from coordinator.recovery import Holding, Origin, choose_origin, why_restore
+from coordinator.history import Followed
+from coordinator.recovery import Holding, Origin, choose_origin, go_over, why_restore
 from coordinator.run import Run
-from coordinator.store import GENERATION, SINCE, Store
+from coordinator.store import GENERATION, POLICIES, SINCE, Store
 from coordinator.work import Begin, Command, Decision, Positions
 from psrpc.errors import CheckpointError
 from psrpc.logs import get_logger
@@ -62,6 +63,9 @@ class Generations:
         self._refused: dict[str, str] = {}
         self._choosing = False
         self._choice: Choice | None = None
+        self._went_over: tuple[int, ...] = ()
+        """The processes that held the same batches when the policy changed, until the generation
+        after it is formed."""
 
     @property
     def standings(self) -> list[Standing]:
@@ -86,6 +90,24 @@ class Generations:
             self.cannot(f"generation {self.run.generation + 1} to be formed", error)
             return False
 
+    def go_over(self, followed: Followed) -> bool:
+        """From now on the run follows another policy, in a generation that is formed next of
+        shards that all hold the same batches; whether that could be stored. What shards hold and
+        what was decided before is of another history to those who do not know that."""
+        run = replace(
+            self.run, policies=(*self.run.policies, followed), since=self.run.generation + 1
+        )
+        policies = [one.to_json() for one in run.policies]
+        try:
+            self._store.put_all({POLICIES: policies, SINCE: run.since})
+        except sqlite3.Error as error:
+            self.cannot(f"{followed} to be stored", error)
+            return False
+        self.run = run
+        self._went_over = tuple(holding.incarnation for holding in self.formation.holdings)
+        self.formation.dissolve()
+        return True
+
     def cannot(self, what: str, error: Exception) -> None:
         """The disk refuses ``what``, which is tried again."""
         self.refused_by_disk = f"{what}: {error}"
@@ -94,6 +116,13 @@ class Generations:
     def _form(self) -> bool:
         """Raises sqlite3.Error: nothing has changed."""
         holdings, run = self.formation.holdings, self.run
+        generation = 1 + max(run.generation, *(h.generation for h in holdings))
+        if all(h.initialized for h in holdings) and self._went_over == tuple(
+            h.incarnation for h in holdings
+        ):
+            step = run.followed[-1].step
+            origin = go_over(holdings, run.settings, generation, run.policy, step)
+            return self._raise(generation, origin, None)
         decision, noted = self._last_decision(), self._store.newest_checkpoint() is not None
         choice, self._choice = self._choice, None
         if choice is not None and choice.again:
@@ -107,7 +136,6 @@ class Generations:
             self._choosing = True
             self._disk.choose(dict(self._refused), self._chosen)
             return False
-        generation = 1 + max(run.generation, *(h.generation for h in holdings))
         try:
             origin = choose_origin(
                 holdings,
@@ -118,6 +146,7 @@ class Generations:
                 decision=decision,
                 checkpoint=chosen.restored.directory if chosen else None,
                 committed=bool(self._refused) or noted or (choice is not None and choice.seen),
+                version=_version(chosen, run),
             )
         except CheckpointError as error:
             self.failure = f"{error}: {choice.reason}" if choice else str(error)
@@ -200,10 +229,14 @@ class Generations:
             return False
         log.info("generation formed", generation=generation, why=origin.reason)
         self.run = run
-        self.formed = True
+        self.formed, self._went_over = True, ()
         self._standings.clear()
-        self.formation.form(generation, origin.begins)
-        for shard, begin in enumerate(origin.begins):
+        begins = [
+            replace(begin, rate_scale=run.rate_scale, warmup_updates=run.warmup_updates)
+            for begin in origin.begins
+        ]
+        self.formation.form(generation, begins)
+        for shard, begin in enumerate(begins):
             self._send_to(shard, begin)
         return True
 
@@ -220,6 +253,14 @@ class Generations:
 
     def _warn(self, what: str) -> None:
         self.warnings.append(what)
+
+
+def _version(chosen: Chosen | None, run: Run) -> int | None:
+    """What the version of those that restore it becomes: under another policy it may have counted
+    something else than global steps."""
+    if chosen is None or chosen.restored.policy == run.policy:
+        return None
+    return chosen.restored.global_step
 
 
 def _words(begin: Begin) -> str:

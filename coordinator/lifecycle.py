@@ -41,7 +41,7 @@ def next_phase(phase: Phase, facts: Facts) -> Transition | None:
     if phase in ENDED or phase == "stopping":
         return None
     if not facts.begun:
-        return None if phase in FORMING else Transition("recovering", "a shard was replaced")
+        return None if phase in FORMING else Transition("recovering", "its generation is over")
     if phase in FORMING:
         if facts.initialized and facts.saved:
             return Transition("training", "all shards hold parameters")

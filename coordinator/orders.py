@@ -39,7 +39,7 @@ class Orders:
         self.failure: str | None = None
         self.warnings: list[str] = []
         self.evaluations = Evaluations(description.eval_records, description.batch_size)
-        self.snapshots = Snapshots(run.plan.shards)
+        self.snapshots = Snapshots(run.plan.shards, run.followed[-1])
         self.saving = Saving(
             snapshots=self.snapshots,
             evaluations=self.evaluations,
@@ -58,6 +58,8 @@ class Orders:
         """Checkpoints that were ordered."""
         self._unfinished: dict[str, int] = {}
         """Those of them that are neither committed nor given up: name and number."""
+        self._lost = 0
+        """The number of the last one that was given up."""
 
     def order_first(self, step: int) -> None:
         """Orders the checkpoint that training begins with, once."""
@@ -85,6 +87,10 @@ class Orders:
         """Whether the checkpoint of this number is committed, or has failed."""
         return number <= self._written and number not in self._unfinished.values()
 
+    def is_lost(self, number: int) -> bool:
+        """Whether the checkpoint of this number has failed."""
+        return number == self._lost > 0
+
     def checked(self, taken: Taken) -> Taken | Failed:
         """A snapshot that all shards have taken: in sync mode all must be of its round."""
         versions = {file.version for file in taken.files}
@@ -100,6 +106,7 @@ class Orders:
 
     def failed(self, failed: Failed) -> None:
         """A shard could not take it, or it cannot be committed."""
+        self._lost = self._unfinished.get(failed.order.name, self._lost)
         self._finished(failed.order)
         self._disk.discard(failed.order)
         self.release(failed.order.name)

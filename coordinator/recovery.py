@@ -69,6 +69,7 @@ def choose_origin(
     decision: Decision | None,
     checkpoint: str | None,
     committed: bool,
+    version: int | None = None,
 ) -> Origin:
     """What each shard is told, by index.
 
@@ -79,6 +80,7 @@ def choose_origin(
         checkpoint: the newest good one, relative to the run directory; None if there is none.
         committed: whether this run has ever committed a checkpoint. Training begins only after the
             first, so without any there is nothing to lose.
+        version: what the versions of shards that restore it become, if not what they were then.
 
     Raises:
         CheckpointError: parameters were lost, and no checkpoint is left that is good.
@@ -93,10 +95,19 @@ def choose_origin(
         fresh = Begin(generation, policy, settings=settings)
         reason = f"{lost}, and no checkpoint was ever committed: a worker initializes all shards"
         return Origin(tuple(fresh for _ in holdings), reason, kept=False)
-    restore = Begin(generation, policy, restore=checkpoint, settings=settings)
+    restore = Begin(generation, policy, restore=checkpoint, settings=settings, version=version)
     if settings.rounds:
         reason = f"{lost}: all shards restore {checkpoint}"
         return Origin(tuple(restore for _ in holdings), reason, kept=False)
     keep = Begin(generation, policy, keep=True, settings=settings)
     begins = tuple(keep if holding.initialized else restore for holding in holdings)
     return Origin(begins, f"{lost}: it restores {checkpoint}", kept=False)
+
+
+def go_over(
+    holdings: Sequence[Holding], settings: Policy, generation: int, policy: int, step: int
+) -> Origin:
+    """What each shard is told when the policy changes and nothing was lost: they all hold the same
+    batches, and their versions become the global ``step``."""
+    keep = Begin(generation, policy, keep=True, settings=settings, version=step)
+    return Origin(tuple(keep for _ in holdings), f"policy {policy} stands: {settings}", kept=True)

@@ -78,6 +78,8 @@ class Saving:
         self._writes_epochs = writes_epochs
         self._written_step: int | None = None
         """Of the checkpoint that was ordered last."""
+        self._lost: tuple[int, int] = (0, 0)
+        """How many have failed, besides final ones, and the step of the last of them."""
         self._due = False
         """Whether a checkpoint is."""
         self._epochs: deque[int] = deque()
@@ -184,6 +186,10 @@ class Saving:
             return None
         if order.name == self._first:
             return f"snapshot {order.name} could not be taken: {failed.reason}"
+        if order.write:
+            self._lost = (self._lost[0] + 1, order.global_step)
+            if order.global_step == self._written_step:
+                self._written_step = None
         lost = f"; not evaluated: {', '.join(dropped)}" if dropped else ""
         self.warnings.append(f"snapshot {order.name} failed: {failed.reason}{lost}")
         return None
@@ -226,7 +232,9 @@ class Saving:
         return True
 
     def _name(self, step: int) -> str:
-        return checkpoint_name(step, self._generation)
+        times, lost_step = self._lost
+        again = f".r{times}" if times and step == lost_step else ""
+        return checkpoint_name(step, self._generation) + again
 
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
         saved = step == self._saved_step

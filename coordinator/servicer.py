@@ -207,6 +207,10 @@ class Servicer(CoordinatorServicer):
         )
         return pb.LeaveWorkerResponse()
 
+    async def SetPolicy(self, request: pb.SetPolicyRequest, _context: Any) -> pb.SetPolicyResponse:
+        number, policy = self._engine.set_policy(request.settings)
+        return pb.SetPolicyResponse(policy=number, settings=str(policy))
+
     async def GetJobStatus(
         self, _request: pb.GetJobStatusRequest, _context: Any
     ) -> pb.GetJobStatusResponse:

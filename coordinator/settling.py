@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from coordinator.checkpoints import choose_checkpoint, remove_unfinished
+from coordinator.checkpoints import Chosen, choose_checkpoint, remove_unfinished
 from coordinator.description import JobDescription
+from coordinator.history import Followed
 from coordinator.run import Run
 from coordinator.run_directory import RunDirectory
-from coordinator.store import ENDED, GENERATION, SINCE, Store
+from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
 from psrpc.errors import AlreadyExists, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
+from psrpc.policy import SETTINGS, Policy
 
 log = get_logger()
 
 IDENTITY = "identity"
-POLICY = "policy"
+FIRST = "first"
+"""Key of the identity: the policy that the run began with."""
 
 FREE_TO_CHANGE = ("checkpoint_every", "keep_best", "keep_checkpoints")
 """Settings of a job that a run may go on with other values of."""
@@ -52,7 +55,9 @@ def settle(
     """The run to serve, which is stored.
 
     A directory without a run gets one. A run that has not ended goes on, with the same job; its
-    shards may be there still. One that has ended, or is to go on as another job, is resumed.
+    shards may be there still. One that has ended, or is to go on as another job, is resumed. The
+    policy that it followed last stands, unless it is resumed with another one than it was started
+    with.
 
     Raises:
         AlreadyExists: the run has ended, and nobody said --resume.
@@ -70,16 +75,34 @@ def settle(
         if ended is None and not _difference(known, identity):
             # Its shards may be there, and look again for the word that they know.
             token = directory.token()
+    policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
+    generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
+    first = (known or {}).get(FIRST) or identity["policy"]
     if options.resume:
-        run_id = _check_checkpoint(directory.path, description, plan, run_id if known else None)
+        chosen = _check_checkpoint(directory.path, description, plan, run_id if known else None)
+        run_id = chosen.run_id
+        stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
+        asked = description.policy
+        if (
+            known
+            and known.get("policy") not in (None, identity["policy"])
+            and (asked != stands.settings)
+        ):
+            followed = Followed(
+                stands.number + 1, asked, chosen.restored.global_step, chosen.batches
+            )
+            log.info("the policy has changed", to=str(followed), step=followed.step)
+            policies, since = (*policies, followed), generation + 1
     if known is not None or options.resume:
         remove_unfinished(directory.path)
         log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
     _store(
         store,
         {
-            GENERATION: store.get(GENERATION) or 0,
-            IDENTITY: {"run_id": run_id, **identity},
+            GENERATION: generation,
+            SINCE: since,
+            POLICIES: [one.to_json() for one in policies] or None,
+            IDENTITY: {"run_id": run_id, FIRST: first, **identity},
             ENDED: None,
         },
     )
@@ -100,8 +123,10 @@ def settle(
         token=token or directory.new_token(),
         description=description,
         plan=plan,
-        generation=store.get(GENERATION) or 0,
-        since=store.get(SINCE) or 0,
+        generation=generation,
+        since=since,
+        policies=policies,
+        first=Policy.from_json(first),
     )
 
 
@@ -119,9 +144,8 @@ def _identity(options: Options, description: JobDescription, plan: Plan) -> dict
     return {
         "job": description.name,
         "job_sha256": description.job_sha256,
-        "mode": description.mode,
-        "replicas": description.replicas,
-        "overrides": {k: v for k, v in overrides.items() if k not in FREE_TO_CHANGE},
+        "policy": description.policy.to_json(),
+        "overrides": {k: v for k, v in overrides.items() if k not in (*FREE_TO_CHANGE, *SETTINGS)},
         "data": description.data_fingerprint,
         "shards": plan.shards,
         "plan": plan.hash.hex(),
@@ -138,11 +162,16 @@ def _check_goes_on(
         )
     key = _difference(known, identity)
     if key:
+        theirs, ours = (_shown(key, each.get(key)) for each in (known, identity))
         raise InvalidJob(
             f"run directory {path} holds a run that has not ended, of another job: its {key} is "
-            f"{known.get(key)!r}, this one's {identity[key]!r}. Start it as it was, say --resume "
+            f"{theirs}, this one's {ours}. Start it as it was, say --resume "
             "to go on with the change, or choose another --run-dir"
         )
+
+
+def _shown(key: str, value: Any) -> str:
+    return str(Policy.from_json(value)) if key == "policy" and value else repr(value)
 
 
 def _difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
@@ -159,9 +188,9 @@ def _store(store: Store, values: Mapping[str, Any]) -> None:
 
 def _check_checkpoint(
     path: Path, description: JobDescription, plan: Plan, run_id: str | None
-) -> str:
+) -> Chosen:
     chosen = choose_checkpoint(path, description, run_id, plan=plan)
     for remark in chosen.remarks:
         log.warning("resuming", remark=remark)
     log.info("resuming", checkpoint=str(path / chosen.restored.directory))
-    return chosen.run_id
+    return chosen

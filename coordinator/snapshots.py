@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from coordinator.history import Followed
 from coordinator.work import SnapshotOrder
 from psrpc.errors import InvalidArgument
 
@@ -27,10 +28,12 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Every shard has taken the snapshot; ``files`` by shard index."""
+    """Every shard has taken the snapshot; ``files`` by shard index. ``under`` is the policy that
+    stood then; None where there was never another than the run's."""
 
     order: SnapshotOrder
     files: tuple[ShardFile, ...]
+    under: Followed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,10 @@ class _Pending:
 class Snapshots:
     """The snapshots of one run, by name. Not thread-safe."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, under: Followed | None = None) -> None:
+        """``under`` is the policy that stands."""
         self._shards = shards
+        self._under = under
         self._pending: dict[str, _Pending] = {}
         self._known: set[str] = set()
         self._kept: list[str] = []
@@ -113,7 +118,8 @@ class Snapshots:
         if len(pending.files) < self._shards:
             return None
         del self._pending[name]
-        return Taken(pending.order, tuple(pending.files[k] for k in range(self._shards)))
+        files = tuple(pending.files[k] for k in range(self._shards))
+        return Taken(pending.order, files, self._under)
 
     def written(self, name: str) -> None:
         """The manifest is committed, or the attempt has failed."""

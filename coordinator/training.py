@@ -9,9 +9,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
+from coordinator.applied import common_positions, partial_positions
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
 from coordinator.guard import Guard
+from coordinator.history import global_step
 from coordinator.ledger import Ledger
 from coordinator.open_batches import count_batches
 from coordinator.orders import Orders
@@ -33,7 +35,6 @@ from coordinator.work import (
     Wait,
 )
 from psrpc.errors import InvalidArgument
-from psrpc.intervals import IntervalSet
 from psrpc.logs import get_logger
 
 log = get_logger()
@@ -118,6 +119,22 @@ class Training:
         return not leased and self._undecided is None
 
     @property
+    def drained(self) -> bool:
+        """Whether nothing is under way and nothing will be, since :meth:`drain`: all shards have
+        the same batches, and no decision waits for the disk."""
+        return self.schedule is not None and self.schedule.drained and self._undecided is None
+
+    @property
+    def rule_due(self) -> bool:
+        """Whether the job has to go over to the policy that its rule says."""
+        return (
+            self.run.rule is not None
+            and self.schedule is not None
+            and self.schedule.exhausted
+            and not self.trained
+        )
+
+    @property
     def loss(self) -> float:
         """Mean loss of the last steps; NaN before the first."""
         return self._guard.loss
@@ -127,46 +144,60 @@ class Training:
     ) -> None:
         """All shards have begun the generation of ``run``. ``applied`` and ``skipped`` are their
         applied-sets and the skipped part of them, per shard and epoch: what all have is done.
-        ``version`` is what they stand at, in sync mode.
+        ``version`` is what they stand at, in rounds.
 
         Raises:
             sqlite3.Error: the store cannot be read; nothing has changed.
         """
         orders = self._new_orders(run)
         description = run.description
-        done = _common(applied)
-        gone = _common(skipped)
+        done = common_positions(applied)
+        partial = partial_positions(applied, done)
+        gone = common_positions(skipped)
+        until = run.rule.epoch if run.rule else None
         self.run, self.orders = run, orders
         self._guard.follow(run.settings)
         self._undecided, self._closed = None, False
         self.progress.skipped = sum(
-            count_batches(positions, description.batch_size) for positions in gone.values()
+            count_batches(positions, description.unit) for positions in gone.values()
         )
         if run.settings.rounds:
             self.schedule = Rounds(
                 records=description.train_records,
-                batch_size=description.batch_size,
+                batch_size=description.unit,
                 epochs=description.epochs,
                 policy=run.settings,
                 generation=run.generation,
                 done=done,
+                partial=partial,
                 first_round=version,
                 first_attempt=run.first_attempt,
                 skipped_records=sum(len(positions) for positions in gone.values()),
+                until_epoch=until,
                 tally=self.tally,
             )
         else:
+            batches = sum(count_batches(p, description.unit) for p in done.values())
+            step = global_step(run.followed, batches, description.per_epoch)
             self.schedule = Ledger(
                 records=description.train_records,
-                batch_size=description.batch_size,
+                batch_size=description.unit,
                 epochs=description.epochs,
                 policy=run.settings,
                 first_attempt=run.first_attempt,
                 done=done,
                 skipped=gone,
+                partial=partial,
+                step_offset=step - batches,
+                until_epoch=until,
                 tally=self.tally,
             )
         self._evaluate_again(self.schedule.finished_epochs)
+
+    def drain(self) -> None:
+        """Nothing more is leased in this generation; what is under way is finished."""
+        if self.schedule is not None:
+            self.schedule.drain()
 
     def halt(self) -> None:
         """The generation is over: nothing is decided in it any more, nothing ordered will come."""
@@ -174,7 +205,10 @@ class Training:
         self.orders.give_up()
 
     def retry(self, now: float) -> None:
-        """Tries again to store and to save what the disk has refused. Call it now and then."""
+        """Tries again to store and to save what the disk has refused, and looks who is late. Call
+        it now and then."""
+        if self.schedule is not None and not self._closed:
+            self.schedule.tick(now)
         self.orders.saving.retry(now)
         for what, store in list(self._unstored.items()):
             self._store_soon(what, store)
@@ -188,6 +222,11 @@ class Training:
         if not isinstance(work, Wait):
             self.progress.leased(worker, now)
         return work
+
+    def idle_worker(self, worker: str) -> None:
+        """``worker`` does something else than training: nobody waits for it."""
+        if self.schedule is not None:
+            self.schedule.idle_worker(worker)
 
     def revoke(self, worker: str, lost: bool) -> list[Attempt]:
         """``worker`` is gone: what it holds and has not committed, which nobody else gets before
@@ -242,7 +281,7 @@ class Training:
 
     def order_due(self) -> None:
         """Orders the snapshots that are due and that no decision carries."""
-        if self.rounds is None or self.trained or self._closed:
+        if self.rounds is None or self.trained or self._closed or self.drained:
             self.orders.order_due(self.span.step, self.trained)
         self._take_warnings()
 
@@ -262,6 +301,10 @@ class Training:
         if self.trained:
             return self.orders.saving.final_saved
         return self.orders.is_saved(number)
+
+    def is_lost(self, number: int) -> bool:
+        """Whether the checkpoint of this number has failed."""
+        return self.orders.is_lost(number)
 
     def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
         """Remembers a checkpoint that was committed, of this generation or an earlier one."""
@@ -386,14 +429,3 @@ class Training:
         if warning not in self.warnings:
             log.warning(warning)
             self.warnings = [*self.warnings, warning][-WARNINGS:]
-
-
-def _common(sets: Sequence[Positions]) -> dict[int, IntervalSet]:
-    """The positions that are in all of several sets, per epoch."""
-    common: dict[int, IntervalSet] = {}
-    for epoch in set.intersection(*(set(one) for one in sets)) if sets else set():
-        first, *others = (one[epoch] for one in sets)
-        for other in others:
-            first = first.intersection(other)
-        common[epoch] = first
-    return common

@@ -13,10 +13,11 @@ from coordinator.curves import Curves
 from coordinator.engine import Caller, Engine
 from coordinator.figures import ShardFigures
 from coordinator.generations import Standing
+from coordinator.history import Followed
 from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile
-from coordinator.store import GENERATION, SINCE, Store
+from coordinator.store import GENERATION, POLICIES, SINCE, Store
 from coordinator.streams import Stream
 from coordinator.work import (
     Attempt,
@@ -58,6 +59,7 @@ class Coordinator:
             run,
             generation=self.store.get(GENERATION) or 0,
             since=self.store.get(SINCE) or 0,
+            policies=tuple(Followed.from_json(f) for f in self.store.get(POLICIES) or ()),
         )
         self.disk = QueuedDisk(run)
         self.course = Course(run, self.store, self.clock, self.disk, NO_CURVES)
@@ -167,6 +169,8 @@ class Shard:
             self.initialized, self.version, self.applied = False, 0, {}
         elif begin.decision is not None and begin.decision.round == self.version:
             self.apply(begin.decision)
+        if begin.version is not None:
+            self.version = begin.version
         holding = Holding(self.incarnation, self.generation, self.initialized, self.version)
         engine = self.coordinator.engine
         engine.report_shard_ready(self.index, Standing(holding, self.applied, {}), error)
@@ -226,7 +230,7 @@ class Worker:
     def __init__(self, coordinator: Coordinator, incarnation: int) -> None:
         self.coordinator = coordinator
         self.incarnation = incarnation
-        self.generation = 0
+        self.generation, self.policy = 0, 1
         self.received = 0
         self.join()
 
@@ -237,10 +241,11 @@ class Worker:
         if self.coordinator.course.complete:
             engine.cluster_now(self.name, self.incarnation)
             self.generation = self.coordinator.course.run.generation
+            self.policy = self.coordinator.course.run.policy
 
     @property
     def caller(self) -> Caller:
-        return Caller(self.name, self.incarnation, self.generation, 1)
+        return Caller(self.name, self.incarnation, self.generation, self.policy)
 
     def lease(self, done: list[Report] | None = None) -> Work:
         work = self.coordinator.engine.lease_now(self.caller, done or [], self.received)

@@ -13,11 +13,14 @@ import pytest
 from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
 from coordinator.description import JobDescription
 from coordinator.disk import choose
+from coordinator.history import Followed
+from coordinator.run import Restored, Run
 from coordinator.saving import checkpoint_name, temporary_directory
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
-from psrpc.checkpoint import ShardState, shard_file_name, write_shard_file
+from psrpc.checkpoint import ShardState, read_manifest, shard_file_name, write_shard_file
 from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.policy import Policy
 from psrpc.storage import Disk
 from tests.coordinator.parts import describe, make_run
 
@@ -81,7 +84,6 @@ def test_one_that_a_shard_could_not_load_is_not_chosen_again(tmp_path: Path) -> 
         ({"data_fingerprint": "beef"}, "its data is 'f00d', the job's is 'beef'"),
         ({"batch_size": 5}, "its batch_size is 4, the job's is 5"),
         ({"seed": 1}, "its seed is 0, the job's is 1"),
-        ({"mode": "sync", "replicas": 1}, "its mode is 'async', the job's is 'sync'"),
     ],
 )
 def test_another_job_is_refused_and_both_values_are_named(
@@ -93,9 +95,25 @@ def test_another_job_is_refused_and_both_values_are_named(
 
 
 def test_a_job_that_ends_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, 100)
-    with pytest.raises(InvalidJob, match=r"it is of step 100, and the job ends at step 50 \(2 epo"):
-        choose_checkpoint(tmp_path, job(total_updates=50))
+    applied = [[{"epoch": 1, "applied": [[4, 8]], "skipped": []}]]
+    write_applied(make_run(tmp_path), 4, applied)
+    assert choose_checkpoint(tmp_path, job(total_updates=1)).restored.global_step == 4
+    with pytest.raises(InvalidJob, match="has batches of epoch 1, and the job ends before epoch 1"):
+        choose_checkpoint(tmp_path, job(epochs=1))
+
+
+def test_a_checkpoint_says_under_which_policy_it_was_taken(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_applied(run, 4, [[]], Followed(3, Policy(mode="sync", replicas=2)))
+    manifest = read_manifest(tmp_path / "checkpoints" / "step-00000004")
+    assert (manifest.policy, manifest.mode, manifest.replicas) == (3, "sync", 2)
+    assert choose_checkpoint(tmp_path, job()).restored == Restored("step-00000004", 4, policy=3)
+
+
+def test_local_steps_make_batches_larger(tmp_path: Path) -> None:
+    write(tmp_path, 100, local_steps=2)
+    with pytest.raises(InvalidJob, match="its batch_size is 8, the job's is 4"):
+        choose_checkpoint(tmp_path, job())
 
 
 def test_a_changed_job_file_is_remarked(tmp_path: Path) -> None:
@@ -105,23 +123,18 @@ def test_a_changed_job_file_is_remarked(tmp_path: Path) -> None:
     )
 
 
-def test_how_many_batches_another_plan_cannot_keep_apart(tmp_path: Path) -> None:
-    """In async mode a snapshot falls between the arrivals of a batch at the shards."""
-    run = make_run(tmp_path, shards=2)
-    applied = [
-        [{"epoch": 0, "applied": [[0, 10]], "skipped": []}],
-        [
-            {"epoch": 0, "applied": [[0, 4]], "skipped": []},
-            {"epoch": 1, "applied": [[4, 8]], "skipped": []},
-        ],
-    ]
-    order = SnapshotOrder("step-00000004", 4, True, False, temporary_directory("step-00000004"))
+def write_applied(
+    run: Run, step: int, applied: list[list[dict[str, Any]]], under: Followed | None = None
+) -> None:
+    """A checkpoint whose shards have applied these batches."""
+    name = checkpoint_name(step)
+    order = SnapshotOrder(name, step, True, False, temporary_directory(name))
     checkpoints = Checkpoints(run)
     checkpoints.prepare(order)
     files = []
-    for shard in range(2):
+    for shard, mine in enumerate(applied):
         written = write_shard_file(
-            tmp_path / order.directory / shard_file_name(shard, 2),
+            run.run_dir / order.directory / shard_file_name(shard, len(applied)),
             run.plan,
             shard,
             ShardState(
@@ -130,14 +143,27 @@ def test_how_many_batches_another_plan_cannot_keep_apart(tmp_path: Path) -> None
                 variables={},
                 scalars={},
                 version=4,
-                applied=tuple(applied[shard]),
+                applied=tuple(mine),
             ),
             run_id=run.run_id,
             generation=1,
-            global_step=4,
+            global_step=step,
         )
         files.append(ShardFile(shard, 4, written.name, written.nbytes, written.sha256))
-    checkpoints.commit(Taken(order, tuple(files)), 1)
+    checkpoints.commit(Taken(order, tuple(files), under), 1)
+
+
+def test_how_many_batches_another_plan_cannot_keep_apart(tmp_path: Path) -> None:
+    """In async mode a snapshot falls between the arrivals of a batch at the shards."""
+    applied = [
+        [{"epoch": 0, "applied": [[0, 10]], "skipped": []}],
+        [
+            {"epoch": 0, "applied": [[0, 4]], "skipped": []},
+            {"epoch": 1, "applied": [[4, 8]], "skipped": []},
+        ],
+    ]
+    write_applied(make_run(tmp_path, shards=2), 4, applied)
+    assert choose_checkpoint(tmp_path, job()).batches == 1
 
     def remarks(shards: int) -> tuple[str, ...]:
         plan = make_run(tmp_path, shards=shards).plan

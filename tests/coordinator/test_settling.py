@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.run import Run
+from coordinator.checkpoints import Chosen
+from coordinator.run import Restored, Run
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.serve import ServeOptions
 from coordinator.settling import settle
@@ -40,7 +41,7 @@ def test_a_new_run_is_given_a_name_a_token_and_no_generation(tmp_path: Path) -> 
     assert (run.generation, run.since, run.restored) == (0, 0, None)
     assert run.overrides == ("epochs=2", "replicas=3")
     assert stored["identity"]["run_id"] == run.run_id
-    assert stored["identity"]["overrides"] == {"epochs": "2", "replicas": "3"}
+    assert stored["identity"]["overrides"] == {"epochs": "2"}
     assert (tmp_path / "run" / "token").read_text() == run.token
 
 
@@ -59,7 +60,10 @@ def test_a_run_that_has_not_ended_is_the_same_run(tmp_path: Path) -> None:
         ({"shards": 2}, r"its shards is 1, this one's 2"),
         ({"overrides": ("optimizer.learning_rate=1",)}, "its overrides is"),
         ({"changes": {"job_sha256": "cd" * 32}}, "its job_sha256 is 'abab"),
-        ({"changes": {"mode": "sync", "replicas": 2}}, "its mode is 'async', this one's 'sync'"),
+        (
+            {"changes": {"mode": "sync", "replicas": 2}},
+            "its policy is async, this one's sync replicas=2",
+        ),
         ({"changes": {"data_fingerprint": "other"}}, "its data is 'f00d'"),
     ],
 )
@@ -84,7 +88,8 @@ def test_shards_of_another_job_are_not_let_in(
     """With the job as it was, shards that are there still keep what they hold; with another
     learning rate or plan they must not."""
     first, _ = settled(tmp_path)
-    monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: first.run_id)
+    chosen = Chosen(Restored("step-00000004", 4), first.run_id, 1, (), batches=4)
+    monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: chosen)
     assert settled(tmp_path, resume=True)[0].token == first.token
     changed, _ = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
     assert changed.run_id == first.run_id

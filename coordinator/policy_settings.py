@@ -1,0 +1,87 @@
+"""``key=value``: a consistency policy as a person asks for it while a job runs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from coordinator.description import JobDescription
+from psrpc.errors import InvalidJob
+from psrpc.policy import SETTINGS, Policy, fitting
+
+OF_THE_JOB = ("local_steps", "scale_lr", "warmup_epochs", "then", "then_after")
+"""Settings of a job that go with its policy, and cannot be changed while it runs."""
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """The values by their names; of one key the last one counts, and None stands for what it is
+    by default.
+
+    Raises:
+        InvalidJob: no ``=``, or an unknown key (with the nearest known one).
+    """
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key, text = key.strip(), text.strip()
+        if not equals or not key or not text:
+            raise InvalidJob(f"{setting!r}: expected key=value, for example staleness=4")
+        if key in OF_THE_JOB or key.startswith("optimizer."):
+            raise InvalidJob(
+                f"{setting}: {key} belongs to the job and cannot be changed while it runs; stop it "
+                f"and go on with --resume --set {setting}"
+            )
+        if key not in SETTINGS:
+            nearest = get_close_matches(key, SETTINGS, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(SETTINGS)}"
+            raise InvalidJob(f"{setting}: a policy has no {key}; {hint}")
+        values[key] = _value(text)
+    if not values:
+        raise InvalidJob("no settings; expected key=value, for example mode=ssp staleness=4")
+    return values
+
+
+def changed_policy(stands: Policy, values: Mapping[str, Any], job: JobDescription) -> Policy:
+    """The policy that stands with other ``values``: what is not named stays as far as it fits the
+    mode.
+
+    Raises:
+        InvalidJob: settings that do not fit the mode, each other or the job; says why.
+    """
+    mode = values.get("mode", stands.mode)
+    kept = fitting(mode, stands.changed())
+    document = {"mode": mode, **kept, **values}
+    policy = Policy.from_json({k: v for k, v in document.items() if v is not None})
+    check_for_job(policy, job)
+    return policy
+
+
+def check_for_job(policy: Policy, job: JobDescription) -> None:
+    """Raises InvalidJob if this job cannot be trained so."""
+    needed = job.unit * policy.open
+    if needed > job.train_records:
+        raise InvalidJob(
+            f"a round of {policy.open} micro-batches (replicas) has {needed} records, and train "
+            f"holds {job.train_records}; use fewer replicas"
+        )
+    for name in ("balance", "delay_compensation"):
+        if job.local_steps > 1 and getattr(policy, name):
+            raise InvalidJob(
+                f"{name} and local_steps exclude each other, and the job has local_steps "
+                f"{job.local_steps}"
+            )
+
+
+def _value(text: str) -> Any:
+    word = text.lower()
+    if word in ("true", "false", "none"):
+        return {"true": True, "false": False}.get(word)
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else text
+    return text
