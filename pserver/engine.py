@@ -12,9 +12,12 @@ from pserver.applied import AppliedSet
 from pserver.arrival import Arrival, Arrived, arriving
 from pserver.assembly import PLAIN, check_extents, check_values
 from pserver.buffers import BufferPool, pool_size
+from pserver.compensation import Compensation
 from pserver.counters import Counters, ShardReport
 from pserver.fence import Fence, ShardIdentity, admit
 from pserver.parameters import Parameters
+from pserver.pushes import Pushes
+from pserver.rates import Rates
 from pserver.requests import (
     Begin,
     Begun,
@@ -32,6 +35,7 @@ from pserver.revocations import Revocations
 from pserver.rounds import Rounds
 from pserver.shelf import SnapshotShelf, SnapshotSink
 from pserver.updates.engine import UpdateEngine
+from psrpc.clock import Clock, MonotonicClock
 from psrpc.encoding import Encoding
 from psrpc.errors import (
     InvalidArgument,
@@ -41,6 +45,7 @@ from psrpc.errors import (
     RoundPassed,
 )
 from psrpc.plan import Plan
+from psrpc.policy import Policy
 
 
 class ShardEngine:
@@ -53,30 +58,33 @@ class ShardEngine:
     """
 
     def __init__(
-        self, identity: ShardIdentity, plan: Plan, updates: UpdateEngine, sink: SnapshotSink
+        self,
+        identity: ShardIdentity,
+        plan: Plan,
+        updates: UpdateEngine,
+        sink: SnapshotSink,
+        clock: Clock | None = None,
     ) -> None:
+        """``clock`` says how long updates take."""
+        clock = clock or MonotonicClock()
         self.identity = identity
         self.plan = plan
+        policy = identity.settings
         self._held = Parameters(updates, identity.generation)
-        self._pool = BufferPool(
-            plan,
-            identity.shard,
-            pool_size(plan.shard_nbytes(identity.shard), identity.settings.open),
-        )
+        nbytes = plan.shard_nbytes(identity.shard)
+        self._pool = BufferPool(plan, identity.shard, pool_size(nbytes, policy.open))
         self._changed = threading.Condition()  # its lock is the lock
         self._counters = Counters()
         self._rounds = Rounds(
-            identity.shard,
-            identity.settings.open,
-            self._held,
-            self._counters,
-            self._pool.release,
+            identity.shard, self._held, self._counters, policy, clock, self._pool.release
         )
+        self._pushes = Pushes(self._held, self._counters, policy, clock)
         self._shelf = SnapshotShelf(sink)
         self._revocations = Revocations(identity.generation)
         self.begun = identity.generation
         """The generation of the last order to begin that was carried out. Read-only."""
         self._closed = False
+        self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
 
     # -- where it stands ---------------------------------------------------------------------
 
@@ -114,21 +122,35 @@ class ShardEngine:
         )
         try:
             self._revocations = Revocations(order.generation)
-            replicas = self.identity.settings.open
-            self._rounds.begin(replicas)
+            policy = self.identity.settings
+            inverse = policy.staleness_lr == "inverse"
+            self._follow(policy, Rates(order.rate_scale, order.warmup_updates, inverse), order.keep)
             nbytes = self.plan.shard_nbytes(self.identity.shard)
-            self._pool.resize(pool_size(nbytes, replicas))
+            self._pool.resize(pool_size(nbytes, policy.open))
             self._shelf.begin(order.generation)
             if order.keep:
-                self._held.keep(order.generation)
+                self._held.keep(order.generation, order.version)
             elif order.restore:
                 assert restored is not None, "whoever gives the order has read the checkpoint"
-                self._held.restore(order.generation, restored)
+                self._held.restore(order.generation, restored, order.version)
             else:
                 self._held.forget(order.generation)
             self.begun = order.generation
         finally:
             self._wake()
+
+    def _follow(self, policy: Policy, rates: Rates, keep: bool) -> None:
+        """Obeys ``policy`` from now on; ``keep`` says that the parameters stay."""
+        self._rounds.begin(policy)
+        self._pushes.begin(policy)
+        self._held.rates = rates
+        kept = self._held.compensation if keep else None
+        if kept is None or not kept.follow(policy):
+            # Before another one is made: it may have a copy of the parameters.
+            kept = self._held.compensation = None
+            if policy.delay_compensation is not None:
+                kept = Compensation(self.plan, self.identity.shard, policy)
+        self._held.compensation = kept
 
     def revoke(self, revocation: Revocation) -> None:
         """Refuses a worker's pushes in this generation, and forgets attempts that it staged.
@@ -140,6 +162,7 @@ class ShardEngine:
             if revocation.number <= self._revocations.number:
                 return
             self._revocations.refuse(revocation.worker)
+            self._pushes.forget(revocation.worker)
             for attempt in revocation.attempts:
                 self._rounds.drop(attempt)
             self._revocations.number = revocation.number
@@ -193,6 +216,8 @@ class ShardEngine:
         self, request: PushRequest, arrival: Arrival, timeout_s: float, encoding: Encoding
     ) -> tuple[PushResult, Values]:
         """:meth:`push` and the newest values, with nothing in between. Async only."""
+        # First: whoever does not know yet that there are rounds now is to learn that.
+        self._admit_worker(request)
         if self.identity.settings.rounds:
             raise InvalidArgument(
                 "a pull with a push is for async jobs and this one is sync; pull the next round"
@@ -217,8 +242,9 @@ class ShardEngine:
         )
         # A skipped push announces nothing, and nothing may arrive.
         with arriving_gradient as arrived, self._changed:
-            result = self._accept(request, None if request.skipped else arrived)
-            return result, None if pull is None else self._held.values(pull)
+            pulls = pull is not None
+            result = self._accept(request, None if request.skipped else arrived, pulls)
+            return result, None if pull is None else self._newest(request, pull)
 
     def _check(self, request: PushRequest) -> None:
         """All that can be said of a push before its data; refuses before anything is allocated.
@@ -230,7 +256,7 @@ class ShardEngine:
         self._need_values()
         check_push(request, self.plan, self.identity.shard, self._held.version)
 
-    def _accept(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
+    def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
         self._admit_worker(request)
         if self._held.applied.contains(request.batch):
@@ -238,15 +264,7 @@ class ShardEngine:
             return PushResult("already_applied", self._held.version)
         if self.identity.settings.rounds:
             return self._rounds.stage(request, arrived)
-        if arrived is None:
-            self._held.applied.add(request.batch, skipped=True)
-            self._counters.skipped += 1
-            return PushResult("skipped", self._held.version)
-        staleness = self._held.version - request.base_version
-        self._held.update(arrived.arrays)
-        self._held.applied.add(request.batch)
-        self._counters.count_applied(staleness)
-        return PushResult("applied", self._held.version, staleness)
+        return self._pushes.apply(request, arrived, pulls)
 
     def decide(self, decision: Decision) -> None:
         """Applies a decided round, once: a round that was applied before changes nothing.
@@ -281,10 +299,31 @@ class ShardEngine:
                 return self._shelf.get(request.source)
             self._need_values()
             if request.decision is not None:
+                self._await_decided(request, request.decision.round, timeout_s)
                 self._decide(request.decision)
             if request.source is not None:
                 self._await_round(request, request.source, timeout_s)
-            return self._held.values(request.encoding)
+            return self._newest(request, request.encoding)
+
+    def _newest(self, request: PushRequest | PullRequest, encoding: Encoding) -> Values:
+        values = self._held.values(encoding)
+        self._pushes.pulled(request.worker, values)
+        return values
+
+    def _await_decided(self, request: PullRequest, decided: int, timeout_s: float) -> None:
+        """Waits for the decisions before that of round ``decided``, which come by themselves.
+
+        With backup workers several rounds may be decided by what is staged here already; otherwise
+        a worker that brings a decision has brought the one before.
+        """
+        if not self.identity.settings.backups:
+            return
+
+        def over() -> bool:
+            self._admit_worker(request)
+            return self._held.version >= decided or self._closed
+
+        self._changed.wait_for(over, timeout_s)
 
     def _await_round(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
         if not self.identity.settings.rounds:
@@ -332,7 +371,7 @@ class ShardEngine:
             initialized=standing.initialized,
             revoked=revocations.number if revocations.generation == standing.generation else 0,
             nbytes=self.plan.shard_nbytes(self.identity.shard),
-            counters=replace(self._counters, staleness=self._counters.staleness_counts()),
+            counters=self._counters.reported(),
             staged_now=len(self._rounds),
             waiting_for=self._waiting_for(),
         )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from coordinator.client import CoordinatorClient
+from pserver import wire
 from pserver.ending import Ending
 from pserver.engine import ShardEngine
 from psrpc.errors import (
@@ -168,6 +169,10 @@ class Heartbeats:
         request.skipped = report.counters.skipped
         request.refused = report.counters.refused
         request.staleness_counts.extend(report.counters.staleness)
+        request.workers.extend(wire.to_workers(report.counters))
+        request.too_stale = report.counters.too_stale
+        request.uncompensated = report.counters.uncompensated
+        request.apply_s = report.counters.apply_s
         request.waiting_for = self.doing or report.waiting_for
         request.failure = self.engine.failure or self.failure
         return request

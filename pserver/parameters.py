@@ -5,13 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from pserver.applied import AppliedSet
+from pserver.compensation import MEAN_SQUARE, Compensation
+from pserver.rates import Rates
 from pserver.requests import Restored, Snapshot, Values
-from pserver.updates.engine import UpdateEngine
+from pserver.updates.engine import Slots, UpdateEngine
 from psrpc.encoding import Encoding
 
 NDArray = npt.NDArray[Any]
@@ -39,6 +42,10 @@ class Parameters:
         self._current: dict[Encoding, weakref.ref[Values]] = {}
         self.standing = Standing(generation)
         self.applied = AppliedSet()
+        self.rates = Rates()
+        self.compensation: Compensation | None = None
+        self._iterations = 0
+        """Updates that the optimizer has done."""
         self.failure = ""
         """Why these parameters can no longer be trusted; empty when they can."""
 
@@ -52,15 +59,18 @@ class Parameters:
         """Whether there are any parameters."""
         return self.standing.initialized
 
-    def keep(self, generation: int) -> None:
-        """The same parameters, in another generation."""
+    def keep(self, generation: int, version: int | None = None) -> None:
+        """The same parameters, in another generation; ``version`` is what theirs becomes."""
         self._current.clear()
-        self.standing = self.standing._replace(generation=generation)
+        if version is None:
+            version = self.version
+        self.standing = self.standing._replace(generation=generation, version=version)
 
     def forget(self, generation: int) -> None:
         """No parameters from now on."""
         self._current.clear()
         self.applied = AppliedSet()
+        self._iterations = 0
         self.standing = Standing(generation)
 
     def initialize(self, values: Mapping[str, NDArray]) -> None:
@@ -69,25 +79,42 @@ class Parameters:
             self._updates.load(values)
         self.standing = self.standing._replace(initialized=True)
 
-    def restore(self, generation: int, restored: Restored) -> None:
-        """Takes over the state of a checkpoint.
+    def restore(self, generation: int, restored: Restored, version: int | None = None) -> None:
+        """Takes over the state of a checkpoint; ``version`` is what its version becomes.
 
         Raises:
             CheckpointError: the slots are another optimizer's. There are no parameters then.
         """
         # First, since it may fail between values and slots.
         self.forget(generation)
+        slots = restored.slots
+        elements = {name: a for name, a in slots.elements.items() if name != MEAN_SQUARE}
         self._updates.load(restored.values)
-        self._updates.load_slots(restored.slots)
+        self._updates.load_slots(Slots(elements, slots.variables, slots.scalars))
+        if self.compensation is not None:
+            self.compensation.load_slots(slots.elements)
+        self._iterations = slots.iterations
         self.applied = restored.applied
-        self.standing = Standing(generation, restored.version, True)
+        version = restored.version if version is None else version
+        self.standing = Standing(generation, version, True)
 
-    def update(self, gradients: Mapping[str, NDArray] | None) -> None:
-        """One update; None is a round whose gradients were all skipped."""
+    def compensated(
+        self, gradients: Mapping[str, NDArray], pulled: Values | None
+    ) -> Mapping[str, NDArray]:
+        """See :meth:`pserver.compensation.Compensation.correct`."""
+        assert self.compensation is not None
+        with self._fatal():
+            now = None if pulled is None else self.values()
+            return self.compensation.correct(gradients, now, pulled)
+
+    def update(self, gradients: Mapping[str, NDArray] | None, staleness: int = 0) -> None:
+        """One update, by gradients of ``staleness`` updates ago; without any (None) there is only
+        another version."""
         self._current.clear()
         if gradients is not None:
             with self._fatal():
-                self._updates.apply(gradients)
+                self._updates.apply(gradients, self.rates.factor(self._iterations, staleness))
+            self._iterations += 1
         self.standing = self.standing._replace(version=self.version + 1)
 
     def values(self, encoding: Encoding = "plain") -> Values:
@@ -102,7 +129,10 @@ class Parameters:
 
     def snapshot(self) -> Snapshot:
         """The whole state; later updates do not change it."""
-        return Snapshot(self.values(), self._updates.slots(), tuple(self.applied.to_epochs()))
+        slots = self._updates.slots()
+        if self.compensation is not None:
+            slots = replace(slots, elements={**slots.elements, **self.compensation.slots()})
+        return Snapshot(self.values(), slots, tuple(self.applied.to_epochs()))
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:

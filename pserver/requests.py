@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from psrpc.encoding import Encoding
 from psrpc.policy import Policy
 
 NDArray = npt.NDArray[Any]
-Outcome = Literal["applied", "already_applied", "staged", "skipped"]
+Outcome = Literal["applied", "already_applied", "staged", "skipped", "too_stale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,13 @@ class PushRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What became of a push."""
+    """What became of a push; see the message of the same name. How long the update took says
+    nothing about that."""
 
     outcome: Outcome
     version: int
     staleness: int = 0
+    apply_us: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

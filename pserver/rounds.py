@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pserver.arrival import Arrived
 from pserver.buffers import Buffers
@@ -10,65 +11,80 @@ from pserver.counters import Counters
 from pserver.parameters import Parameters
 from pserver.requests import Decision, PushRequest, PushResult
 from pserver.staging import Attempt, Missing, Staged, Staging, weighted_mean
+from psrpc.clock import Clock
 from psrpc.errors import NotReady, RoundPassed, StaleGeneration
+from psrpc.policy import Policy
 
 
 class Rounds:
     """Round r turns version r of the parameters into r + 1, once. Not thread-safe: the shard's
-    engine holds its lock."""
+    engine holds its lock.
+
+    With backup workers (Chen et al. 2016, "Revisiting Distributed Synchronous SGD") a round takes
+    only some of the micro-batches that are open: the others stay staged for a later round, and so
+    may gradients of older parameters be.
+    """
 
     def __init__(
         self,
         shard: int,
-        replicas: int,
         held: Parameters,
         counters: Counters,
+        policy: Policy,
+        clock: Clock,
         release: Callable[[Buffers], None],
     ) -> None:
         """``release`` takes back the buffers in which a staged gradient arrived."""
         self._me = f"shard {shard}"
-        self._replicas = replicas
         self._held = held
         self._counters = counters
+        self._clock = clock
         self._release = release
-        self._staging = Staging(replicas)
+        self._policy = policy
+        self._staging = Staging(policy.open)
 
     def __len__(self) -> int:
         """How many attempts are staged. Any thread may ask."""
         return len(self._staging)
 
     def stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
-        """Keeps a gradient, or that it was not finite, until the round is decided.
+        """Keeps a gradient, or that it was not finite, until its round is decided.
 
         Raises:
             RoundPassed: it is for a round that was decided.
             PsError: see :meth:`pserver.staging.Staging.admit`.
         """
         version = self._held.version
-        if request.base_version < version:
+        if request.base_version < version and not self._policy.backups:
             raise RoundPassed(
                 f"a push of {request.batch} is for round {request.base_version};"
                 f" {self._me} is at round {version}"
             )
         if self._staging.admit(request.attempt):
-            self._staging.stage(request.attempt, self._staged(request.examples, arrived))
+            self._staging.stage(request.attempt, self._staged(request, arrived))
             self._counters.staged += 1
         return PushResult("staged", version)
 
-    def _staged(self, examples: int, arrived: Arrived | None) -> Staged:
+    def _staged(self, request: PushRequest, arrived: Arrived | None) -> Staged:
+        worker, base = request.worker, request.base_version
         if arrived is None:
-            return Staged(examples, None)
+            return Staged(request.examples, None, worker=worker, base=base)
         loan = arrived.loan
         assert loan is not None, "what is staged lies in our own memory"
         loan.keep = True
-        return Staged(examples, arrived.arrays, lambda: self._release(loan.buffers))
+        release = partial(self._release, loan.buffers)
+        return Staged(request.examples, arrived.arrays, release, worker, base)
 
     def decide(self, decision: Decision) -> bool:
         """Applies a decided round and records its batches; False if that was done before.
 
+        What the shard had applied before the rounds began is left out of the mean, and need not be
+        staged. Where that is all of it, there is another version and no update.
+
         Raises:
             StaleGeneration: the decision is of another generation.
             NotReady: the round is not the next one, or attempts it names are not here.
+            InvalidArgument: a batch was applied in part, or is named twice.
         """
         generation, version, _ = self._held.standing
         if decision.generation != generation:
@@ -83,28 +99,37 @@ class Rounds:
                 f"{self._me} cannot apply round {decision.round}: it waits for the decision of"
                 f" round {version}"
             )
-        found = self._staging.decide(decision.attempts)
+        applied = self._held.applied
+        lacking = tuple(a for a in decision.attempts if not applied.contains(a.batch))
+        found = self._staging.decide(lacking)
         if isinstance(found, Missing):
             raise NotReady(
                 f"{self._me} cannot apply round {decision.round}: it does not hold"
                 f" {', '.join(map(str, found.attempts))}"
             )
+        began = self._clock.now()
         self._held.update(weighted_mean(found.parts) if found.parts else None)
-        for attempt in decision.attempts:
-            skipped = attempt.batch in found.skipped
-            self._held.applied.add(attempt.batch, skipped=skipped)
-            if skipped:
+        self._counters.apply_s += self._clock.now() - began
+        for attempt in lacking:
+            applied.add(attempt.batch, skipped=attempt.batch in found.skipped)
+        for staged in found.staged:
+            if staged.gradients is None:
                 self._counters.skipped += 1
             else:
-                self._counters.count_applied(0)
-        self.clear()
+                self._counters.count_applied(staged.worker, version - staged.base)
+        if self._policy.backups:
+            for attempt in decision.attempts:
+                for dropped in self._staging.drop_all(attempt.batch):
+                    dropped.release()
+        else:
+            self.clear()
         return True
 
-    def begin(self, replicas: int) -> None:
-        """A generation with so many micro-batches a round: nothing is staged in it."""
+    def begin(self, policy: Policy) -> None:
+        """A generation under ``policy``: nothing is staged in it."""
         self.clear()
-        self._replicas = replicas
-        self._staging = Staging(replicas)
+        self._policy = policy
+        self._staging = Staging(policy.open)
 
     def drop(self, attempt: Attempt) -> None:
         """Forgets an attempt; one that is not staged is no error."""
@@ -119,7 +144,13 @@ class Rounds:
 
     def waiting_for(self) -> str:
         """What the open round waits for, in words. Any thread may ask."""
+        have, policy = self._staging.micro_batches, self._policy
+        if policy.backups:
+            return (
+                f"the decision of round {self._held.version}, which takes {policy.taken}"
+                f" micro-batches; it holds {have} of {policy.open} that are open"
+            )
         return (
-            f"the decision of round {self._held.version}; it holds"
-            f" {self._staging.micro_batches} of {self._replicas} micro-batches"
+            f"the decision of round {self._held.version}; it holds {have} of {policy.open}"
+            " micro-batches"
         )

@@ -119,6 +119,11 @@ class ParameterServerServicer:
             staleness_counts=report.counters.staleness,
             staged_now=report.staged_now,
             waiting_for=report.waiting_for,
+            workers=wire.to_workers(report.counters),
+            too_stale=report.counters.too_stale,
+            uncompensated=report.counters.uncompensated,
+            apply_s=report.counters.apply_s,
+            settings=str(identity.settings),
         )
 
     @contextmanager

@@ -34,12 +34,15 @@ class Attempt:
 class Staged:
     """What an attempt brought: its gradient by arena, or None where that was not finite.
 
-    ``release`` gives the gradient's memory back, once nobody needs it any more.
+    ``worker`` computed it, from parameters of version ``base``. ``release`` gives the gradient's
+    memory back, once nobody needs it any more.
     """
 
     examples: int
     gradients: Mapping[str, NDArray] | None
     release: Callable[[], None] = field(default=lambda: None, compare=False)
+    worker: str = ""
+    base: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The round can be applied: the summands in batch-id order, none when all were skipped."""
+    """The round can be applied.
+
+    Attributes:
+        parts: the summands in batch-id order, none when all were skipped.
+        skipped: the batches without a gradient.
+        staged: what was staged of the attempts that count, in batch-id order.
+    """
 
     parts: tuple[Part, ...]
     skipped: frozenset[BatchId]
+    staged: tuple[Staged, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +76,10 @@ class Missing:
 
 
 class Staging:
-    """The attempts staged for the open round. Not thread-safe.
+    """The attempts staged for the open round, or a later one. Not thread-safe.
 
-    A round has K micro-batches with at most :data:`MAX_ATTEMPTS` attempts each, so no more than
-    2 K gradients are ever held.
+    K micro-batches are open at once, with at most :data:`MAX_ATTEMPTS` attempts each, so no more
+    than 2 K gradients are ever held.
     """
 
     def __init__(self, replicas: int) -> None:
@@ -143,13 +153,12 @@ class Staging:
         missing = tuple(a for a, staged in found if staged is None)
         if missing:
             return Missing(missing)
+        counting = tuple(staged for _, staged in found if staged is not None)
         skipped = frozenset(a.batch for a, s in found if s is not None and s.gradients is None)
-        finite = [
-            (s.examples, s.gradients) for _, s in found if s is not None and s.gradients is not None
-        ]
+        finite = [(s.examples, s.gradients) for s in counting if s.gradients is not None]
         total = sum(examples for examples, _ in finite)
         parts = tuple(Part(np.float32(n / total), gradients) for n, gradients in finite)
-        return Ready(parts, skipped)
+        return Ready(parts, skipped, counting)
 
     def drop(self, attempt: Attempt) -> Staged | None:
         """Forgets one attempt; returns what was held of it."""
@@ -158,6 +167,10 @@ class Staging:
         if dropped is not None and not held:
             del self._held[attempt.batch]
         return dropped
+
+    def drop_all(self, batch: BatchId) -> list[Staged]:
+        """Forgets all attempts of a micro-batch; returns what was held of them."""
+        return list(self._held.pop(batch, {}).values())
 
     def clear(self) -> list[Staged]:
         """Empties the stage; returns what was held, so that its buffers can be used again."""

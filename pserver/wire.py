@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pserver.applied import AppliedEpoch
 from pserver.assembly import Extent
+from pserver.counters import Counters
 from pserver.fence import Fence
 from pserver.requests import (
     Begin,
@@ -42,6 +43,7 @@ _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
     "already_applied": pb.PUSH_OUTCOME_ALREADY_APPLIED,
     "staged": pb.PUSH_OUTCOME_STAGED,
     "skipped": pb.PUSH_OUTCOME_SKIPPED,
+    "too_stale": pb.PUSH_OUTCOME_TOO_STALE,
 }
 _POSITIONS = 1 << 63
 
@@ -283,15 +285,18 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
 def to_push_result(result: PushResult) -> pb.PushResult:
     """What became of a push, as a message."""
     return pb.PushResult(
-        outcome=_OUTCOMES[result.outcome], version=result.version, staleness=result.staleness
+        outcome=_OUTCOMES[result.outcome],
+        version=result.version,
+        staleness=result.staleness,
+        apply_us=result.apply_us,
     )
 
 
 def from_push_result(result: pb.PushResult) -> PushResult:
     """What became of a push; raises InvalidArgument for an outcome that was not set."""
     if result.outcome not in _BY_NUMBER:
-        raise InvalidArgument(f"a push result has outcome {result.outcome}; expected 1 to 4")
-    return PushResult(_BY_NUMBER[result.outcome], result.version, result.staleness)
+        raise InvalidArgument(f"a push result has outcome {result.outcome}; expected 1 to 5")
+    return PushResult(_BY_NUMBER[result.outcome], result.version, result.staleness, result.apply_us)
 
 
 def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
@@ -308,6 +313,11 @@ def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
             for index, arena in enumerate(plan.arenas)
         ),
     )
+
+
+def to_workers(counters: Counters) -> list[types.WorkerStaleness]:
+    """Staleness by worker, as messages."""
+    return [types.WorkerStaleness(worker=w, counts=c) for w, c in counters.workers.items()]
 
 
 def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:

@@ -229,8 +229,8 @@ class Halting(NumpyEngine):
         super().__init__(*where)
         self.applied, self.go_on = Event(), Event()
 
-    def apply(self, gradients: Mapping[str, NDArray]) -> None:
-        super().apply(gradients)
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
+        super().apply(gradients, rate_scale)
         self.applied.set()
         assert self.go_on.wait(WAIT_S)
 

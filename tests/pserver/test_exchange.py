@@ -154,10 +154,10 @@ class Blocking(NumpyEngine):
         self.entered = threading.Event()
         self.go_on = threading.Event()
 
-    def apply(self, gradients: Mapping[str, NDArray]) -> None:
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
         self.entered.set()
         assert self.go_on.wait(30)
-        super().apply(gradients)
+        super().apply(gradients, rate_scale)
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ def test_pushes_of_many_workers_all_count_once_and_pulls_are_never_torn() -> Non
 class Breaking(NumpyEngine):
     """An update engine that fails halfway."""
 
-    def apply(self, gradients: Mapping[str, NDArray]) -> None:
-        super().apply(gradients)
+    def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
+        super().apply(gradients, rate_scale)
         raise MemoryError("out of memory")
 
 

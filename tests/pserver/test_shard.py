@@ -109,7 +109,7 @@ def test_a_stream_that_lagged_behind_is_opened_again(
 def test_an_update_that_fails_is_told_and_ends_the_shard(
     coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def apply(_self: NumpyEngine, _gradients: object) -> None:
+    def apply(_self: NumpyEngine, _gradients: object, _rate_scale: float) -> None:
         raise MemoryError("no more")
 
     monkeypatch.setattr(NumpyEngine, "apply", apply)
