@@ -185,6 +185,7 @@ def test_the_status_warns_before_the_guard_stops_the_job(tmp_path: Path) -> None
 
 
 def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
+    job.workers[1].lease()
     job.train(job.workers[0], compute_s=0.5, batches=2)
     job.clock.advance(2.0)
     job.train(job.workers[0], compute_s=1.0, batches=2)
