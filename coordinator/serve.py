@@ -24,6 +24,7 @@ from coordinator.description import (
 from coordinator.disk import ThreadedDisk
 from coordinator.engine import Engine
 from coordinator.lifecycle import ENDED
+from coordinator.remembered import remembered
 from coordinator.run_directory import (
     LEDGER,
     RunDirectory,
@@ -103,7 +104,7 @@ async def serve(options: ServeOptions) -> int:
     server = Server(format_address(host, port))
     try:
         port = server.bind()
-        description = await stop.unless_stopped(_describe(options))
+        description = _known(options) or await stop.unless_stopped(_describe(options))
         if description is None:
             return EXIT_STOPPED
         plan = _plan(options, description)
@@ -135,6 +136,14 @@ async def serve(options: ServeOptions) -> int:
             return _exit_status(course)
     finally:
         await server.stop()
+
+
+def _known(options: ServeOptions) -> JobDescription | None:
+    if options.resume or options.run_dir is None:
+        return None
+    return remembered(
+        options.run_dir, options.job, options.overrides, options.mode, options.replicas
+    )
 
 
 async def _describe(options: ServeOptions) -> JobDescription:

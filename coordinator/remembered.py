@@ -1,0 +1,59 @@
+"""The description of a run that goes on, from its run directory.
+
+``worker describe`` takes seconds: it imports TensorFlow and builds the model. A coordinator that
+is started again while its shards and workers wait need not: the run directory says what the job
+was, and a worker whose job, data or settings are others than that is refused in any case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coordinator.description import JobDescription, parse_description
+from coordinator.run_directory import JOB
+from psrpc.errors import InvalidJob
+from psrpc.version import SOFTWARE
+
+
+def started_with(
+    job: Path,
+    overrides: Sequence[str],
+    mode: str | None,
+    replicas: int | None,
+    description: JobDescription,
+) -> dict[str, Any]:
+    """What is kept in the run directory."""
+    return {**_command(job, overrides, mode, replicas), "description": description.document}
+
+
+def remembered(
+    run_dir: Path, job: Path, overrides: Sequence[str], mode: str | None, replicas: int | None
+) -> JobDescription | None:
+    """The job of the run in ``run_dir``, if it was started just so, from the same bytes of the job
+    file and by the same software; None where it has to be described."""
+    try:
+        kept = json.loads((run_dir / JOB).read_text())
+        sha256 = hashlib.sha256(job.read_bytes()).hexdigest()
+        same = _command(job, overrides, mode, replicas)
+        if any(kept.get(key) != value for key, value in same.items()):
+            return None
+        description = parse_description(json.dumps(kept["description"]))
+    except (OSError, ValueError, KeyError, AttributeError, InvalidJob):
+        return None
+    return description if description.job_sha256 == sha256 else None
+
+
+def _command(
+    job: Path, overrides: Sequence[str], mode: str | None, replicas: int | None
+) -> dict[str, Any]:
+    return {
+        "job": str(job),
+        "overrides": list(overrides),
+        "mode": mode,
+        "replicas": replicas,
+        "software": SOFTWARE,
+    }
