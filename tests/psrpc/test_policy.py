@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psrpc.errors import InvalidJob
-from psrpc.policy import _FITS, _WHY, MODES, SETTINGS, Policy, fitting
+from psrpc.policy import _FITS, _WHY, MODES, SETTINGS, DelayCompensation, Policy, fitting
 
 SYNC = {"mode": "sync", "replicas": 4}
 
@@ -73,7 +73,8 @@ def policies(draw: st.DrawFn) -> Policy:
             balance=aggregate is None and draw(st.booleans()),
             round_deadline_s=draw(st.none() | st.floats(0.001, 1e6)),
         )
-    compensation = draw(st.sampled_from((None, "constant", "adaptive")))
+    kinds: tuple[DelayCompensation | None, ...] = (None, "constant", "adaptive")
+    compensation = draw(st.sampled_from(kinds))
     decay = draw(st.floats(0, 1, exclude_max=True)) if compensation == "adaptive" else 0.95
     return Policy(
         mode=mode,
