@@ -38,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from coordinator import status_cli
 
         status_cli.add_arguments(status)
+    change = commands.add_parser("set", help="change the consistency policy of a running job")
+    if asked == "set":
+        from coordinator import set_cli
+
+        set_cli.add_arguments(change)
     export = commands.add_parser("export", help="turn a run's checkpoint into Keras files")
     if asked == "export":
         from coordinator import export as export_command
@@ -60,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(up_command.run(args))
         if args.command == "status":
             return int(status_cli.run(args))
+        if args.command == "set":
+            return int(set_cli.run(args))
         return int((export_command if args.command == "export" else checkpoint_cli).run(args))
     except PsError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

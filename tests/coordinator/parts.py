@@ -224,6 +224,8 @@ class ShardDouble:
         self.generation = begin.generation
         if begin.fresh:
             self.initialized, self.version, self.applied = False, 0, {}
+        if begin.HasField("version"):
+            self.version = begin.version
         self.revoked = 0
         self.ready(error)
         return begin
@@ -305,6 +307,7 @@ class WorkerDouble:
         self.client = client
         self.incarnation = incarnation
         self.generation = generation
+        self.policy = 1
         self.name = ""
         self.received = 0
 
@@ -333,7 +336,7 @@ class WorkerDouble:
                 worker=self.name,
                 incarnation=self.incarnation,
                 generation=self.generation,
-                policy=1,
+                policy=self.policy,
                 done=done or [],
                 received=self.received,
             )
@@ -347,7 +350,7 @@ class WorkerDouble:
                 worker=self.name,
                 incarnation=self.incarnation,
                 generation=self.generation,
-                policy=1,
+                policy=self.policy,
                 round=work.round,
                 report=report(work.attempt, **fate),
             )

@@ -12,12 +12,14 @@ import pytest
 
 from coordinator.description import (
     DescribeFailed,
+    Rule,
     check_for_shards,
     describe_command,
     describe_job,
     parse_description,
 )
 from psrpc.errors import InvalidJob
+from psrpc.policy import Policy
 from tests.coordinator.parts import describe, description_json
 
 
@@ -43,6 +45,35 @@ def test_a_description_is_read() -> None:
     ],
 )
 def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(InvalidJob, match=what):
+        describe(**changes)
+
+
+def test_a_rule_and_the_size_of_a_batch_are_read() -> None:
+    description = describe()
+    assert (description.then, description.unit, description.per_epoch) == (None, 4, 3)
+    assert (description.scale_lr, description.warmup_epochs) == (None, 0.0)
+    ssp = {"mode": "ssp", "staleness": 2}
+    rule = {"policy": ssp, "epoch": 1}
+    description = describe(then=rule, local_steps=2, scale_lr="linear", warmup_epochs=0.5)
+    assert description.then == Rule(Policy(mode="ssp", staleness=2), 1)
+    assert (description.unit, description.per_epoch) == (8, 2)
+    assert (description.scale_lr, description.warmup_epochs) == ("linear", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"then": {"policy": {"mode": "async"}}}, "has then = "),
+        ({"then": {"policy": {"mode": "async"}, "epoch": 2}}, "after epoch 2; expected .* 2 epoch"),
+        ({"then": {"policy": {"mode": "async"}, "epoch": 0}}, "after epoch 0"),
+        ({"then": {"policy": {"mode": "odd"}, "epoch": 1}}, "mode is 'odd'"),
+        ({"local_steps": 0}, "local_steps = 0; expected at least 1"),
+        ({"scale_lr": "square"}, "scale_lr = 'square'; expected linear"),
+        ({"warmup_epochs": -1.0}, "warmup_epochs = -1.0; expected a number of at least 0"),
+    ],
+)
+def test_a_rule_or_rate_that_is_wrong_is_named(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidJob, match=what):
         describe(**changes)
 

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints import Chosen
+from coordinator.history import Followed
 from coordinator.run import Restored, Run
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.serve import ServeOptions
 from coordinator.settling import settle
-from coordinator.store import ENDED, GENERATION, SINCE, Store
+from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
 from psrpc.errors import AlreadyExists, CheckpointError, InvalidJob
 from psrpc.plan import make_plan
+from psrpc.policy import ASYNC, Policy
 from tests.coordinator.parts import describe
 
 
@@ -111,3 +113,44 @@ def test_a_run_goes_on_when_the_disk_is_full(
     monkeypatch.setattr(Store, "put_all", refuse)
     monkeypatch.setattr(Path, "write_text", refuse)
     assert settled(tmp_path)[0].token == first.token
+
+
+SYNC = {"mode": "sync", "replicas": 2}
+
+
+def resumed(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Run:
+    """The run goes on from a checkpoint of step 7 that has 5 batches."""
+    chosen = Chosen(Restored("step-00000007", 7), "r", 1, (), batches=5)
+    monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: chosen)
+    return settled(path, resume=True, changes=changes)[0]
+
+
+def test_a_run_that_is_resumed_with_another_policy_comes_to_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(tmp_path)
+    put(tmp_path, GENERATION, 4)
+    run = resumed(tmp_path, monkeypatch, **SYNC)
+    sync = Policy(mode="sync", replicas=2)
+    assert (run.policies, run.since) == ((Followed(2, sync, 7, 5),), 5)
+    assert run.followed[0] == Followed(1, ASYNC)
+    # It is stored, and stands from now on.
+    assert resumed(tmp_path, monkeypatch, **SYNC).policies == run.policies
+    assert settled(tmp_path, changes=SYNC)[0].policies == run.policies
+    assert resumed(tmp_path, monkeypatch).followed == (
+        *run.followed,
+        Followed(3, ASYNC, 7, 5),
+    )
+
+
+def test_the_policy_that_was_followed_last_stands_when_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(tmp_path)
+    ssp = Followed(2, Policy(mode="ssp", staleness=4), 7, 5)
+    put(tmp_path, POLICIES, [ssp.to_json()])
+    assert settled(tmp_path)[0].policies == (ssp,)
+    assert resumed(tmp_path, monkeypatch).policies == (ssp,)
+    # What is asked for stands already.
+    again = resumed(tmp_path, monkeypatch, mode="ssp", staleness=4)
+    assert (again.policies, again.since) == ((ssp,), 0)
