@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from coordinator.figures import WorkerTimes, add_counts
+from coordinator.membership import Shard
 from coordinator.run import Followed
 from coordinator.stragglers import slowness
 
@@ -54,13 +55,30 @@ def read_gauges(course: Course) -> Gauges:
 
 
 def version_skew(course: Course) -> int:
-    """Greatest minus least version of the shards, as they said last; 0 until all of them have
-    spoken in the present generation."""
-    figures = [shard.figures for shard in course.members.shards]
-    if not course.complete or any(f.generation != course.run.generation for f in figures):
+    """Greatest minus least version of the shards, at the last moment of which all have told; 0
+    until all have told twice in the present generation.
+
+    Shards tell about once a second, each in its own moment. In between a version is taken to have
+    grown in a straight line, or a fast job's shards would seem to be far apart.
+    """
+    shards = course.members.shards
+    if not course.complete or any(
+        shard.figures.generation != course.run.generation or shard.earlier is None
+        for shard in shards
+    ):
         return 0
-    versions = [f.version for f in figures]
-    return max(versions) - min(versions)
+    moment = min(shard.told for shard in shards)
+    versions = [_version(shard, moment) for shard in shards]
+    return round(max(versions) - min(versions))
+
+
+def _version(shard: Shard, moment: float) -> float:
+    assert shard.earlier is not None
+    then, version = shard.earlier
+    if shard.told <= then:
+        return shard.figures.version
+    part = max(0.0, moment - then) / (shard.told - then)
+    return version + part * (shard.figures.version - version)
 
 
 def staleness_counts(course: Course) -> tuple[int, ...]:

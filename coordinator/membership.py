@@ -42,6 +42,10 @@ class Shard:
     watched: bool = False
     seen: float = 0.0
     figures: ShardFigures = field(default_factory=ShardFigures)
+    told: float = 0.0
+    """When it told its figures."""
+    earlier: tuple[float, int] | None = None
+    """When it told them the time before, in the same generation, and the version of then."""
 
     def __str__(self) -> str:
         return f"shard {self.index} at {self.address}" if self.address else f"shard {self.index}"
@@ -176,7 +180,9 @@ class Membership:
     def shard_beat(self, index: int, incarnation: int, figures: ShardFigures, now: float) -> None:
         """A sign of life of a shard. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
-        shard.figures = figures
+        again = shard.figures.generation == figures.generation
+        shard.earlier = (shard.told, shard.figures.version) if again else None
+        shard.figures, shard.told = figures, now
         self._shard_seen(shard, now)
 
     def shard_seen(self, index: int, incarnation: int, now: float) -> Shard:

@@ -17,6 +17,10 @@ LEAST_BATCHES = 3
 """Batches after which a worker's pace is known. The first one is not among them: TensorFlow
 traces and compiles in it."""
 
+LEAST_S = 5.0
+"""And for so long it must have been watched: when all processes start at once, chance decides who
+gets the processor first."""
+
 NAMED_FROM = 1.5
 """Times the median from which on a worker is named as a straggler."""
 
@@ -30,8 +34,9 @@ class ComputePace:
         self._looked: tuple[float, int, float] | None = None
         self._seconds = 0.0
         self._examples = 0.0
-        self._first = 0
+        self._first = (0, 0.0)
         self._batches = 0
+        self._watched_s = 0.0
 
     def look(self, compute_s: float, examples: int, batches: int, now: float) -> None:
         """The worker has computed for ``compute_s`` seconds so far, and is known to have finished
@@ -41,19 +46,21 @@ class ComputePace:
         before_s, before, then = self._looked or (math.inf, 0, now)
         if compute_s < before_s:
             self._looked = (compute_s, examples, now)
-            self._first = batches
+            self._first = (batches, now)
         elif examples > before:
             # Until then it is in the middle of a batch, whose time counts when it is finished.
             fade = 0.5 ** ((now - then) / HALF_LIFE_S)
             self._seconds = self._seconds * fade + compute_s - before_s
             self._examples = self._examples * fade + examples - before
             self._looked = (compute_s, examples, now)
-            self._batches = batches - self._first
+            self._batches = batches - self._first[0]
+            self._watched_s = now - self._first[1]
 
     @property
     def s_per_example(self) -> float | None:
         """Seconds; None while too little is known."""
-        return self._seconds / self._examples if self._batches >= LEAST_BATCHES else None
+        known = self._batches >= LEAST_BATCHES and self._watched_s >= LEAST_S
+        return self._seconds / self._examples if known else None
 
 
 def slowness(paces: Mapping[str, float | None]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.figures import MAX_WORKERS
 from coordinator.progress import Meter, Progress, mean_loss
+from coordinator.stragglers import LEAST_S
 from coordinator.work import Report
 from psrpc.batch import BatchId
 
@@ -50,9 +51,9 @@ def test_what_is_computed_in_vain_shows_in_the_pace_and_nowhere_else() -> None:
     progress.leased("a", 0.0)
     for batch in range(1, 5):
         progress.in_vain("a", report(0, 4, 1.0))
-        progress.beat("a", 2.0 * batch, float(batch))
+        progress.beat("a", 2.0 * batch, LEAST_S * batch)
     progress.beat("nobody", 1.0, 1.0)
-    assert progress.workers["a"].pace.s_per_example == 0.5
+    assert progress.workers["a"].pace.s_per_example == pytest.approx(0.5)
     assert (progress.batches, progress.contributors, progress.train_s) == (0, 0, 0.0)
     assert progress.workers["a"].mean_examples_per_s == 0.0
     assert list(progress.workers) == ["a"]
