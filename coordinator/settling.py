@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from coordinator.checkpoints import Chosen, choose_checkpoint, remove_unfinished
 from coordinator.description import JobDescription
 from coordinator.history import Followed
+from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import RunDirectory
 from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
@@ -107,13 +108,7 @@ def settle(
         },
     )
     directory.write_job(
-        {
-            "job": str(options.job),
-            "overrides": list(options.overrides),
-            "mode": options.mode,
-            "replicas": options.replicas,
-            "description": description.document,
-        }
+        started_with(options.job, options.overrides, options.mode, options.replicas, description)
     )
     return Run(
         run_id=run_id,
