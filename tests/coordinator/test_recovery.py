@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.recovery import Holding, Origin, choose_origin, why_restore
+from coordinator.recovery import Holding, Origin, choose_origin, go_over, why_restore
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
 from psrpc.policy import ASYNC, Mode, Policy
@@ -116,6 +116,30 @@ def test_sync_shards_of_several_generations_keep_theirs_if_nobody_went_back_in_b
     back = choose(shards, "sync", since=3)
     assert words(back) == ["restore", "restore"]
     assert "stand at generations [2, 3]" in back.reason
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_is_restored_may_get_another_version(mode: Mode) -> None:
+    origin = choose_origin(
+        [NEW, held(9)],
+        POLICIES[mode],
+        4,
+        2,
+        since=1,
+        decision=None,
+        checkpoint=CHECKPOINT,
+        committed=True,
+        version=7,
+    )
+    assert {begin.version for begin in origin.begins if begin.restore} == {7}
+    assert {begin.version for begin in origin.begins if begin.keep} <= {None}
+
+
+def test_when_the_policy_changes_all_keep_theirs_and_stand_at_the_global_step() -> None:
+    # Without rounds each has counted the pushes that it has seen.
+    origin = go_over([held(9), held(8)], POLICIES["sync"], 5, 2, 12)
+    keep = Begin(5, 2, keep=True, settings=POLICIES["sync"], version=12)
+    assert origin == Origin((keep, keep), "policy 2 stands: sync replicas=2", kept=True)
 
 
 def test_a_lost_shard_takes_all_of_a_sync_job_back() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from coordinator import engine as engine_module
 from coordinator import set_cli
 from coordinator.cli import main
 from coordinator.client import CoordinatorClient
+from coordinator.work import Ended, Wait, Work
 from psrpc.errors import InvalidJob, JobFailed, NotReady
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.parts import Served, ShardDouble, WorkerDouble, make_run, report, serving
@@ -170,3 +172,24 @@ def test_a_parked_worker_hears_of_the_change(job: Job) -> None:
     job.finish()
     waiting.join(10)
     assert answers == ["StaleGeneration"]
+
+
+def test_a_parked_call_looks_again_when_there_may_be_work(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time alone may bring some, such as a second attempt of what another is late with."""
+    other = WorkerDouble(job.client, 5)
+    other.register()
+    course = job.served.course
+    asked: list[float] = []
+
+    def find_work(_name: str, _received: int) -> Work:
+        asked.append(course.now())
+        if len(asked) < 3:
+            return Wait("somebody is late", until=course.now() + 0.02)
+        return Ended(False, "enough")
+
+    monkeypatch.setattr(course, "find_work", find_work)
+    monkeypatch.setattr(engine_module, "POLL_S", 600.0)
+    assert other.lease().finished.reason == "enough"
+    assert len(asked) == 3
