@@ -98,7 +98,7 @@ class Curves:
                 self._scalar(f"examples_per_s/{name}", speed, step)
         shares = _mean_shares(self._times, gauges.times)
         for cause, share in shares.items():
-            self._scalar(f"time/{cause}", share, step)
+            self._scalar(f"time_share/{cause}", share, step)
         if shares:
             self._times = gauges.times
 

@@ -85,16 +85,16 @@ def test_the_time_of_workers_is_shown_by_cause(
     recorder, curves = Recorder(monkeypatch), Curves(tmp_path)
     one, two = WorkerTimes(compute=8.0, barrier=2.0), WorkerTimes(compute=1.0, network=1.0)
     flushed(curves, 1, now=0.0, times={"a": one, "b": two, "c": WorkerTimes()})
-    assert recorder.of("time/compute") == [(pytest.approx(0.65), 1)]
-    assert recorder.of("time/barrier") == [(pytest.approx(0.1), 1)]
-    assert recorder.of("time/data") == [(0.0, 1)]
+    assert recorder.of("time_share/compute") == [(pytest.approx(0.65), 1)]
+    assert recorder.of("time_share/barrier") == [(pytest.approx(0.1), 1)]
+    assert recorder.of("time_share/data") == [(0.0, 1)]
     # Nobody has spoken since, then one has; and one is another process by now.
     flushed(curves, 2, now=1.0, times={"a": one, "b": two})
-    assert len(recorder.of("time/compute")) == 1
+    assert len(recorder.of("time_share/compute")) == 1
     one = WorkerTimes(compute=8.0, barrier=4.0)
     flushed(curves, 3, now=2.0, times={"a": one, "b": WorkerTimes(compute=0.5)})
-    assert recorder.of("time/compute")[1:] == [(0.5, 3)]
-    assert recorder.of("time/barrier")[1:] == [(0.5, 3)]
+    assert recorder.of("time_share/compute")[1:] == [(0.5, 3)]
+    assert recorder.of("time_share/barrier")[1:] == [(0.5, 3)]
 
 
 def test_gauges_are_written_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
