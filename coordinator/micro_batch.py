@@ -62,10 +62,10 @@ class MicroBatch:
         """The attempt that ``worker`` holds."""
         return next((n for n, held in self.attempts.items() if held.worker == worker), None)
 
-    def may_be_doubled_by(self, worker: str) -> bool:
-        """Whether ``worker`` may have a second attempt of it."""
-        live = len(self.attempts) + len(self.revoked)
-        return self.awaited and live < LIVE_ATTEMPTS and worker not in self.holders
+    @property
+    def may_be_doubled(self) -> bool:
+        """Whether there may be a second attempt of it."""
+        return self.awaited and len(self.attempts) + len(self.revoked) < LIVE_ATTEMPTS
 
     def revoke(self, worker: str) -> int | None:
         """Takes back the attempt of ``worker`` unless the micro-batch is committed; its number."""

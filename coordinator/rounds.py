@@ -197,7 +197,7 @@ class Rounds:
                 micro_batch = MicroBatch(self._uncut.cut(self._speeds.ratio(worker)))
                 self._open.append(micro_batch)
             return self._hand_out(micro_batch, worker, now)
-        second = self._speculation.second(self._open, worker) if self._speculation else None
+        second = self._speculation.second(self._open) if self._speculation else None
         if second is None:
             return Wait(self.waiting_for())
         micro, due = second

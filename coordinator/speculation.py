@@ -22,11 +22,11 @@ class Speculation:
         """An attempt was committed, the first of its micro-batch."""
         self._took_s.append(took_s)
 
-    def second(self, micros: Iterable[MicroBatch], worker: str) -> tuple[MicroBatch, float] | None:
-        """The micro-batch of which ``worker``, which has nothing else to do, should make a second
+    def second(self, micros: Iterable[MicroBatch]) -> tuple[MicroBatch, float] | None:
+        """The micro-batch of which a worker that has nothing else to do should make a second
         attempt, and from when on: the one that was held longest, once that is longer than half
         of the attempts took. None if there is none, or nothing was measured yet."""
-        late = [micro for micro in micros if micro.may_be_doubled_by(worker)]
+        late = [micro for micro in micros if micro.may_be_doubled]
         if not late or not self._took_s:
             return None
         oldest = min(late, key=lambda micro: micro.since)
