@@ -18,13 +18,13 @@ from psrpc.policy import Policy
 if TYPE_CHECKING:
     from benchmarks.simulated_training import Model
 
-JOB = ROOT / "examples" / "mnist_cnn.py"
+JOB = ROOT / "benchmarks" / "jobs" / "mnist_cnn_stale.py"
 
-LEARNING_RATE = 0.3
-"""Of plain SGD, as in the papers, whose mathematics is that of SGD. Large, since staleness does
-nothing where steps are small."""
+RATES: Mapping[float, Sequence[int]] = {0.03: (0, 1, 2), 0.1: (0,)}
+"""Learning rates of plain SGD, as in the papers, whose mathematics is that of SGD; and the seeds
+that are run with each. 0.1 is the better one for a single worker."""
 
-STALENESS, SEEDS, EPOCHS = (8, 16), (0, 1, 2), 2
+STALENESS, EPOCHS = (8, 16), 2
 
 POLICIES: Mapping[str, Policy] = {
     "async": Policy(),
@@ -38,12 +38,13 @@ ALONE, SYNC = "one worker", "sync"
 
 
 def names(small: bool) -> list[str]:
-    """``policy/staleness/seed``."""
+    """``policy/staleness/learning rate/seed``."""
     found = []
-    for seed in SEEDS[:1] if small else SEEDS:
-        found.append(f"{ALONE}/0/{seed}")
-        for staleness in STALENESS:
-            found += [f"{policy}/{staleness}/{seed}" for policy in (*POLICIES, SYNC)]
+    for rate, seeds in RATES.items():
+        for seed in seeds[:1] if small else seeds:
+            found.append(f"{ALONE}/0/{rate:g}/{seed}")
+            for staleness in STALENESS:
+                found += [f"{p}/{staleness}/{rate:g}/{seed}" for p in (*POLICIES, SYNC)]
     return found
 
 
@@ -51,47 +52,54 @@ def measure(name: str, small: bool) -> Figures:
     """See :mod:`benchmarks.simulated_training`."""
     from benchmarks.simulated_training import train
 
-    policy, staleness, seed = name.split("/")
+    policy, staleness, rate, seed = name.split("/")
     workers = int(staleness) + 1
     settings = POLICIES.get(policy, Policy())
     if policy == SYNC:
         # As many gradients as there would be workers.
         settings = Policy(mode="sync", replicas=workers)
-    found = train(_model(int(seed), small), settings, workers, 1 if small else EPOCHS)
-    return asdict(found)
+    model = _model(rate, int(seed), small)
+    return asdict(train(model, settings, workers, 1 if small else EPOCHS))
 
 
 @lru_cache(maxsize=1)
-def _model(seed: int, small: bool) -> Model:
-    """Made once for the runs of a seed."""
+def _model(rate: str, seed: int, small: bool) -> Model:
+    """Made once for the runs of a rate and a seed."""
     from benchmarks.simulated_training import Model
     from worker.quiet import import_tensorflow
 
     import_tensorflow()
     batch_size = ["batch_size=2000"] if small else []
-    rate = f"optimizer.learning_rate={LEARNING_RATE}"
-    return Model(JOB, [f"seed={seed}", "optimizer=sgd", rate, *batch_size]).__enter__()
+    settings = [f"seed={seed}", f"optimizer.learning_rate={rate}", *batch_size]
+    return Model(JOB, settings).__enter__()
 
 
-def accuracies(found: Found, policy: str, staleness: int) -> list[float]:
+def accuracies(found: Found, policy: str, staleness: int, rate: float) -> list[float]:
     """At the end, one for each seed that was run."""
-    wanted = f"{policy}/{staleness}/"
+    wanted = f"{policy}/{staleness}/{rate:g}/"
     return [f["accuracy"][-1] for name, f in have(found).items() if name.startswith(wanted)]
 
 
 def shown(values: Sequence[float]) -> str:
-    """Mean and half of the range."""
+    """Mean and half of the range; the one there is."""
     if not values:
         return MISSING
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
     return f"{statistics.mean(values):.4f} ± {(max(values) - min(values)) / 2:.4f}"
 
 
 def table(found: Found) -> str:
-    """Rows are policies, columns staleness."""
-    rows = [[ALONE, *[shown(accuracies(found, ALONE, 0))] * len(STALENESS)]]
-    for policy in (*POLICIES, SYNC):
-        rows.append([policy, *(shown(accuracies(found, policy, s)) for s in STALENESS)])
-    header = ["policy", *(f"staleness {s}, or K = {s + 1}" for s in STALENESS)]
+    """Rows are policies, columns learning rates and staleness."""
+    columns = [(rate, staleness) for rate in RATES for staleness in STALENESS]
+    rows = []
+    for policy in (ALONE, *POLICIES, SYNC):
+        cells = [
+            shown(accuracies(found, policy, 0 if policy == ALONE else staleness, rate))
+            for rate, staleness in columns
+        ]
+        rows.append([policy, *cells])
+    header = ["policy", *(f"η = {rate:g}, τ = {staleness}" for rate, staleness in columns)]
     return markdown(header, rows) + misses(found)
 
 
@@ -100,18 +108,19 @@ def plot(found: Found, path: Path) -> None:
     policies = [ALONE, *POLICIES, SYNC]
     means: dict[str, list[float]] = {}
     spreads: dict[str, list[float]] = {}
-    for staleness in STALENESS:
-        series = [accuracies(found, p, 0 if p == ALONE else staleness) for p in policies]
-        label = f"staleness {staleness}"
-        means[label] = [statistics.mean(s) if s else float("nan") for s in series]
-        spreads[label] = [(max(s) - min(s)) / 2 if s else 0.0 for s in series]
+    for rate in RATES:
+        for staleness in STALENESS:
+            series = [accuracies(found, p, 0 if p == ALONE else staleness, rate) for p in policies]
+            label = f"learning rate {rate:g}, staleness {staleness}"
+            means[label] = [statistics.mean(s) if s else float("nan") for s in series]
+            spreads[label] = [(max(s) - min(s)) / 2 if s else 0.0 for s in series]
     plots.bars(
         path,
         policies,
         means,
         spread=spreads,
         ylabel="test accuracy",
-        title=f"mnist_cnn, SGD {LEARNING_RATE:g}, {EPOCHS} epochs, injected staleness",
+        title=f"mnist_cnn, SGD, {EPOCHS} epochs, injected staleness",
     )
 
 

@@ -17,7 +17,7 @@ from benchmarks import (
 )
 from benchmarks.cluster import ROOT, RunFailed
 from benchmarks.consistency import EXPERIMENTS, FIGURES, PAGE, parser
-from benchmarks.experiment import Experiment, Figures, Results, left, run
+from benchmarks.experiment import Experiment, Figures, Found, Results, left, run
 from benchmarks.milestones import Milestone, first_reached
 from benchmarks.report import replace_section
 from psrpc.policy import SETTINGS, Policy
@@ -190,14 +190,14 @@ def test_a_diverged_run_says_what_status_had_said() -> None:
 
 
 def test_means_of_seeds_go_with_their_spread() -> None:
-    found = {
-        "async/8/0": {"accuracy": [0.5, 0.9]},
-        "async/8/1": {"accuracy": [0.5, 0.8]},
-        "async/8/2": {"miss": "it fell over"},
+    found: Found = {
+        "async/8/0.03/0": {"accuracy": [0.5, 0.9]},
+        "async/8/0.03/1": {"accuracy": [0.5, 0.8]},
+        "async/8/0.03/2": {"miss": "it fell over"},
     }
-    assert consistency_staleness.accuracies(found, "async", 8) == [0.9, 0.8]
-    assert "| async | 0.8500 ± 0.0500 | – |" in consistency_staleness.table(found)
-    assert "- async/8/2: it fell over" in consistency_staleness.table(found)
+    assert consistency_staleness.accuracies(found, "async", 8, 0.03) == [0.9, 0.8]
+    assert "| async | 0.8500 ± 0.0500 | – | – | – |" in consistency_staleness.table(found)
+    assert "- async/8/0.03/2: it fell over" in consistency_staleness.table(found)
 
 
 def test_one_micro_batch_has_no_recipe() -> None:
@@ -205,8 +205,8 @@ def test_one_micro_batch_has_no_recipe() -> None:
     assert not [name for name in names if name.startswith(("linear/1/", "warmup/1/"))]
     found = {"plain/1/0": {"accuracy": [0.98]}, "warmup/4/0": {"accuracy": [0.97]}}
     rows = consistency_batches.table(found).splitlines()
-    assert rows[2] == "| 64 | 1 | 0.9800 ± 0.0000 | 0.9800 ± 0.0000 | 0.9800 ± 0.0000 |"
-    assert rows[3] == "| 256 | 4 | – | – | 0.9700 ± 0.0000 |"
+    assert rows[2] == "| 64 | 1 | 0.9800 | 0.9800 | 0.9800 |"
+    assert rows[3] == "| 256 | 4 | – | – | 0.9700 |"
 
 
 def test_small_figures_stay_out_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
