@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from coordinator.clocks import Clocks
 from coordinator.open_batches import OpenBatches
-from coordinator.open_batches import count_batches as count_batches
 from coordinator.pace import Pace
 from coordinator.tally import Tally
 from coordinator.work import Attempt, Report, Span, Train, Wait
