@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from coordinator.bell import Bell
+from coordinator.changes import Changes
 from coordinator.curves import Curves
 from coordinator.disk import Committed, DiskWork
 from coordinator.gauges import read_gauges
@@ -26,14 +27,12 @@ from coordinator.stopping import STOPPED, Stopping
 from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
 from coordinator.streams import CommandStreams, Stream
-from coordinator.switching import Switch
 from coordinator.training import Training
 from coordinator.waits import Waits, held_up, waiting_for
 from coordinator.work import Command, Ended, Initialize, Report, Wait, Work
 from psrpc.clock import Clock
-from psrpc.errors import JobFailed, NotReady, StaleGeneration
+from psrpc.errors import StaleGeneration
 from psrpc.logs import get_logger
-from psrpc.policy import Policy
 
 log = get_logger()
 
@@ -80,8 +79,7 @@ class Course:
         self._begun = 0
         """The generation that training was rebuilt for."""
         self.stopping: Stopping | None = None
-        self.switch: Switch | None = None
-        """The change of policy that is under way."""
+        self.changes = Changes(self)
         self._leaving: dict[tuple[int, int], int] = {}
         """By shard and incarnation: the checkpoint that it waits for."""
 
@@ -158,59 +156,6 @@ class Course:
         """What everyone is told when the job is over. That a person has stopped it is no failure
         of theirs: who starts them again whenever they fail has nothing to do."""
         return Ended(self.phase == "failed" and self.reason != STOPPED, self.reason)
-
-    # The policy.
-
-    @property
-    def switching(self) -> str:
-        """The change of policy that is under way and how far it is, in words; empty if none is."""
-        return f"{self.switch}: {self.switch.stage}" if self.switch is not None else ""
-
-    def set_policy(self, settings: Policy) -> int:
-        """A person wants the job to follow another policy; the number that it will have.
-
-        Raises:
-            JobFailed: the job is over, or has nothing more to train.
-            NotReady: another change is under way, or nobody trains yet.
-        """
-        if self.switch is not None:
-            if self.switch.settings == settings:
-                return self.switch.number
-            raise NotReady(f"{self.switch} is under way ({self.switch.stage}); try again after it")
-        if self.phase not in (*ENDED, "stopping") and settings == self.run.settings:
-            return self.run.policy
-        if self.phase in ("waiting", "recovering", "initializing"):
-            awaited = self.waiting_for() or "training to begin"
-            raise NotReady(f"the job is {self.phase}: {awaited}; its policy can be changed then")
-        if self.phase != "training" or self.training.trained:
-            why = self.reason or "all its batches are done"
-            raise JobFailed(f"the job is {self.phase} ({why}); its policy cannot be changed")
-        self._change(settings)
-        self.advance()
-        return self.switch.number if self.switch is not None else self.run.policy
-
-    def _change(self, settings: Policy, by_rule: bool = False) -> None:
-        self.switch = Switch(self.run.policy + 1, settings, by_rule)
-        self.switch.begin(self.training)
-        log.info("the policy is to change", to=str(settings), by_rule=by_rule)
-
-    def _switch_if_due(self) -> None:
-        """Takes a change of policy as far as it comes."""
-        rule = self.run.rule
-        if self.switch is None and rule is not None and self.training.rule_due:
-            self._change(rule.policy, by_rule=True)
-        if self.switch is None:
-            return
-        followed = self.switch.due(self.training, self.now())
-        if followed is None or not self.generations.go_over(followed):
-            return
-        if rule is not None and not self.switch.by_rule:
-            self.training.warn(
-                f"the job's rule ({rule.policy} after epoch {rule.epoch}) is not followed: its "
-                "policy was changed by hand"
-            )
-        log.info("the policy has changed", to=str(followed), step=followed.step)
-        self.switch = None
 
     # Shards.
 
@@ -401,7 +346,7 @@ class Course:
         if self.phase in ("training", "finishing"):
             self.training.order_due()
         if self.phase == "training" and self.complete:
-            self._switch_if_due()
+            self.changes.advance()
         failure = self.training.failure or self.generations.failure
         if failure:
             self.fail(failure)
@@ -448,11 +393,7 @@ class Course:
             return
         self._begun = self.run.generation
         self.initializer = None
-        if self.switch is not None and self.switch.by_rule:
-            # What is to be done before it may have to be done again.
-            self.switch = None
-        if self.switch is not None:
-            self.switch.begin(self.training)
+        self.changes.begin()
         log.info("generation begun", generation=self._begun, step=self.training.span.step)
 
     def _enter(self, phase: Phase, reason: str) -> None:
@@ -460,10 +401,8 @@ class Course:
         self.phase = phase
         if phase == "recovering":
             self.training.halt()
-        if self.switch is not None and phase in ("finishing", "stopping", *ENDED):
-            why = "all batches are done" if phase == "finishing" else f"the job is {phase}"
-            self.training.warn(f"{self.switch} does not come about: {why}")
-            self.switch = None
+        if phase in ("finishing", "stopping", *ENDED):
+            self.changes.drop()
         if phase in ENDED:
             self._at_end()
             try:

@@ -266,7 +266,7 @@ class Engine:
         what it is. Raises InvalidJob, NotReady or JobFailed."""
         values = parse_settings(settings)
         policy = changed_policy(self.run.settings, values, self.run.description)
-        return self.course.set_policy(policy), policy
+        return self.course.changes.ask(policy), policy
 
     def leave_worker(self, name: str, incarnation: int, reason: str, fatal: bool) -> None:
         """A worker goes. With ``fatal`` the job fails for its reason."""

@@ -62,7 +62,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         generation=generation,
         policy=run.policy,
         settings=str(run.settings),
-        switching=course.switching,
+        switching=str(course.changes),
         policies=[
             pb.PolicyChange(
                 policy=followed.number,

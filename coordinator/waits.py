@@ -37,8 +37,8 @@ def waiting_for(course: Course) -> str:
     elif course.phase == "finishing":
         parts += [orders.snapshots.waiting_for(), orders.saving.waiting_for()]
         parts.append(orders.evaluations.waiting_for())
-    elif course.switch is not None:
-        parts.append(course.switch.waiting_for(training))
+    elif course.changes.switch is not None:
+        parts.append(course.changes.switch.waiting_for(training))
     elif training.schedule is not None:
         parts.append(training.schedule.waiting_for())
     if course.phase not in FORMING:

@@ -94,7 +94,7 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
         waits = other.lease()
         assert isinstance(waits, Wait)
         assert f"the change to policy 2 ({then})" in waits.reason
-    assert coordinator.course.switching == f"the change to policy 2 ({then}): draining"
+    assert str(coordinator.course.changes) == f"the change to policy 2 ({then}): draining"
     assert coordinator.course.run.policy == 1
     batches = 2 + do(worker, under_way)
     step = batches
@@ -103,7 +103,7 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
         assert do(other, other.lease()) == 1
         step, batches = 2, 4
     assert isinstance(worker.lease(), Wait)
-    assert coordinator.course.switching.endswith(": saving")
+    assert str(coordinator.course.changes).endswith(": saving")
     coordinator.settle()
     run = coordinator.course.run
     assert run.policies == (Followed(2, then, step, batches),)
@@ -113,7 +113,7 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
     assert coordinator.course.standing == (2, step)
     assert coordinator.course.training.span.batches == batches
     assert coordinator.course.newest_checkpoint == f"checkpoints/step-{step:08d}"
-    assert coordinator.course.switching == ""
+    assert str(coordinator.course.changes) == ""
     with pytest.raises(StaleGeneration):
         worker.lease()
     worker.join()
@@ -132,7 +132,7 @@ def test_what_some_shards_have_is_done_by_all_before_a_change(tmp_path: Path) ->
         shard.connect()
     coordinator.settle()
     ask(coordinator, *written(SYNC))
-    assert coordinator.course.switching.endswith(": draining")
+    assert str(coordinator.course.changes).endswith(": draining")
     worker = Worker(coordinator, 5)
     again = worker.lease()
     assert isinstance(again, Train)
@@ -151,7 +151,7 @@ def test_a_worker_that_is_lost_while_work_is_finished(tmp_path: Path) -> None:
     worker.round()
     ask(coordinator, "mode=async")
     coordinator.engine.leave_worker(worker.name, 1, "gone", fatal=False)
-    assert coordinator.course.switching.endswith(": draining"), "it may be staged still"
+    assert str(coordinator.course.changes).endswith(": draining"), "it may be staged still"
     coordinator.settle()
     # Nobody has it now, and so the round was not begun.
     assert coordinator.course.run.policies == (Followed(2, ASYNC, 0, 0),)
@@ -180,7 +180,7 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(ASYNC))
     batches = worker.batches()
     assert ask(coordinator, "mode=async") == (1, ASYNC), "nothing changes"
-    assert coordinator.course.switching == ""
+    assert str(coordinator.course.changes) == ""
     assert ask(coordinator, *written(SSP)) == (2, SSP)
     assert ask(coordinator, "staleness=1", "mode=ssp") == (2, SSP)
     with pytest.raises(NotReady, match=r"policy 2 \(ssp staleness=1\) is under way"):
@@ -216,7 +216,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(
     coordinator, _ = start(tmp_path, **job(ASYNC))
     with pytest.raises(InvalidJob, match=why):
         ask(coordinator, *settings)
-    assert coordinator.course.switching == ""
+    assert str(coordinator.course.changes) == ""
 
 
 def test_what_is_not_named_stays_as_far_as_it_fits(tmp_path: Path) -> None:
@@ -298,11 +298,11 @@ def test_a_coordinator_that_dies_before_it_has_stored_the_change_changes_nothing
     shards = list(coordinator.shards)
     for shard in shards:
         shard.obey()
-    assert coordinator.course.switching.endswith("saving")
+    assert str(coordinator.course.changes).endswith("saving")
     again(coordinator, shards)
     run = coordinator.course.run
     assert (run.policy, run.settings, run.generation) == (1, first, 2)
-    assert coordinator.course.switching == ""
+    assert str(coordinator.course.changes) == ""
     worker.join()
     finish(coordinator, worker)
 
@@ -405,7 +405,7 @@ def test_a_change_that_cannot_be_stored_is_tried_again(
         coordinator.settle()
         coordinator.tick()
         assert coordinator.course.run.policy == 1
-        assert coordinator.course.switching.endswith("storing")
+        assert str(coordinator.course.changes).endswith("storing")
         assert "it to be stored" in coordinator.course.waiting_for()
         assert coordinator.course.training.warnings == [
             "policy 2 (sync replicas=2) to be stored: database or disk is full; tried again"
@@ -431,7 +431,7 @@ def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
         )
     coordinator.settle()
     assert coordinator.course.run.policy == 1
-    assert coordinator.course.switching.endswith("saving")
+    assert str(coordinator.course.changes).endswith("saving")
     coordinator.tick()
     coordinator.settle()
     assert coordinator.course.run.policy == 1, "not at once"
@@ -501,12 +501,12 @@ def test_the_rule_waits_for_batches_that_are_lost_again(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, **job(SYNC, **rule(ASYNC)))
     for _ in range(4):
         worker.commit(worker.round())
-    assert coordinator.course.switching
+    assert str(coordinator.course.changes)
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
     coordinator.settle()
     assert coordinator.course.run.policy == 1
-    assert coordinator.course.switching == ""
+    assert str(coordinator.course.changes) == ""
     worker.join()
     work(coordinator, worker, 4)
     assert coordinator.course.run.policies == (Followed(2, ASYNC, 2, 4),)
