@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from random import Random
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults
 from tests.sim.invariants import SLOT, Invariants, Violation
 from tests.sim.network import Network
+from tests.sim.operator import Operator
 from tests.sim.options import Options
 from tests.sim.place import RUN_DIR
 from tests.sim.schedule import Process, Schedule, Steps
@@ -88,6 +90,8 @@ class Cluster:
         self.description = self._describe()
         self.generation = 0
         """The newest that a coordinator has formed."""
+        self.policy = options.policy
+        """The one that it was formed under."""
         self.until = LIVENESS_S
         """When the job must have ended, in seconds."""
         self._resuming = False
@@ -102,6 +106,8 @@ class Cluster:
         names += [f"worker-{index}" for index in range(options.workers)]
         for name in ("coordinator", *names):
             schedule.after(random.uniform(0.0, 0.3), None, self._start, name)
+        operator = Operator(self)
+        operator.process.spawn(operator.live())
         if options.early:
             self.begin_faults()
         schedule.run(lambda: bool(self.ended) or schedule.now() > self.until)
@@ -131,6 +137,7 @@ class Cluster:
         that refuses checkpoints at times, once there is one to go on from."""
         if self.ended or self._resuming:
             return
+        self.counts.update(asdict(course.training.tally))
         refused = self.faults.fired["EIO"] + self.faults.fired["ENOSPC"]
         stopped = course.reason == STOPPED
         if course.phase == "done" or not (stopped or (refused and REFUSED.match(course.reason))):
@@ -192,8 +199,9 @@ class Cluster:
     def _describe(self) -> JobDescription:
         options = self.options
         return describe(
-            mode=options.mode,
-            replicas=options.replicas or None,
+            **options.policy.to_json(),
+            then=_rule(options),
+            local_steps=options.local_steps,
             batch_size=options.batch_size,
             epochs=options.epochs,
             train_records=options.records,
@@ -300,3 +308,9 @@ class Cluster:
             process.kill()
         else:
             self._start(process.name)
+
+
+def _rule(options: Options) -> dict[str, Any] | None:
+    if options.then is None:
+        return None
+    return {"policy": options.then.to_json(), "epoch": options.then_after}

@@ -11,11 +11,12 @@ from coordinator.course import Course
 from coordinator.curves import Curves
 from coordinator.engine import POLL_S, Caller, Engine
 from coordinator.gauges import Gauges
+from coordinator.history import Followed
 from coordinator.lifecycle import ENDED
 from coordinator.messages import read_holding, read_report, read_reports, write_command, write_lease
 from coordinator.run import Run
 from coordinator.servicer import Servicer
-from coordinator.store import GENERATION, SINCE
+from coordinator.store import GENERATION, POLICIES, SINCE
 from coordinator.streams import Stream
 from coordinator.work import Ended, Round, Train, Wait, Work
 from psrpc.errors import NotReady, PsError, ResourceExhausted
@@ -98,6 +99,7 @@ class Coordinator:
             plan=self._cluster.witness.plan,
             generation=store.get(GENERATION) or 0,
             since=store.get(SINCE) or 0,
+            policies=tuple(Followed.from_json(one) for one in store.get(POLICIES) or ()),
         )
         disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
         self.course = Course(run, store, self._schedule.clock, disk, NoCurves())
@@ -191,6 +193,7 @@ class Coordinator:
         self, work: Work, caller: Caller, received: int, response: Any, respond: Respond
     ) -> None:
         last = work
+        invariants = self._cluster.invariants
 
         def look(late: bool) -> bool:
             nonlocal last
@@ -201,14 +204,15 @@ class Coordinator:
                     respond(error)
                     return True
             if isinstance(last, Wait) and not late:
+                if last.until is not None:
+                    delay_s = max(0.0, last.until - self._schedule.now())
+                    self._schedule.after(delay_s, self.process, self._wake)
                 return False
             run = self.engine.run
-            if isinstance(last, Train):
-                self._cluster.invariants.check_handed_out(run.generation, last.batches)
-            elif isinstance(last, Round):
-                self._cluster.invariants.check_handed_out(run.generation, [last.attempt])
-                if last.decision is not None:
-                    self._cluster.invariants.check_told(self._store, last.decision)
+            if isinstance(last, Train | Round):
+                invariants.check_handed_out(self.engine.course, caller.name, last)
+            if isinstance(last, Round) and last.decision is not None:
+                invariants.check_told(self._store, last.decision)
             respond(response(lease=write_lease(last, run.generation, run.policy)))
             return True
 
@@ -221,6 +225,11 @@ class Coordinator:
         if not look(False):
             self._parked.append(_Parked(self._schedule.now() + POLL_S, look))
             self._schedule.after(POLL_S, self.process, self._settle)
+
+    def _wake(self) -> None:
+        """Asking again may help now."""
+        self._bell.ring()
+        self._settle()
 
     def _watch(self, request: pb.WatchRequest, reader: Process, respond: Respond) -> None:
         stream = self.engine.watch_now(request.shard, read_holding(request))
@@ -252,9 +261,11 @@ class Coordinator:
             self._parked += [p for p in waiting if not p.look(p.until <= now)]
         invariants = self._cluster.invariants
         invariants.check_progress(*course.standing)
+        invariants.policies.check_run(course.run)
         invariants.check_done(course)
         invariants.check_checkpoint(course.newest_checkpoint)
         self._cluster.generation = course.run.generation
+        self._cluster.policy = course.run.settings
         if course.phase == "training":
             self._cluster.begin_faults()
             if self._echoed != course.run.generation:

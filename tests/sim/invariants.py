@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from coordinator.course import Course
-from coordinator.ledger import Ledger
 from coordinator.saving import CHECKPOINTS
 from coordinator.store import GENERATION, Store
-from coordinator.work import Attempt, Begin, Command, Decision
+from coordinator.work import Begin, Command, Decision, Round, Train
 from pserver.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.batch import BatchId
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
+from tests.sim.policy_book import PolicyBook
 from tests.sim.schedule import Process
 from tests.sim.witness import ARENA
 
@@ -51,6 +50,7 @@ class Invariants:
         self._cluster = cluster
         self._witness = cluster.witness
         self._options = cluster.options
+        self.policies = PolicyBook(cluster, self._fail)
         self._shards: dict[str, tuple[int, int, int]] = {}
         self._workers: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._leases: dict[int, tuple[str, str]] = {}
@@ -68,7 +68,7 @@ class Invariants:
         if engine is None or updates is None:
             return
         report = engine.report()
-        most = 2 * self._options.replicas
+        most = 2 * engine.identity.settings.open
         if report.staged_now > most:
             self._fail(f"{shard.process} stages {report.staged_now} attempts; at most {most}")
         name = repr(shard.process)
@@ -80,6 +80,7 @@ class Invariants:
         if before is not None and now[:2] < before[:2]:
             self._fail(f"{name} goes back from (generation, version) {before[:2]} to {now[:2]}")
         self._shards[name] = now
+        self.policies.check_shard(shard)
         if begun and report.staged_now:
             self._fail(f"{name} begins with {report.staged_now} attempts staged")
         if not report.initialized:
@@ -93,8 +94,9 @@ class Invariants:
             applied,
             slots.iterations,
         )
-        if begun and self._options.mode == "sync":
-            stands = (report.version, applied)
+        if begun and engine.identity.settings.rounds:
+            # A checkpoint of an async time holds other batches on one shard than on another.
+            stands = (report.version, applied if self._options.alike else None)
             there = self._begun.setdefault(report.generation, stands)
             if there != stands:
                 self._fail(
@@ -121,19 +123,23 @@ class Invariants:
             self._fail(
                 f"{who} has trained {_counts(found)}; its applied-set says {_counts(expected)}"
             )
-        if self._options.mode == "async" and updates != expected.sum():
-            self._fail(f"{who} has made {updates} updates for {int(expected.sum())} batches")
+        if self._options.policy.taken == 1 and len(self._options.policies) == 1:
+            batches = sum(expected[witness.entries(batch).start] for batch in witness.batches)
+            if updates != batches:
+                self._fail(f"{who} has made {updates} updates for {int(batches)} batches")
         if witness.torn(part):
             self._fail(f"{who} has a torn pair")
 
     def check_pull(self, worker: Worker, parameters: NDArray, source: int | str | None) -> None:
-        """The pair sums to zero on every shard; in sync mode, across all shards."""
+        """The pair sums to zero on every shard; in rounds, across all shards."""
         witness = self._witness
         parts = [witness.shard_part(parameters, k) for k in range(self._options.shards)]
         if any(witness.torn(part) for part in parts):
             self._fail(f"{worker.process} pulled a torn pair ({source})")
-        if self._options.mode == "sync" and any(
-            part.tobytes() != parts[0].tobytes() for part in parts
+        if (
+            self._options.alike
+            and source is not None
+            and any(part.tobytes() != parts[0].tobytes() for part in parts)
         ):
             self._fail(f"{worker.process} pulled {source} from shards that differ")
 
@@ -154,9 +160,9 @@ class Invariants:
         self._workers[name] = (generation, versions)
 
     def check_accepted(self, shard: Shard, header: PushRequest, result: PushResult) -> None:
-        """Nothing of another generation or process changes anything, and of a batch that was
-        leased anew nothing of the lease before."""
-        if result.outcome == "already_applied":
+        """Nothing of another generation or process changes anything, of a batch that was leased
+        anew nothing of the lease before, and nothing that is older than the policy allows."""
+        if result.outcome in ("already_applied", "too_stale"):
             return
         assert shard.engine is not None
         fence, generation = header.fence, shard.engine.report().generation
@@ -165,8 +171,12 @@ class Invariants:
                 f"{shard.process} in generation {generation} takes a push of generation "
                 f"{fence.generation} for incarnation {fence.shard_incarnation}"
             )
+        settings = self.policies.settings(fence.policy)
+        oldest = settings.max_staleness
+        if oldest is not None and result.outcome == "applied" and result.staleness > oldest:
+            self._fail(f"{shard.process} applies {header.attempt} of staleness {result.staleness}")
         newest = self._newest.get((generation, header.batch), 0)
-        if header.attempt.attempt < newest:
+        if header.attempt.attempt < newest and not settings.speculate:
             self._fail(
                 f"{shard.process} takes {header.attempt} although attempt {newest} is leased"
             )
@@ -176,14 +186,16 @@ class Invariants:
         if values.generation != generation:
             self._fail(f"{worker.process} pulled generation {values.generation} in {generation}")
 
-    def check_handed_out(self, generation: int, attempts: Sequence[Attempt]) -> None:
+    def check_handed_out(self, course: Course, worker: str, work: Train | Round) -> None:
         """The coordinator leases; attempts rise."""
-        for attempt in attempts:
-            key = (generation, attempt.batch)
+        for attempt in work.batches if isinstance(work, Train) else (work.attempt,):
+            key = (course.run.generation, attempt.batch)
             self._newest[key] = max(self._newest.get(key, 0), attempt.number)
+        self.policies.handed_out(course, worker, work)
 
     def check_lease(self, worker: Worker, lease: pb.Lease) -> None:
         """An attempt is of one batch, and goes to one worker."""
+        self.policies.check_lease(lease)
         attempts = list(lease.train.batches)
         if lease.HasField("round"):
             attempts.append(lease.round.attempt)
@@ -198,6 +210,8 @@ class Invariants:
         """What a restarted coordinator must know is stored before anyone else knows it."""
         if isinstance(command, Begin) and (store.get(GENERATION) or 0) < command.generation:
             self._fail(f"{command} is told before its generation is stored")
+        if isinstance(command, Begin):
+            self.policies.check_told(store, command)
         if isinstance(command, Decision):
             self._check_decision(store, command)
 
@@ -209,8 +223,11 @@ class Invariants:
         ):
             self._fail(f"{decision} is told before it is stored")
         key = (decision.generation, decision.round)
-        there = self._decided.setdefault(key, decision)
-        if there != decision:
+        there = self._decided.get(key)
+        if there is None:
+            self._decided[key] = decision
+            self.policies.check_decision(self._cluster.policy, decision)
+        elif there != decision:
             self._fail(f"round {key} was decided as {there}, then as {decision}")
 
     def check_ending(self, process: Process, why: object) -> None:
@@ -233,7 +250,7 @@ class Invariants:
         for name, engine in self._cluster.engines(course.run.generation):
             applied = engine.applied()
             for batch in self._witness.batches:
-                if _is_done(ledger, batch) and not applied.contains(batch):
+                if ledger._todo.is_done(batch) and not applied.contains(batch):
                     self._fail(f"{batch} is held for done, and {name} does not have it")
 
     def begin(self, course: Course) -> None:
@@ -252,10 +269,8 @@ class Invariants:
         """The job is done: every batch is in every shard, once; sync runs have the bits that
         they have without faults."""
         witness, options = self._witness, self._options
-        final = witness.final() if options.mode == "sync" else None
-        whole = np.zeros(witness.rows, np.float32)
-        for index, batch in enumerate(witness.batches):
-            whole[index] = batch not in witness.skipped
+        final = witness.final() if options.known and options.policy.rounds else None
+        whole = witness.whole()
         for name, part, velocity in self._cluster.final_parts():
             found = witness.updates(part, velocity)
             if _differ(found, whole):
@@ -290,22 +305,18 @@ class Invariants:
         values = self._cluster.results.get("final")
         if values is None:
             self._fail(f"the final state is not evaluated, only {sorted(self._cluster.results)}")
-        elif self._options.mode == "sync" or not self._options.momentum:
+        elif self._options.alike or not self._options.momentum:
             parts = [part for _, part, _ in self._cluster.final_parts()]
             loss = sum(float(part[: self._witness.rows].sum()) for part in parts)
             if len(parts) == self._options.shards and abs(values["loss"] - loss) > EXACT:
                 self._fail(f"the final evaluation is {values['loss']}; expected {loss}")
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str) -> NoReturn:
         raise Violation(f"at {self._cluster.schedule.now():.3f} s: {what}")
 
 
 def _bytes(array: NDArray | None) -> bytes:
     return b"" if array is None else array.tobytes()
-
-
-def _is_done(ledger: Ledger, batch: BatchId) -> bool:
-    return ledger._done[batch.epoch].contains(batch.first, batch.first + batch.count)
 
 
 def _differ(one: NDArray, other: NDArray) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
-from typing import Literal
 
+from psrpc.policy import ASYNC, Policy
 from tests.sim.faults import PLANNED, RATES
+from tests.sim.policies import draw_plan
 
 MOST_BATCHES = 20
 """Updates of one run: with more, the sums of the witness would not be exact in float32."""
@@ -15,20 +16,26 @@ MOST_BATCHES = 20
 
 @dataclass(frozen=True)
 class Options:
-    """``batches`` are of one epoch, ``skipped`` indices into those of the whole job. ``rates`` are
+    """``policy`` is what the job begins with; with ``then`` it follows that after the first
+    ``then_after`` epochs. An operator wants ``changes``, one after the other. A batch has the
+    records of ``local_steps`` steps of ``batch_size``. ``batches`` are of one epoch, ``skipped``
+    indices into those of the whole job. ``rates`` are
     chances of faults by kind, ``planned`` how many there are of those that come at set moments.
     Things go wrong for ``faults_s``, from when training begins, or with ``early`` from the start.
     ``patience_s`` is how long a worker waits for a shard; with ``shared_memory`` it joins anew
     after a call that had no answer. ``far`` has the processes that messages take long to, and how
     long at most."""
 
-    mode: Literal["async", "sync"]
+    policy: Policy
+    then: Policy | None
+    then_after: int
+    changes: tuple[Policy, ...]
     shards: int
     workers: int
-    replicas: int
     batches: int
     epochs: int
     batch_size: int
+    local_steps: int
     records: int
     checkpoint_every: int
     keep_checkpoints: int
@@ -47,6 +54,28 @@ class Options:
     planned: Mapping[str, int]
 
     @property
+    def policies(self) -> tuple[Policy, ...]:
+        """All that the job may come to follow, if nobody asks for others."""
+        return (self.policy, *((self.then,) if self.then else ()), *self.changes)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known beforehand which batches make an update together."""
+        return len(self.policies) == 1 and not (
+            self.policy.backups or self.policy.balance or self.policy.staleness_lr
+        )
+
+    @property
+    def alike(self) -> bool:
+        """Whether all shards always hold the same parameters."""
+        return all(policy.rounds and not policy.backups for policy in self.policies)
+
+    @property
+    def batch_records(self) -> int:
+        """Records of a batch."""
+        return self.batch_size * self.local_steps
+
+    @property
     def total_batches(self) -> int:
         """Of the whole job."""
         return self.batches * self.epochs
@@ -54,14 +83,12 @@ class Options:
     @property
     def total_updates(self) -> int:
         """Global steps of the whole job."""
-        if self.mode == "async":
-            return self.total_batches
-        return -(-self.batches // self.replicas) * self.epochs
+        return -(-self.batches // self.policy.taken) * self.epochs
 
     @property
     def expected_s(self) -> float:
         """About how long training takes if all goes well."""
-        return 0.5 + self.total_batches * self.batch_s / min(self.workers, self.replicas or 4)
+        return 0.5 + self.total_batches * self.batch_s / min(self.workers, self.policy.open or 4)
 
     def __str__(self) -> str:
         named = []
@@ -69,6 +96,10 @@ class Options:
             value = getattr(self, field.name)
             if isinstance(value, Mapping):
                 value = ",".join(f"{k}:{v:.3g}" for k, v in value.items()) or "none"
+            elif isinstance(value, Policy):
+                value = f"[{value}]"
+            elif field.name == "changes":
+                value = ",".join(f"[{change}]" for change in value) or "none"
             named.append(
                 f"{field.name}={value:.3g}" if isinstance(value, float) else f"{field.name}={value}"
             )
@@ -77,7 +108,7 @@ class Options:
 
 def draw(random: Random) -> Options:
     """Options as ``random`` has them."""
-    mode: Literal["async", "sync"] = random.choice(("async", "sync"))
+    mode = random.choice(("async", "sync"))
     batches = random.choice((1, 2, 3, 4, 5, 6, 7, 8, 8, 9))
     epochs = random.randint(1, min(4, MOST_BATCHES // batches))
     batch_size = random.randint(1, 3)
@@ -101,14 +132,17 @@ def draw(random: Random) -> Options:
         names = [f"shard-{index}" for index in range(shards)]
         names += [f"worker-{index}" for index in range(workers)]
         far[random.choice((*names, "coordinator"))] = random.choice((0.2, 1.0, 3.0))
-    return Options(
-        mode=mode,
+    options = Options(
+        policy=Policy(mode="sync", replicas=random.randint(1, 4)) if mode == "sync" else ASYNC,
+        then=None,
+        then_after=0,
+        changes=(),
         shards=shards,
         workers=workers,
-        replicas=random.randint(1, 4) if mode == "sync" else 0,
         batches=batches,
         epochs=epochs,
         batch_size=batch_size,
+        local_steps=1,
         records=batches * batch_size - random.randint(0, batch_size - 1),
         checkpoint_every=random.choice((1, 1, 2, 2, 3, 6)),
         keep_checkpoints=random.choice((1, 2, 5)),
@@ -126,3 +160,23 @@ def draw(random: Random) -> Options:
         rates=rates,
         planned=planned,
     )
+    return _with_policies(random, options)
+
+
+def _with_policies(random: Random, options: Options) -> Options:
+    """The same, under other policies than plain ones, maybe several."""
+    plan = draw_plan(random, options.policy, options.epochs)
+    steps = random.choice((2, 3)) if random.random() < 0.1 else 1
+    options = replace(
+        options,
+        policy=plan.first,
+        then=plan.then,
+        then_after=plan.then_after,
+        changes=plan.changes,
+        local_steps=steps,
+        records=options.records + options.batches * options.batch_size * (steps - 1),
+    )
+    if any(policy.balance for policy in options.policies):
+        # Where micro-batches are cut is not known beforehand, so neither is which are skipped.
+        options = replace(options, skipped=())
+    return options

@@ -72,7 +72,7 @@ class Service:
         try:
             answer: Any
             if method == "Pull":
-                if isinstance(request.source, int):
+                if isinstance(request.source, int) or request.decision is not None:
                     until = self._schedule.now() + PATIENCE_S
                     self._pull(_Parked(request, respond, until))
                     return

@@ -32,6 +32,7 @@ from psrpc.errors import (
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
+from tests.sim.counting import CountingEngine
 from tests.sim.disk import View
 from tests.sim.place import CALL_S, COORDINATOR
 from tests.sim.schedule import Effect, Process, Signal, Steps
@@ -95,8 +96,14 @@ class Shard:
         )
         files = SnapshotFiles(identity, plan, job.run_id, Path(job.run_dir), self._storage)
         self._writer = Writer(files, self)
-        self.updates = NumpyEngine(json.loads(job.optimizer), plan, self.index)
-        self.engine = ShardEngine(identity, plan, self.updates, self._writer)
+        optimizer = json.loads(job.optimizer)
+        if self._cluster.options.known:
+            self.updates = NumpyEngine(optimizer, plan, self.index)
+        else:
+            rows = self._cluster.witness.rows
+            self.updates = CountingEngine(optimizer, plan, self.index, rows)
+        clock = self._schedule.clock
+        self.engine = ShardEngine(identity, plan, self.updates, self._writer, clock)
         self.process.spawn(self._writer.run())
         why: PsError | None = yield from self._follow(self.engine)
         return why

@@ -105,7 +105,7 @@ def test_a_failing_seed_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(AppliedSet, "contains", contains)
     failed = _first_failure(range(20))
     assert f"seed {failed.seed} fails: " in str(failed)
-    assert "mode=" in str(failed)
+    assert "policy=[" in str(failed)
     assert f"python -m tests.sim --seed {failed.seed} --trace" in str(failed)
 
 

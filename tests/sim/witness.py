@@ -1,8 +1,11 @@
-"""A model whose parameters show which batches were trained, and how often.
+"""A model whose parameters show which records were trained, and how often.
 
-Every shard holds three variables. ``witness`` has one entry for each batch of the job; the
-gradient of a batch is one-hot, scaled so that the update adds exactly 1 to its entry. ``plus`` and
-``minus`` get opposite gradients, which depend on the parameters that they were computed from.
+Every shard holds three variables. ``witness`` has one entry for each record of each epoch; the
+gradient of a batch is not zero at its records alone, and the update adds exactly 1 to their
+entries: it is scaled by what its weight in its round will be or, where nobody can know that
+beforehand, made so by :class:`tests.sim.counting.CountingEngine`. ``plus`` and ``minus`` get
+opposite gradients, which depend on the parameters that they were computed from. Delay compensation
+changes no entry: those of a batch were not changed by others since it was pulled.
 
 With momentum m = 1/2 the velocity v goes with the parameters p: v' = m v + u and p' = p + v', so
 that the sum of all updates u is (1 - m) p + m v. All of these are exact in float32 here.
@@ -17,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.applied import AppliedSet
 from pserver.staging import Part, weighted_mean
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.batch import BatchId, cut_batch
 from psrpc.plan import Plan, VariableSpec, make_plan
 from tests.sim.options import Options
 
@@ -43,9 +45,10 @@ def optimizer(momentum: bool) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def witness_plan(shards: int, batches: int) -> Plan:
-    """The same three variables on every shard, each of whole units."""
-    rows = -(-batches // UNIT) * UNIT
+def witness_plan(shards: int, records: int) -> Plan:
+    """The same three variables on every shard, each of whole units. ``records`` are of all
+    epochs."""
+    rows = -(-records // UNIT) * UNIT
     return make_plan(
         [
             VariableSpec(f"{name}_{shard}", (size,), "float32", "trainable")
@@ -62,15 +65,14 @@ class Witness:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.plan = witness_plan(options.shards, options.total_batches)
+        self.plan = witness_plan(options.shards, options.records * options.epochs)
         self.batches = [
-            cut_batch(epoch, index, options.records, options.batch_size)
+            cut_batch(epoch, index, options.records, options.batch_records)
             for epoch in range(options.epochs)
             for index in range(options.batches)
         ]
         self.skipped = frozenset(self.batches[index] for index in options.skipped)
         """The batches whose gradient is not finite."""
-        self._index = {batch: index for index, batch in enumerate(self.batches)}
         self.rows = self.plan.arenas[0].shard_length(0) - 2 * UNIT
         self._noise = [
             np.random.default_rng(index).standard_normal(UNIT, np.float32) / 8
@@ -90,11 +92,11 @@ class Witness:
         """A shard's part of the gradient, from the whole arena; None when it is not finite."""
         if batch in self.skipped:
             return None
-        index = self._index[batch]
+        index = batch.first // self.options.batch_records
         scale = np.float32(self._scale(batch))
         mine = self.shard_part(parameters, shard)
         gradient = np.zeros(len(mine), np.float32)
-        gradient[index] = -scale
+        gradient[self.entries(batch)] = -scale
         plus = gradient[self.rows : self.rows + UNIT]
         np.multiply(mine[self.rows : self.rows + UNIT], np.float32(FEEDBACK), out=plus)
         plus += self._noise[index % 3]
@@ -102,22 +104,28 @@ class Witness:
         np.negative(plus, out=gradient[self.rows + UNIT :])
         return gradient
 
+    def entries(self, batch: BatchId) -> slice:
+        """Where the records of a batch are in ``witness``."""
+        first = batch.epoch * self.options.records + batch.first
+        return slice(first, first + batch.count)
+
     def _scale(self, batch: BatchId) -> float:
         """What the weight of the batch in its round has to be undone by."""
-        if self.options.mode == "async":
+        if not (self.options.known and self.options.policy.rounds):
             return 1.0
         return sum(other.count for other in self._round_of(batch)) / batch.count
 
     def _round_of(self, batch: BatchId) -> list[BatchId]:
         """The batches of its round that count."""
         options = self.options
-        within = self._index[batch] % options.batches // options.replicas * options.replicas
+        replicas = options.policy.open
+        within = batch.first // options.batch_records // replicas * replicas
         first = batch.epoch * options.batches + within
-        last = min(first + options.replicas, (batch.epoch + 1) * options.batches)
+        last = min(first + replicas, (batch.epoch + 1) * options.batches)
         return [b for b in self.batches[first:last] if b not in self.skipped]
 
     def updates(self, part: NDArray, velocity: NDArray | None) -> NDArray:
-        """``[rows]``: how often each batch is in a shard's parameters and slots."""
+        """``[rows]``: how often each record is in a shard's parameters and slots."""
         sums = part[: self.rows]
         if velocity is not None:
             sums = (1 - MOMENTUM) * sums + MOMENTUM * velocity[: self.rows]
@@ -126,12 +134,21 @@ class Witness:
     def expected(self, applied: Sequence[Mapping[str, Any]]) -> NDArray:
         """``[rows]``: the same by the applied-set."""
         found = np.zeros(self.rows, np.float32)
-        members = AppliedSet.from_epochs(applied)
-        skipped = self.skipped
-        for index, batch in enumerate(self.batches):
-            if batch not in skipped and members.contains(batch):
-                found[index] = 1
+        for epoch in applied:
+            first = epoch["epoch"] * self.options.records
+            for start, stop in epoch["applied"]:
+                found[first + start : first + stop] = 1
+        for batch in self.skipped:
+            found[self.entries(batch)] = 0
         return found
+
+    def whole(self) -> NDArray:
+        """``[rows]``: the same at the end of the job."""
+        whole = np.zeros(self.rows, np.float32)
+        whole[: self.options.records * self.options.epochs] = 1
+        for batch in self.skipped:
+            whole[self.entries(batch)] = 0
+        return whole
 
     def torn(self, part: NDArray) -> bool:
         """Whether the pair of a shard does not sum to zero."""
@@ -149,15 +166,13 @@ class Witness:
     def final(self) -> tuple[NDArray, NDArray | None]:
         """Sync: shard 0's parameters and velocity at the end, by the update engine alone."""
         options = self.options
-        plan = witness_plan(1, options.total_batches)
+        plan = witness_plan(1, options.records * options.epochs)
         engine = NumpyEngine(optimizer(options.momentum), plan, 0)
         engine.load({ARENA: np.zeros(plan.arenas[0].length, np.float32)})
         parameters = np.zeros(self.plan.arenas[0].length, np.float32)
-        per_epoch = batches_per_epoch(options.records, options.batch_size)
         for epoch in range(options.epochs):
-            for first in range(0, per_epoch, options.replicas):
-                at = epoch * per_epoch + first
-                members = self._round_of(self.batches[at])
+            for first in range(0, options.batches, options.policy.open):
+                members = self._round_of(self.batches[epoch * options.batches + first])
                 if not members:
                     continue
                 total = sum(batch.count for batch in members)

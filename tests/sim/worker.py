@@ -242,6 +242,8 @@ class Worker:
         assert action.batch == self._batch
         requests = []
         for shard, fence in enumerate(self._fences):
+            part = self._witness.shard_part(self._parameters, shard)
+            self._cluster.invariants.policies.check_fresh(self.process, action.attempt, part)
             gradient = self._witness.gradient(action.batch, self._parameters, shard)
             assert (gradient is None) == action.skip
             header = PushRequest(
@@ -265,6 +267,7 @@ class Worker:
             max(result.staleness for result in results),
             tuple(k for k, r in enumerate(results) if r.outcome == "already_applied"),
             asked_again,
+            tuple(k for k, r in enumerate(results) if r.outcome == "too_stale"),
         )
 
     def _initialize(self) -> Steps:
