@@ -46,7 +46,7 @@ def phases_of(job: Job) -> Phases:
 
 def without_effect(job: Job, mode: Mode, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a job file that are made for its own mode, by name, with their defaults: what
-    to leave out when it is run in ``mode`` with the fields ``given`` instead. A rule is among
+    to leave out when it is run in ``mode`` beside the fields ``given``. A rule is among
     them, since it begins with the mode of the file."""
     modes: tuple[Mode, ...] = (mode, given["then"]) if given.get("then") else (mode,)
     names = {"then", "then_after"} | {
@@ -55,7 +55,7 @@ def without_effect(job: Job, mode: Mode, given: Mapping[str, Any]) -> dict[str, 
     if "sync" not in modes:
         names |= {"scale_lr", "warmup_epochs"}
     # Replicas do no harm, and a later change to sync may want them.
-    names -= {"mode", "replicas", *given}
+    names -= {"mode", "replicas"}
     return {name: default for name, default in _defaults(job).items() if name in names}
 
 
