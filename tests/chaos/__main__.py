@@ -110,7 +110,7 @@ def can_mount() -> bool:
 def make_references(schedules: Sequence[Schedule], folder: Path) -> dict[Options, Path]:
     """What synchronous jobs with TensorFlow come to without faults: their last checkpoints. The
     witness model needs none."""
-    kinds = [s.options for s in schedules if s.options.tensorflow and s.options.mode == "sync"]
+    kinds = [s.options for s in schedules if s.options.tensorflow and s.options.policy.rounds]
     found = {}
     for number, options in enumerate(dict.fromkeys(map(without_workers, kinds))):
         calm = Schedule(-1 - number, options, ())
@@ -201,7 +201,8 @@ def summary(results: Sequence[Result], seconds: float) -> str:
     lines = [
         f"{passed} of {len(results)} schedules passed in {seconds:.0f} s"
         f" ({sum(r.cpu_s for r in results) / max(1, len(results)):.1f} CPU seconds each)",
-        f"{kinds.total()} faults: {counted}; {len(all_faults) - kinds.total()} came too late",
+        f"{kinds.total()} faults: {counted}; {len(all_faults) - kinds.total()} came too late;"
+        f" the policy was changed in {sum(r.changed for r in results)} schedules",
     ]
     failed = [str(result.seed) for result in results if result.wrong]
     if failed:

@@ -74,7 +74,7 @@ def check_final_state(run: Path, options: Options, reference: Path | None = None
         for arena in plan.arenas
     }
     try:
-        check_values(options, values, options.total_steps if options.mode == "sync" else None)
+        check_values(options, values, options.total_steps if options.fixed else None)
     except Torn as error:
         found.append(f"the last checkpoint: {error}")
     witness = values[WITNESS].reshape(options.shards, options.piece)
@@ -83,7 +83,7 @@ def check_final_state(run: Path, options: Options, reference: Path | None = None
         missing -= {options.poisoned}
         if missing:
             found.append(f"shard {shard} never had batches {sorted(missing)[:8]}")
-    if options.mode == "sync":
+    if options.fixed:
         found += _compare(states, Reference(options).run())
     return found
 
@@ -98,7 +98,9 @@ def check_cuts(run: Path, options: Options) -> list[str]:
             recorded = _batches(options, state, "applied") - _batches(options, state, "skipped")
             ones = state.values[WITNESS][: options.total_batches]
             held = set(np.flatnonzero(ones).tolist())
-            updates = len({batch // (options.replicas or 1) for batch in held})
+            updates = len({batch // options.policy.taken for batch in held})
+            if not options.fixed:
+                updates = len(held) // options.policy.taken
             iterations = int(state.scalars["iterations"])
             who = f"{directory.name}, shard {shard}"
             if held != recorded:
@@ -166,7 +168,8 @@ def _compare(states: Sequence[ShardState], reference: Sequence[ShardState]) -> l
 
 
 def check_sights(sights: Sequence[Sight]) -> list[str]:
-    """(generation, global step) never goes back for who looks at the status."""
+    """Neither (generation, global step) nor the policy's number goes back for who looks at the
+    status."""
     found = []
     for one, after in pairwise(sights):
         if (after.generation, after.step) < (one.generation, one.step):
@@ -175,6 +178,8 @@ def check_sights(sights: Sequence[Sight]) -> list[str]:
                 f" ({one.phase}) to generation {after.generation} step {after.step}"
                 f" ({after.phase})"
             )
+        if after.policy < one.policy:
+            found.append(f"policy {after.policy} stands after policy {one.policy}")
     return found
 
 

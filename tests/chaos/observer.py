@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import PsError
@@ -21,6 +21,7 @@ class Sight:
     generation: int
     step: int
     phase: str
+    policy: int
 
 
 class Observer:
@@ -65,11 +66,13 @@ class Observer:
             except PsError:
                 continue
             self.status = status
-            sight = Sight(time.monotonic(), status.generation, status.global_step, status.phase)
+            sight = Sight(
+                time.monotonic(),
+                status.generation,
+                status.global_step,
+                status.phase,
+                status.policy,
+            )
             last = self.sights[-1] if self.sights else None
-            if last is None or (last.generation, last.step, last.phase) != (
-                sight.generation,
-                sight.step,
-                sight.phase,
-            ):
+            if last is None or replace(last, at=sight.at) != sight:
                 self.sights.append(sight)

@@ -22,7 +22,7 @@ class Reference:
     """One job without faults."""
 
     def __init__(self, options: Options) -> None:
-        assert options.mode == "sync"
+        assert options.fixed
         self._options = options
 
     def run(self) -> list[ShardState]:
@@ -40,12 +40,12 @@ def _run(options: Options) -> list[ShardState]:
         engine.load({name: v[cuts[name]].copy() for name, v in initial_values(options).items()})
         engines.append(engine)
     for round_number in range(options.total_steps):
-        first = round_number * options.replicas
+        first = round_number * options.policy.taken
         for shard, engine in enumerate(engines):
             values = engine.snapshot()[WITNESS]
             found = [
                 gradient(options, batch, shard, values)
-                for batch in range(first, first + options.replicas)
+                for batch in range(first, first + options.policy.taken)
             ]
             finite = [one for one in found if one is not None]
             if finite:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from psrpc.policy import ASYNC, Policy
 from tests.chaos.witness import Optimizer, Options
 
 Kind = Literal["kill", "stop", "replace", "reset", "partition", "swallow", "refuse", "full"]
@@ -74,7 +75,12 @@ def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> 
     """
     rng = random.Random(f"{seed} {tensorflow}")
     options = _tensorflow_options(rng) if tensorflow else _options(rng)
-    return Schedule(seed, options, _faults(rng, options, disk))
+    # Drawn on their own, so that seeds have the clusters that they had without policies.
+    policies = random.Random(f"policies {seed}")
+    if not tensorflow:
+        options = _with_policies(policies, options)
+    faults = _faults(rng, options, disk)
+    return Schedule(seed, options, _with_change(policies, options, faults))
 
 
 def links(options: Options) -> list[str]:
@@ -85,19 +91,18 @@ def links(options: Options) -> list[str]:
 
 def _options(rng: random.Random) -> Options:
     mode: Literal["async", "sync"] = rng.choice(("async", "sync"))
-    replicas = rng.choice((1, 2, 4)) if mode == "sync" else 0
+    replicas = rng.choice((1, 2, 4)) if mode == "sync" else None
     optimizer: Optimizer = rng.choices(("sgd", "momentum", "adam"), (4, 1, 1))[0]
     workers = rng.randint(1, 3)
     epochs = rng.choice((1, 1, 2))
     batches = rng.choice((64, 96, 128)) // epochs
     # A batch whose gradient is not a number; the mean of what is left of a round of four is not
     # exact any more.
-    poisoned = rng.randrange(batches * epochs) if rng.random() < 0.2 and replicas < 4 else None
+    poisoned = rng.randrange(batches * epochs) if rng.random() < 0.2 and replicas != 4 else None
     return Options(
-        mode=mode,
+        policy=Policy(mode=mode, replicas=replicas),
         shards=rng.randint(1, 3),
         workers=workers,
-        replicas=replicas,
         optimizer=optimizer,
         epochs=epochs,
         batches=batches,
@@ -112,10 +117,9 @@ def _options(rng: random.Random) -> Options:
 def _tensorflow_options(rng: random.Random) -> Options:
     mode: Literal["async", "sync"] = rng.choice(("async", "sync", "sync"))
     return Options(
-        mode=mode,
+        policy=Policy(mode=mode, replicas=2 if mode == "sync" else None),
         shards=rng.randint(1, 2),
         workers=rng.randint(1, 2),
-        replicas=2 if mode == "sync" else 0,
         optimizer="adam",
         epochs=1,
         batches=96,
@@ -124,6 +128,42 @@ def _tensorflow_options(rng: random.Random) -> Options:
         checkpoint_every=10,
         pace_ms=20,
         tensorflow=True,
+    )
+
+
+def _with_policies(rng: random.Random, options: Options) -> Options:
+    """The same cluster, often under another policy than a plain one, or under two."""
+    policy = options.policy
+    if rng.random() < 0.5:
+        policy = _varied(rng, policy)
+    if policy.backups:
+        # Which batches a poisoned one meets in its round is not known.
+        options = replace(options, poisoned=None)
+    options = replace(options, policy=policy)
+    if policy.taken > 1 or rng.random() < 0.5:
+        return options
+    step = rng.randint(0, int(options.total_steps * GATE) - 1)
+    plain = rng.choice((ASYNC, Policy(mode="sync", replicas=1)))
+    change = _varied(rng, plain) if plain.rounds == policy.rounds else plain
+    if change.taken > 1:
+        change = replace(change, aggregate=1, speculate=False)
+    return replace(options, change=change, change_step=step)
+
+
+def _varied(rng: random.Random, policy: Policy) -> Policy:
+    if not policy.rounds:
+        return rng.choice(
+            (
+                Policy(max_staleness=rng.choice((0, 1, 4))),
+                Policy(mode="ssp", staleness=rng.choice((0, 1, 3))),
+            )
+        )
+    taken = policy.taken
+    return rng.choice(
+        (
+            replace(policy, speculate=True),
+            replace(policy, replicas=taken + rng.choice((1, 2)), aggregate=taken),
+        )
     )
 
 
@@ -148,6 +188,18 @@ def _faults(rng: random.Random, options: Options, disk: bool) -> tuple[Fault, ..
         victims = _victims(rng, options)
         faults.append(Fault("kill", victims, ENDING, rng.uniform(0, 0.4), 0.1))
     return tuple(faults)
+
+
+def _with_change(
+    rng: random.Random, options: Options, faults: tuple[Fault, ...]
+) -> tuple[Fault, ...]:
+    """Mostly somebody dies while the policy is changed."""
+    if options.change is None or rng.random() < 0.3:
+        return faults
+    step, after_s = options.change_step, rng.choice((0.0, rng.uniform(0, 0.1), rng.uniform(0, 0.4)))
+    kill = Fault("kill", _victims(rng, options), step, after_s, rng.choice((0.0, 0.1)))
+    place = sum(fault.step <= step and fault.step != ENDING for fault in faults)
+    return (*faults[:place], kill, *faults[place:])
 
 
 def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault:

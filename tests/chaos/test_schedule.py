@@ -9,6 +9,7 @@ import pytest
 
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
+from psrpc.policy import ASYNC, Policy
 from tests.chaos.reference import Reference
 from tests.chaos.schedule import GATE, LONGEST_S, STARTING, links, make_schedule
 from tests.chaos.witness import (
@@ -26,10 +27,9 @@ from tests.chaos.witness import (
 )
 
 OPTIONS = Options(
-    mode="async",
+    policy=ASYNC,
     shards=2,
     workers=2,
-    replicas=0,
     optimizer="sgd",
     epochs=2,
     batches=16,
@@ -75,6 +75,27 @@ def test_schedules_are_of_every_kind_and_keep_to_their_time() -> None:
             assert set(fault.targets) <= set(known)
             # The gate is still closed then, so the job cannot end before.
             assert fault.step < GATE * schedule.options.total_steps
+
+
+def test_schedules_are_of_every_policy_and_change_it_while_somebody_dies() -> None:
+    schedules = [make_schedule(seed) for seed in range(400)]
+    policies = [schedule.options.policy for schedule in schedules]
+    assert {policy.mode for policy in policies} == {"async", "sync", "ssp"}
+    assert any(policy.backups for policy in policies)
+    assert any(policy.speculate for policy in policies)
+    assert any(policy.max_staleness is not None for policy in policies)
+    changing = [schedule for schedule in schedules if schedule.options.change is not None]
+    assert any(
+        fault.kind == "kill" and fault.step == schedule.options.change_step
+        for schedule in changing
+        for fault in schedule.faults
+    )
+    for schedule in changing:
+        # The witness has to know what a gradient is divided by.
+        change = schedule.options.change
+        assert change is not None
+        assert schedule.options.policy.taken == change.taken == 1
+        assert schedule.options == Options.from_json(schedule.options.to_json())
 
 
 def test_without_a_disk_none_is_filled() -> None:
@@ -131,7 +152,7 @@ def test_two_arenas_of_two_versions_show() -> None:
 
 
 def test_two_shards_of_two_rounds_show() -> None:
-    options = replace(OPTIONS, mode="sync", replicas=1)
+    options = replace(OPTIONS, policy=Policy(mode="sync", replicas=1))
     old, new = trained(options, [0, 1]), trained(options, [0, 1, 2])
     check_values(options, new, 3)
     with pytest.raises(Torn, match="shard 0 at round 2 differs"):
@@ -145,7 +166,7 @@ def test_two_shards_of_two_rounds_show() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_the_reference_has_every_batch_once(replicas: int) -> None:
-    options = replace(OPTIONS, mode="sync", replicas=replicas)
+    options = replace(OPTIONS, policy=Policy(mode="sync", replicas=replicas))
     states = Reference(options).run()
     values = {
         arena.name: np.concatenate([state.values[arena.name] for state in states])
@@ -155,7 +176,7 @@ def test_the_reference_has_every_batch_once(replicas: int) -> None:
 
 
 def test_a_poisoned_batch_is_left_out() -> None:
-    options = replace(OPTIONS, mode="sync", replicas=2, poisoned=5)
+    options = replace(OPTIONS, policy=Policy(mode="sync", replicas=2), poisoned=5)
     states = Reference(options).run()
     ones = states[0].values[WITNESS][: options.total_batches]
     assert np.flatnonzero(ones == 0).tolist() == [5]

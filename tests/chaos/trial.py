@@ -16,6 +16,7 @@ from tests.chaos.cluster import MAX_FAILURES, Cluster, Folders
 from tests.chaos.injector import Injector
 from tests.chaos.launcher import Launcher
 from tests.chaos.observer import Observer
+from tests.chaos.operator import Operator
 from tests.chaos.proxy import Proxy
 from tests.chaos.roles import ENTRIES
 from tests.chaos.schedule import Schedule
@@ -51,6 +52,7 @@ class Result:
         faults: what fired, and what shows it.
         recoveries: seconds from a shard's being up again to the first new step, where no other
             fault came in between.
+        changed: whether the job came to follow another policy.
         seconds: it took; ``cpu_s`` of all its processes.
     """
 
@@ -58,6 +60,7 @@ class Result:
     wrong: list[str]
     faults: list[str] = field(default_factory=list)
     recoveries: list[float] = field(default_factory=list)
+    changed: bool = False
     seconds: float = 0.0
     cpu_s: float = 0.0
 
@@ -95,6 +98,7 @@ def run_schedule(schedule: Schedule, root: Path, reference: Path | None = None) 
         wrong,
         [f"{r.fault}: {r.proof or TOO_LATE}" for r in trial.injector.records],
         trial.recoveries(),
+        trial.changed,
         time.monotonic() - began,
         _cpu_s(),
     )
@@ -115,12 +119,17 @@ class _Trial:
         self._cluster = Cluster(schedule.options, folders, launcher, proxy)
         self.injector = Injector(self._cluster, proxy, schedule.faults)
         self._observer: Observer
+        self._operator: Operator
 
     def run(self) -> list[str]:
         """What did not hold."""
         cluster, folders = self._cluster, self._folders
         cluster.start()
-        with Observer(cluster.links["observer"].address) as self._observer:
+        address = cluster.links["observer"].address
+        with (
+            Observer(address) as self._observer,
+            Operator(address, self._options, self._observer) as self._operator,
+        ):
             ended = self._until_over()
         wrong = [] if ended else self._describe_hang()
         wrong += invariants.check_end(folders.run, self._options, cluster.done)
@@ -133,6 +142,11 @@ class _Trial:
         if not self._options.tensorflow:
             wrong += invariants.check_cuts(folders.run, self._options)
         return wrong
+
+    @property
+    def changed(self) -> bool:
+        """See :class:`Result`."""
+        return any(sight.policy > 1 for sight in self._observer.sights)
 
     def recoveries(self) -> list[float]:
         """See :class:`Result`."""
@@ -176,7 +190,7 @@ class _Trial:
             ):
                 return False
             injector.advance(now, observer.step, observer.training)
-            if injector.over and not self._folders.gate.exists():
+            if injector.over and self._operator.over and not self._folders.gate.exists():
                 self._folders.gate.touch()
             time.sleep(TICK_S)
 

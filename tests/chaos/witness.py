@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from psrpc.batch import BatchId
 from psrpc.plan import Plan, VariableSpec, make_plan
+from psrpc.policy import Policy
 
 Array = npt.NDArray[Any]
 Optimizer = Literal["sgd", "momentum", "adam"]
@@ -39,18 +40,19 @@ class Options:
     """One cluster and its job.
 
     Attributes:
-        replicas: micro-batches of a round; 0 in async mode.
+        policy: what the job begins with. A round, if there are any, takes 1, 2 or 4 micro-batches.
         batches: of one epoch, a multiple of 16.
         pairs: elements on each shard that get +1, a multiple of 4.
         pace_ms: what a gradient takes.
         poisoned: the batch, counted over all epochs, whose gradient is not a number.
         tensorflow: trains ``keras_job`` instead of the witness model.
+        change: what a person changes the policy to, once the job has been seen at the global step
+            ``change_step``; all policies of such a job apply one gradient at a time.
     """
 
-    mode: Literal["async", "sync"]
+    policy: Policy
     shards: int
     workers: int
-    replicas: int
     optimizer: Optimizer
     epochs: int
     batches: int
@@ -60,13 +62,15 @@ class Options:
     pace_ms: int
     poisoned: int | None = None
     tensorflow: bool = False
+    change: Policy | None = None
+    change_step: int = 0
 
     def __str__(self) -> str:
-        rounds = f" K={self.replicas}" if self.replicas else ""
+        change = "" if self.change is None else f" -> {self.change} (step {self.change_step})"
         model = "TensorFlow" if self.tensorflow else self.optimizer
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         return (
-            f"{self.mode}{rounds} {self.shards} shards {self.workers} workers {model} "
+            f"{self.policy}{change} {self.shards} shards {self.workers} workers {model} "
             f"{self.epochs}x{self.batches} batches {'shm' if self.shm else 'tcp'} "
             f"checkpoint every {self.checkpoint_every}{poisoned}"
         )
@@ -79,7 +83,12 @@ class Options:
     @property
     def total_steps(self) -> int:
         """Global steps of the job."""
-        return self.total_batches // (self.replicas or 1)
+        return self.total_batches // self.policy.taken
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is known which batches make a round: the data alone decides."""
+        return self.policy.rounds and not self.policy.backups and self.change is None
 
     @property
     def shard_names(self) -> list[str]:
@@ -116,7 +125,10 @@ class Options:
     @staticmethod
     def from_json(text: str) -> Options:
         """The inverse of :meth:`to_json`."""
-        return Options(**json.loads(text))
+        given = json.loads(text)
+        for name in ("policy", "change"):
+            given[name] = given[name] and Policy(**given[name])
+        return Options(**given)
 
     def number(self, batch: BatchId) -> int:
         """Of a batch, counted over all epochs."""
@@ -151,8 +163,11 @@ def description(options: Options) -> dict[str, Any]:
         "format": 1,
         "name": "witness",
         "job_sha256": hashlib.sha256(options.to_json().encode()).hexdigest(),
-        "mode": options.mode,
-        "replicas": options.replicas or None,
+        "policy": options.policy.to_json(),
+        "then": None,
+        "local_steps": 1,
+        "scale_lr": None,
+        "warmup_epochs": 0.0,
         "batch_size": BATCH_SIZE,
         "epochs": options.epochs,
         "seed": 0,
@@ -203,11 +218,9 @@ def gradient(options: Options, batch: int, shard: int, values: Array) -> dict[st
 
 def _scale(options: Options, batch: int) -> int:
     """Of how many gradients the mean is taken that this one is part of."""
-    if not options.replicas:
-        return 1
-    poisoned = options.poisoned
-    together = poisoned is not None and poisoned // options.replicas == batch // options.replicas
-    return options.replicas - together
+    taken, poisoned = options.policy.taken, options.poisoned
+    together = poisoned is not None and poisoned // taken == batch // taken
+    return taken - together
 
 
 class Torn(AssertionError):
@@ -219,7 +232,8 @@ def check_values(options: Options, values: Mapping[str, Array], round_number: in
 
     Args:
         values: whole arenas, by name.
-        round_number: sync: whose parameters these are; None in async mode.
+        round_number: whose parameters these are, where it is known which batches make a round;
+            otherwise None.
 
     Raises:
         Torn: says what was found.
@@ -240,7 +254,7 @@ def check_values(options: Options, values: Mapping[str, Array], round_number: in
                 raise Torn(f"{who} has {ones.sum():g} batches and {plus[0]:g} updates")
         if round_number is not None:
             have = set(np.flatnonzero(ones).tolist())
-            expected = set(range(round_number * options.replicas)) - {options.poisoned}
+            expected = set(range(round_number * options.policy.taken)) - {options.poisoned}
             if have != expected:
                 odd = sorted(have ^ expected)
                 raise Torn(f"{who} at round {round_number} differs in batches {odd[:8]}")
