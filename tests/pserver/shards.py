@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from pserver.workspace import Workspace
+from psrpc.clock import Clock
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.policy import Policy
@@ -116,10 +117,15 @@ def engine_of(
     replicas: int = 0,
     optimizer: dict[str, Any] = SGD,
     sink: Sink | None = None,
+    policy: Policy | None = None,
+    clock: Clock | None = None,
 ) -> ShardEngine:
-    """A shard without values; sync when ``replicas`` is given."""
+    """A shard without values; sync when ``replicas`` is given, or by ``policy``."""
     identity = identity_of(shard, "sync" if replicas else "async", replicas)
-    return ShardEngine(identity, plan, NumpyEngine(optimizer, plan, shard), sink or Sink())
+    if policy is not None:
+        identity = replace(identity, settings=policy)
+    updates = NumpyEngine(optimizer, plan, shard)
+    return ShardEngine(identity, plan, updates, sink or Sink(), clock)
 
 
 ONE_TRY = RetryPolicy(budget_s=0.0)

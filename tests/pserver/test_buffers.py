@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -72,3 +73,67 @@ def test_small_shards_have_more_buffers_and_rounds_have_room_for_two_attempts() 
     assert pool_size(4 << 20, 0) == 6
     assert pool_size(0, 0) == 16
     assert pool_size(1 << 30, 3) == 8
+
+
+def test_a_pool_that_shrinks_waits_for_what_is_in_use() -> None:
+    pool = BufferPool(PLAN, 0, 4)
+    held = [pool.acquire(0) for _ in range(3)]
+    pool.release(pool.acquire(0))
+    pool.resize(2)
+    assert pool.in_use == 3, "the free one went at once"
+    with pytest.raises(NotReady, match="all 2 buffers"):
+        pool.acquire(0)
+    pool.release(held[0])
+    with pytest.raises(NotReady):
+        pool.acquire(0)
+    pool.release(held[1])
+    assert pool.acquire(0) is held[1]
+    with pytest.raises(NotReady):
+        pool.acquire(0)
+    pool.release(held[1])
+    pool.release(held[2])
+    assert pool.in_use == 0
+    assert {id(pool.acquire(0)), id(pool.acquire(0))} == {id(held[1]), id(held[2])}
+
+
+def test_a_pool_that_grows_serves_those_who_wait() -> None:
+    pool = BufferPool(PLAN, 0, 1)
+    held = pool.acquire(0)
+    waits = Event()
+
+    def check() -> None:
+        waits.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(pool.acquire, 30, check) for _ in range(2)]
+        assert waits.wait(30)
+        pool.resize(3)
+        found = [future.result(30) for future in waiting]
+    assert len({id(held), *map(id, found)}) == 3
+    assert pool.in_use == 3
+
+
+def test_a_pool_that_changes_under_load_loses_nothing() -> None:
+    pool = BufferPool(PLAN, 0, 4)
+    out: set[int] = set()
+
+    def use() -> None:
+        for _ in range(200):
+            with pool.loan(30) as loan:
+                assert id(loan.buffers) not in out, "nobody else has it"
+                out.add(id(loan.buffers))
+                out.remove(id(loan.buffers))
+
+    with ThreadPoolExecutor(6) as threads:
+        running = [threads.submit(use) for _ in range(6)]
+        while not all(future.done() for future in running):
+            for size in (1, 5, 2, 8):
+                pool.resize(size)
+        for future in running:
+            future.result(30)
+    assert pool.in_use == 0
+    pool.resize(2)
+    first, second = pool.acquire(0), pool.acquire(0)
+    assert first is not second
+    with pytest.raises(NotReady):
+        pool.acquire(0)

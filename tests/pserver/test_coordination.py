@@ -64,6 +64,18 @@ def over(coordinator: FakeCoordinator, future: Future[None]) -> None:
     assert future.exception(WAIT_S) is None
 
 
+def test_heartbeats_say_how_stale_gradients_are_and_whose(coordinator: FakeCoordinator) -> None:
+    with shard(coordinator) as future, worker(coordinator) as client:
+        trained(client)
+        assert push(client, B, name="late") == "applied"
+        beat = until(coordinator.heartbeats, lambda beat: beat.applied == 2)
+        assert {w.worker: list(w.counts) for w in beat.workers} == {"w": [1], "late": [0, 1]}
+        assert list(beat.staleness_counts) == [1, 1]
+        assert (beat.too_stale, beat.uncompensated) == (0, 0)
+        assert beat.apply_s > 0
+        over(coordinator, future)
+
+
 # -- orders ----------------------------------------------------------------------------------
 
 
