@@ -243,7 +243,7 @@ class Course:
         """What ``name`` should do now; ``received`` as in LeaseWork."""
         if self.phase in ENDED:
             return self.end()
-        until: float | None = None
+        reason, until = "", None
         if self.phase == "initializing" and not self.generations.formation.initialized:
             if self.initializer in (None, name):
                 self.initializer = name
@@ -252,14 +252,16 @@ class Course:
             task = self.training.orders.evaluations.lease(name)
             if task is not None:
                 self.training.idle_worker(name)
+                # Those who waited for its clock need not.
+                self.bell.ring()
                 return task
             if self.phase == "training":
                 active = self.members.active_workers
                 work = self.training.lease(name, self.now(), received, active)
                 if not isinstance(work, Wait):
                     return work
-                until = work.until
-        return Wait(self.waiting_for() or "waiting for work", until)
+                reason, until = work.reason, work.until
+        return Wait(self.waiting_for() or reason or "waiting for work", until)
 
     def waiting_for(self) -> str:
         """What the job waits for, in words; empty while it goes on."""

@@ -278,6 +278,7 @@ def test_before_a_change_all_shards_get_what_some_may_have() -> None:
     ledger.revoke("b")
     assert not ledger.drained
     ledger.release("b")
+    assert not ledger.drained
     drained = []
     for attempt in lease(ledger, "c") + lease(ledger, "c"):
         assert attempt.batch in (refused.batch, lost.batch)

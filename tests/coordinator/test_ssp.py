@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.ledger import Ledger
-from coordinator.work import Attempt, Report, Train, Wait
+from coordinator.work import Attempt, Evaluate, Report, Train, Wait
 from psrpc.intervals import IntervalSet
 from psrpc.policy import Policy
+from tests.coordinator.bench import Worker, start
 
 ALL = 10**9
 
@@ -80,16 +82,17 @@ def test_who_evaluates_or_is_gone_holds_nobody(how: str) -> None:
 
 
 def test_who_finds_nothing_open_holds_nobody() -> None:
-    ledger = make(0, records=3)
-    first, second = lease(ledger, "a"), lease(ledger, "b")
-    [third] = lease(ledger, "c")
+    ledger = make(0, records=4)
+    held = {worker: lease(ledger, worker) for worker in "abcd"}
+    for worker in "ab":
+        finish(ledger, worker, held[worker])
+    assert ledger.lease("a", 0.0, ALL, 4) == Wait(
+        "all batches are leased; awaited are 1 by c, 1 by d"
+    )
     ledger.release("c")
-    finish(ledger, "b", second)
-    step(ledger, "d")
-    assert ledger.lease("b", 0.0, ALL, 3) == Wait("all batches are leased; awaited are 1 by a")
-    ledger.release("a")
-    [again] = lease(ledger, "d")
-    assert (again.batch, third.number < again.number) == (first[0].batch, True)
+    ledger.release("d")
+    step(ledger, "b", 2)
+    assert ledger.finished
 
 
 def test_a_new_worker_starts_at_the_least_clock() -> None:
@@ -122,6 +125,8 @@ def test_a_step_that_is_told_twice_or_by_another_moves_no_clock() -> None:
         finish(ledger, "fast", fast)
     finish(ledger, "other", slow)
     assert lease(ledger, "fast") == []
+    step(ledger, "slow")
+    assert lease(ledger, "fast")
 
 
 def test_what_did_not_arrive_is_given_again_at_the_bound_too() -> None:
@@ -188,3 +193,28 @@ def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
     if calm:
         assert ledger.span.batches == sum(clocks.values())
         assert max(clocks.values()) - min(clocks.values()) <= staleness + 1
+
+
+def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, slow = start(
+        tmp_path, mode="ssp", staleness=0, epochs=3, train_records=12, eval_records=4
+    )
+    fast = Worker(coordinator, 22)
+    mine = slow.train(slow.batches())
+    assert fast.lease(fast.train(fast.batches())) == Wait(
+        f"{fast.name} has done 1 steps, 1 more than {slow.name}; it may be 0 ahead"
+    )
+    last = slow.train(slow.batches(mine))
+    more = fast.train(fast.batches())
+    # With this the first epoch is done; its state is kept for an evaluation.
+    coordinator.engine.heartbeat_worker(slow.name, slow.incarnation, 1, last, "")
+    more = fast.train(fast.batches(more))
+    assert isinstance(fast.lease(more), Wait)
+    coordinator.settle()
+    rung: list[str] = []
+    monkeypatch.setattr(coordinator.course.bell, "ring", lambda: rung.append("rung"))
+    assert isinstance(slow.lease(), Evaluate)
+    assert rung
+    assert isinstance(fast.lease(), Train)
