@@ -71,6 +71,8 @@ class Ledger:
         self._leased: dict[BatchId, str] = {}
         self._reopened: dict[BatchId, str | None] = {}
         """Batches that were leased and are open again, with whose gradient was refused."""
+        self._busy_next: set[str] = set()
+        """Who will do something else, once it has done what it holds."""
         self._draining = False
         lost = sum(len(positions) for positions in (skipped or {}).values())
         self._examples = sum(len(positions) for positions in done.values()) - lost
@@ -121,8 +123,14 @@ class Ledger:
         return []
 
     def idle_worker(self, worker: str) -> None:
-        """``worker`` does something else, such as an evaluation: others do not wait for it."""
-        if self._clocks is not None:
+        """``worker`` does something else, such as an evaluation: others do not wait for it, once
+        it has done what it holds. It may have asked ahead of time."""
+        if self._clocks is None:
+            return
+        holder = self._holders.get(worker)
+        if holder is not None and holder.leases:
+            self._busy_next.add(worker)
+        else:
             self._clocks.idle(worker)
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Wait:
@@ -142,6 +150,7 @@ class Ledger:
         left = self._todo.total - self._todo.batches - len(self._leased)
         size = min(holder.pace.next_size(), max(1, left // (2 * max(1, workers))))
         if self._clocks is not None:
+            self._busy_next.discard(worker)
             self._clocks.enter(worker)
             size = min(size, self._clocks.allowed(worker, len(holder.leases)))
             if not size:
@@ -190,6 +199,9 @@ class Ledger:
             if self._todo.finish(batch):
                 self._finished_epochs.append(batch.epoch)
             counted.append(report)
+        if worker in self._busy_next and not self._holders[worker].leases:
+            self._busy_next.discard(worker)
+            self.idle_worker(worker)
         steps += len(counted)
         if steps and worker in self._holders:
             self._holders[worker].pace.measure(steps, now)
@@ -197,6 +209,7 @@ class Ledger:
 
     def revoke(self, worker: str) -> list[Attempt]:
         """What ``worker`` holds, which nobody else gets before :meth:`release`."""
+        self._busy_next.discard(worker)
         if self._clocks is not None:
             self._clocks.leave(worker)
         holder = self._holders.get(worker)

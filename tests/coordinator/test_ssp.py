@@ -67,6 +67,16 @@ def test_a_worker_that_waits_or_asks_later_holds_its_clock() -> None:
     assert lease(ledger, "b")
 
 
+def test_who_is_to_evaluate_next_holds_the_others_until_it_has_done_what_it_holds() -> None:
+    ledger = make(0)
+    held = lease(ledger, "slow")
+    ledger.idle_worker("slow")
+    step(ledger, "fast")
+    assert lease(ledger, "fast") == [], "slow has not done its first step"
+    finish(ledger, "slow", held)
+    step(ledger, "fast", 3)
+
+
 @pytest.mark.parametrize("how", ["idle_worker", "revoke", "release"])
 def test_who_evaluates_or_is_gone_holds_nobody(how: str) -> None:
     ledger = make(0)
