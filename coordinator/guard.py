@@ -15,6 +15,8 @@ from psrpc.policy import Policy
 SKIPPED_IN_A_ROW = 10
 WINDOW_STEPS = 20
 FACTOR = 3.0
+EXPLODED = 30.0
+"""Times the first loss: what may be infinite soon is warned of at once."""
 
 PATIENCE_STEPS = 200
 """After so many steps in a row that are too high, the job is stopped."""
@@ -38,6 +40,7 @@ class Guard:
         self._window: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._skipped = 0
         self._above = 0
+        self._exploded = False
         self.warnings: list[str] = []
 
     @property
@@ -56,6 +59,7 @@ class Guard:
         if policy != self._policy:
             self._policy = policy
             self._above = 0
+            self._exploded = False
 
     def batch(self, batch: BatchId, skipped: bool) -> str | None:
         """One batch is done; ``skipped`` when its gradient was NaN or infinite."""
@@ -64,8 +68,8 @@ class Guard:
             return None
         return (
             f"{SKIPPED_IN_A_ROW} batches in a row had a NaN or infinite gradient, the last one "
-            f"{batch}; lower the learning rate (--set optimizer.learning_rate=...), or look for "
-            "NaN in the data or a logarithm of zero in the loss"
+            f"{batch}; {self._advice(running=False)}; or look for NaN in the data or a logarithm "
+            "of zero in the loss"
         )
 
     def step(self, loss: float) -> str | None:
@@ -85,11 +89,13 @@ class Guard:
             self._above = 0
             return None
         self._above += 1
-        if self._above == WARNED_STEPS:
+        exploded = not self._exploded and mean > EXPLODED * first
+        self._exploded = self._exploded or exploded
+        if self._above == WARNED_STEPS or exploded:
             self.warnings.append(
                 f"training may be diverging: the loss is {mean / first:.3g} times its first value "
                 f"({mean:.4g}, first {first:.4g}), and was above {FACTOR:g} times for "
-                f"{WARNED_STEPS} steps; the run is stopped after {PATIENCE_STEPS} such steps; "
+                f"{self._above} steps; the run is stopped after {PATIENCE_STEPS} such steps; "
                 f"{self._advice(running=True)}"
             )
         if self._above < PATIENCE_STEPS:

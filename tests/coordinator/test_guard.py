@@ -120,3 +120,19 @@ def test_an_infinite_first_loss_is_no_reference() -> None:
 def test_a_resumed_job_keeps_the_first_loss() -> None:
     guard = Guard(ASYNC, first_loss=1.0)
     assert losses(guard, (100.0, PATIENCE_STEPS + WINDOW_STEPS))[-1] is not None
+
+
+def test_a_loss_that_explodes_is_warned_of_at_once_and_once() -> None:
+    guard = Guard(ASYNC)
+    losses(guard, (1.0, WINDOW_STEPS), (1e9, 5))
+    [warning] = guard.warnings
+    assert "training may be diverging" in warning
+    assert "staleness_lr=inverse" in warning
+
+
+def test_the_advice_after_nan_names_staleness_where_there_can_be_any() -> None:
+    ended = []
+    for policy in (ASYNC, SYNC):
+        guard = Guard(policy)
+        ended.append([guard.batch(BatchId(0, 0, 1), skipped=True) for _ in range(10)][-1])
+    assert ["staleness" in str(reason) for reason in ended] == [True, False]
