@@ -19,6 +19,7 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,7 +89,7 @@ class Rounds:
         self._next_attempt = first_attempt
         self._round = first_round
         self._rounds_left = sum(self._rounds_of(epoch) for epoch in range(epochs))
-        self._last: Decision | None = None
+        self._decided: deque[Decision] = deque(maxlen=policy.open if policy.backups else 1)
         self._finished_epochs: list[int] = []
         self._examples = sum(len(positions) for positions in done.values()) - skipped_records
         self._deadline = Deadline(policy.round_deadline_s, self._tally)
@@ -148,7 +149,14 @@ class Rounds:
     @property
     def last_decision(self) -> Decision | None:
         """The decision before the open round, None in the first round of a generation."""
-        return self._last
+        return self._decided[-1] if self._decided else None
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """All of this generation that a shard may not have heard of, oldest first. With backup
+        workers several rounds may be decided by what is staged already; no more than the
+        micro-batches that a shard stages, since none is committed that it does not hold."""
+        return list(self._decided)
 
     @property
     def ends_epoch(self) -> bool:
@@ -270,7 +278,7 @@ class Rounds:
                 self._finished_epochs.append(batch.epoch)
         self._rounds_left += self._rounds_of(epoch) - before
         self._open = [micro for micro in self._open if micro not in named]
-        self._last = decision
+        self._decided.append(decision)
         self._round += 1
         self._deadline.restart()
         self._fill()
@@ -383,4 +391,4 @@ class Rounds:
 
     def _work(self, micro: MicroBatch, number: int) -> Round:
         attempt = Attempt(micro.batch, number)
-        return Round(self._round, attempt, self._last, newest=self._policy.backups)
+        return Round(self._round, attempt, self.last_decision, newest=self._policy.backups)

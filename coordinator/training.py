@@ -342,9 +342,9 @@ class Training:
     def missed(self, shard: int) -> list[Command]:
         """What a shard may have missed while it had no command stream open."""
         missed: list[Command] = []
-        if self.rounds is not None and self.rounds.last_decision is not None:
-            # It may order a snapshot, for which there has to be room.
-            missed = [*self.orders.releases, self.rounds.last_decision]
+        if self.rounds is not None and self.rounds.decisions:
+            # They may order snapshots, for which there has to be room.
+            missed = [*self.orders.releases, *self.rounds.decisions]
         return missed + self.orders.missed(shard)
 
     def _decide(self, rounds: Rounds) -> None:

@@ -169,6 +169,19 @@ def test_commits_that_come_before_the_decision_is_stored_count_in_the_next_round
     assert not rounds.complete
 
 
+def test_a_shard_may_have_missed_as_many_decisions_as_it_stages_micro_batches() -> None:
+    rounds = make(replicas=3, aggregate=1)
+    assert rounds.decisions == []
+    works = {worker: lease(rounds, worker) for worker in "abc"}
+    for worker, work in works.items():
+        commit(rounds, worker, work)
+    decided = [close(rounds) for _ in works]
+    assert rounds.decisions == decided
+    assert rounds.last_decision == decided[-1]
+    decided.append(play(rounds))
+    assert rounds.decisions == decided[1:]
+
+
 def test_a_worker_that_names_a_newer_base_is_less_stale() -> None:
     rounds = make(replicas=3, aggregate=1)
     slow = lease(rounds, "slow")
