@@ -224,7 +224,7 @@ class CoordinatorServicer:
         finished, a checkpoint is written, the new policy is stored, and a generation is formed under
         it. Answers when the change was accepted, which is before all that. Repeating it with the same
         settings is safe. Errors: INVALID_ARGUMENT (InvalidJob: settings that do not fit),
-        FAILED_PRECONDITION (the job has ended), UNAVAILABLE (NotReady: another change is under way).
+        ABORTED (JobFailed: the job has ended), UNAVAILABLE (NotReady: another change is under way).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
