@@ -170,10 +170,15 @@ class Cluster:
     @property
     def results(self) -> dict[str, dict[str, float]]:
         """The evaluations that the coordinator knows, by name."""
+        return {name: values for name, _, values in self.course.training.results}
+
+    @property
+    def course(self) -> Course:
+        """The newest coordinator's."""
         life = self.lives["coordinator"]
         assert isinstance(life, Coordinator)
         assert life.course is not None
-        return {name: values for name, _, values in life.course.training.results}
+        return life.course
 
     def engines(self, generation: int) -> Iterator[tuple[str, ShardEngine]]:
         """Every shard that is there and stands at this generation."""

@@ -261,7 +261,7 @@ class Coordinator:
             self._parked += [p for p in waiting if not p.look(p.until <= now)]
         invariants = self._cluster.invariants
         invariants.check_progress(*course.standing)
-        invariants.policies.check_run(course.run)
+        invariants.policies.check_run(course)
         invariants.check_done(course)
         invariants.check_checkpoint(course.newest_checkpoint)
         self._cluster.generation = course.run.generation

@@ -282,6 +282,7 @@ class Invariants:
                 if velocity is not None and velocity.tobytes() != _bytes(slots):
                     self._fail(f"{name} ends with other slots than without faults")
 
+        self.policies.check_end(self._cluster.course.run)
         self._check_saved(whole)
         self._check_evaluated()
 

@@ -14,7 +14,7 @@ from coordinator.ledger import Ledger
 from coordinator.run import Run
 from coordinator.saving import CHECKPOINTS
 from coordinator.store import POLICIES, Store
-from coordinator.work import Begin, Decision, Round, Train
+from coordinator.work import Begin, Decision, Round, Span, Train
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
@@ -40,6 +40,7 @@ class PolicyBook:
         self._fail = fail
         self._known: dict[int, Policy] = {1: cluster.options.policy}
         self._newest = 1
+        self._begun = 0
         self._decided: dict[int, Counter[int]] = {}
         """By generation: how often each entry of the witness was in a decision."""
         self._done: dict[int, NDArray] = {}
@@ -51,9 +52,10 @@ class PolicyBook:
             self._fail(f"there is no policy {number}; known are {self._known}")
         return self._known[number]
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, course: Course) -> None:
         """A number means one policy for ever, and none before the newest stands again. Nothing is
         lost by a change: the state that it began from is saved, and all shards have the same."""
+        run = course.run
         if run.policy < self._newest:
             self._fail(f"policy {run.policy} stands after policy {self._newest}")
         for followed in run.policies:
@@ -64,6 +66,17 @@ class PolicyBook:
             self._newest = run.policy
             self._cluster.counts["changes made"] += 1
             self._check_drained(run)
+        if course.complete and self._begun != run.generation:
+            self._begun = run.generation
+            self._check_step(run, course.training.span)
+
+    def _check_step(self, run: Run, span: Span) -> None:
+        """A policy begins at the global step that it is stored with."""
+        if not run.policies or self._cluster.faults.fired["rot"]:
+            return
+        newest = run.policies[-1]
+        if span.batches == newest.batches and span.step != newest.step:
+            self._fail(f"{newest} begins at step {span.step}; it is stored with {newest.step}")
 
     def _check_drained(self, run: Run) -> None:
         witness, cluster = self._cluster.witness, self._cluster
