@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pserver import wire
 from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
 from pserver.exchanger import Exchanger, Target
-from pserver.requests import PushResult
+from pserver.requests import Outcome, PushResult
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.channel import open_channel
@@ -27,7 +27,7 @@ from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
-__all__ = ["PullInfo", "Push", "PushResult", "RetryPolicy", "ShardClient", "Source"]
+__all__ = ["Outcome", "PullInfo", "Push", "PushResult", "RetryPolicy", "ShardClient", "Source"]
 
 NDArray = npt.NDArray[Any]
 Arrays = Mapping[str, NDArray]

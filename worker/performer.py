@@ -9,8 +9,7 @@ from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Any
 
-from pserver.client import PushResult
-from pserver.requests import Outcome
+from pserver.client import Outcome, PushResult
 from pserver.workspace import Workspace
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed
