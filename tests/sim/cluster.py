@@ -185,7 +185,7 @@ class Cluster:
         for life in self.lives.values():
             if not isinstance(life, Shard) or not life.process.alive or life.engine is None:
                 continue
-            if life.engine.report().generation == generation:
+            if life.engine._held.standing.generation == generation:
                 yield repr(life.process), life.engine
 
     def final_parts(self) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[Any] | None]]:
@@ -195,7 +195,7 @@ class Cluster:
                 continue
             if life.engine is None or life.updates is None:
                 continue
-            if life.engine.report().generation == self.generation:
+            if life.engine._held.standing.generation == self.generation:
                 velocity = None
                 if self.options.momentum:
                     velocity = life.updates.slots().elements[SLOT][ARENA]

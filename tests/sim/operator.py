@@ -13,7 +13,7 @@ from tests.sim.schedule import Process, Steps
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
-AGAIN_S = 0.2
+AGAIN_S = 0.7
 """How long until they try again."""
 
 

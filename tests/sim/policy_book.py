@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.course import Course
+from coordinator.history import Followed
 from coordinator.ledger import Ledger
 from coordinator.run import Run
 from coordinator.saving import CHECKPOINTS
@@ -41,6 +42,7 @@ class PolicyBook:
         self._known: dict[int, Policy] = {1: cluster.options.policy}
         self._newest = 1
         self._begun = 0
+        self._seen: tuple[Followed, ...] = ()
         self._decided: dict[int, Counter[int]] = {}
         """By generation: how often each entry of the witness was in a decision."""
         self._done: dict[int, NDArray] = {}
@@ -56,6 +58,14 @@ class PolicyBook:
         """A number means one policy for ever, and none before the newest stands again. Nothing is
         lost by a change: the state that it began from is saved, and all shards have the same."""
         run = course.run
+        if run.policies is not self._seen:
+            self._seen = run.policies
+            self._check_policies(run)
+        if self._begun != run.generation and course.complete:
+            self._begun = run.generation
+            self._check_step(run, course.training.span)
+
+    def _check_policies(self, run: Run) -> None:
         if run.policy < self._newest:
             self._fail(f"policy {run.policy} stands after policy {self._newest}")
         for followed in run.policies:
@@ -66,9 +76,6 @@ class PolicyBook:
             self._newest = run.policy
             self._cluster.counts["changes made"] += 1
             self._check_drained(run)
-        if course.complete and self._begun != run.generation:
-            self._begun = run.generation
-            self._check_step(run, course.training.span)
 
     def _check_step(self, run: Run, span: Span) -> None:
         """A policy begins at the global step that it is stored with."""
