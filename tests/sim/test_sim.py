@@ -16,6 +16,7 @@ import structlog
 
 from pserver.applied import AppliedSet
 from psrpc.batch import BatchId
+from psrpc.policy import SETTINGS
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
@@ -25,6 +26,7 @@ from tests.sim.worker import Worker
 
 SEEDS = 2000
 FAST, CHUNK = 50, 195
+MANY = 300
 
 RUN = Path("/run")
 
@@ -72,6 +74,41 @@ def test_every_kind_of_fault_happens(kind: str) -> None:
         if verdict.fired[kind]:
             return
     pytest.fail(f"{kind} did not happen")
+
+
+def test_seeds_are_of_every_policy() -> None:
+    options = [draw(Random(seed)) for seed in range(MANY)]
+    policies = [policy for one in options for policy in one.policies]
+    assert {policy.mode for policy in policies} == {"async", "sync", "ssp"}
+    assert set(SETTINGS) - {name for policy in policies for name in policy.changed()} == {
+        "mode",
+        "dc_lambda",
+        "dc_decay",
+    }
+    for count in (
+        sum(one.then is not None for one in options),
+        sum(bool(one.changes) for one in options),
+        sum(one.local_steps > 1 for one in options),
+        sum(one.known for one in options),
+    ):
+        assert count > MANY / 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ruled", [False, True])
+def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
+    """By the job's rule, and because somebody wants it."""
+    changed: Counter[str] = Counter()
+    for seed in range(100):
+        options = draw(Random(seed))
+        if (options.then is not None) == ruled and len(options.policies) > 1:
+            verdict = run_options(seed, options)
+            assert not verdict.failure, str(verdict)
+            if verdict.fired:
+                changed += verdict.counts
+        if changed["changes made"] >= 5:
+            return
+    pytest.fail("policies did not change")
 
 
 def test_a_seed_is_the_same_twice() -> None:
