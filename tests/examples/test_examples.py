@@ -59,7 +59,7 @@ def test_an_example_is_a_job(
     sizes = [int(np.prod(variable["shape"])) for variable in document["variables"]]
     assert sum(sizes) == parameters
     assert document["optimizer"]["class_name"] == optimizer
-    assert (document["mode"], document["total_updates"]) == (mode, updates)
+    assert (document["policy"]["mode"], document["total_updates"]) == (mode, updates)
     assert document["placement"] == "cut"
 
 
