@@ -42,6 +42,9 @@ POLICIES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
+SHOWN = 2
+"""Warnings of one run that the page shows."""
+
 
 def names(small: bool) -> list[str]:
     """Of policies."""
@@ -138,7 +141,10 @@ def _said(found: Found) -> str:
     lines = []
     for name, figures in have(found).items():
         if figures["phase"] != "done":
-            lines += [f"- {name}, after {n} batches: {text}" for n, text in figures["warned"]]
+            warned = figures["warned"]
+            lines += [f"- {name}, after {n} batches: {text}" for n, text in warned[:SHOWN]]
+            if len(warned) > SHOWN:
+                lines.append(f"- and {len(warned) - SHOWN} more warnings")
             lines.append(f"- {name}, at the end: {figures['reason']}")
     return ("\n\nWhat status said:\n\n" + "\n".join(lines) if lines else "") + misses(found)
 
