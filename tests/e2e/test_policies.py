@@ -31,12 +31,16 @@ CASES = {
         ("max_staleness=2", "staleness_lr=inverse", "delay_compensation=adaptive"),
         steps=2 * 62,
     ),
-    "backup workers": Case("sync", ("aggregate=2",), steps=2 * 31),
-    "speculation": Case("sync", ("speculate=true", "round_deadline_s=30"), steps=2 * 21),
-    "ssp": Case("ssp", ("staleness=1",), steps=2 * 62),
+    "ssp, then backup workers": Case(
+        "ssp", ("staleness=1", "then=sync", "then_after=1", "aggregate=2"), steps=62 + 31
+    ),
+    "async, then speculation": Case(
+        "async",
+        ("then=sync", "then_after=1", "speculate=true", "round_deadline_s=30"),
+        steps=62 + 21,
+    ),
     # Batches of 40 records: 31 in each epoch, in rounds of three.
     "local steps": Case("sync", ("local_steps=2",), steps=2 * 11, batches=2 * 31),
-    "a rule": Case(None, ("then=sync", "then_after=1"), steps=62 + 21),
 }
 
 
