@@ -73,7 +73,8 @@ def test_a_run_that_failed_is_a_miss_and_tried_again(tmp_path: Path) -> None:
 def test_each_experiment_has_its_place_in_the_page(one: Experiment) -> None:
     page = PAGE.read_text()
     assert "TEXT" in replace_section(page, one.section, "TEXT")
-    assert f"{FIGURES.name}/consistency-{one.number}.png" in page
+    picture = f"consistency-{one.number}.png"
+    assert (f"{FIGURES.name}/{picture}" in page) == (FIGURES / picture).exists(), "no dead links"
     assert one.names(True)
     assert len(set(one.names(False))) == len(one.names(False))
 
