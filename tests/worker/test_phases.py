@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from psrpc.errors import InvalidJob
 from psrpc.policy import Policy
 from tests.worker.test_job import make_job
+from worker.job import Job
 from worker.overrides import override_job
 
 SYNC: dict[str, Any] = {"mode": "sync", "replicas": 3}
@@ -120,3 +122,9 @@ def test_settings_of_a_policy_are_read_from_text() -> None:
     assert override_job(make_job(), settings)[0].policy() == Policy(
         mode="ssp", staleness=0, delay_compensation="adaptive", dc_decay=0.9
     )
+
+
+def test_a_job_has_every_setting_of_a_policy_with_its_default() -> None:
+    jobs = {field.name: field.default for field in dataclasses.fields(Job)}
+    policies = {field.name: field.default for field in dataclasses.fields(Policy)}
+    assert {name: jobs.get(name, "missing") for name in policies} == policies
