@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.errors import InvalidJob
+from psrpc.tables import INITIALIZERS, OPTIMIZERS, TableSpec
 
 Role = Literal["trainable", "state"]
 Placement = Literal["cut", "whole"]
@@ -97,6 +98,7 @@ class Plan:
     arenas: tuple[ArenaPlan, ...]
     shards: int
     placement: Placement
+    tables: tuple[TableSpec, ...] = ()
 
     def shard_slices(self, arena: ArenaPlan, shard: int) -> list[Slice]:
         """The pieces of variables that live in ``arena`` on ``shard``, in arena order."""
@@ -110,18 +112,21 @@ class Plan:
         return slices
 
     def shard_nbytes(self, shard: int) -> int:
-        """Bytes of parameters and state on ``shard``, optimizer slots not counted."""
+        """Bytes of parameters and state on ``shard``, optimizer slots and tables not counted."""
         return sum(arena.shard_length(shard) * arena.itemsize for arena in self.arenas)
 
     def to_json(self) -> bytes:
         """Canonical JSON, the form that is hashed and sent."""
-        document = {
+        document: dict[str, Any] = {
             "format": 1,
             "shards": self.shards,
             "placement": self.placement,
             "variables": [vars(v) | {"shape": list(v.shape)} for v in self.variables],
             "arenas": [vars(a) for a in self.arenas],
         }
+        if self.tables:
+            # Left out where there are none: plans of before have no such key.
+            document["tables"] = [table.to_json() for table in self.tables]
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
@@ -152,11 +157,17 @@ class Plan:
             ),
             shards=document["shards"],
             placement=document["placement"],
+            tables=tuple(TableSpec.from_json(table) for table in document.get("tables", ())),
         )
 
 
-def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placement) -> Plan:
-    """Lays ``variables`` out over ``shards``.
+def make_plan(
+    variables: Iterable[VariableSpec],
+    shards: int,
+    placement: Placement,
+    tables: Iterable[TableSpec] = (),
+) -> Plan:
+    """Lays ``variables`` and ``tables`` out over ``shards``.
 
     ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
     shards. Variables that fill whole units of 64 bytes come first there, the others after them,
@@ -164,12 +175,14 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
     arena. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
 
     Raises:
-        InvalidJob: no variable at all, an unknown dtype, or two variables of one name.
+        InvalidJob: nothing to train, an unknown dtype, two variables or two tables of one name, or
+            a table that cannot be.
     """
-    variables = tuple(variables)
+    variables, tables = tuple(variables), tuple(tables)
     if shards < 1:
         raise InvalidJob(f"shards is {shards}; expected at least 1")
-    if not any(v.role == "trainable" for v in variables):
+    _check_tables(tables)
+    if not tables and not any(v.role == "trainable" for v in variables):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
     names = [v.name for v in variables]
     for name, uses in Counter(names).items():
@@ -198,7 +211,34 @@ def make_plan(variables: Iterable[VariableSpec], shards: int, placement: Placeme
                         f"{dtype}.{role}", dtype, role, tuple(order), tuple(starts), tuple(cuts)
                     )
                 )
-    return Plan(variables, tuple(arenas), shards, placement)
+    return Plan(variables, tuple(arenas), shards, placement, tables)
+
+
+def _check_tables(tables: Sequence[TableSpec]) -> None:
+    for name, uses in Counter(table.name for table in tables).items():
+        if uses > 1:
+            raise InvalidJob(f"{uses} tables are named {name!r}; give them different names")
+    for table in tables:
+        for what, value in (
+            ("width", table.width),
+            ("vocabulary", table.vocabulary),
+            ("max_rows", table.max_rows),
+            ("min_count", table.min_count),
+        ):
+            if value is not None and value < 1:
+                raise InvalidJob(f"table {table.name!r} has {what} {value}; expected at least 1")
+        for what, found, known in (
+            ("initializer", table.initializer["class_name"], INITIALIZERS),
+            ("optimizer", table.optimizer["class_name"], OPTIMIZERS),
+        ):
+            if found not in known:
+                raise InvalidJob(
+                    f"table {table.name!r} has {what} {found}; expected {' or '.join(known)}"
+                )
+        if table.eviction is not None and table.max_rows is None:
+            raise InvalidJob(
+                f"table {table.name!r} evicts rows by {table.eviction}, but has no max_rows"
+            )
 
 
 def _cut_evenly(

@@ -48,7 +48,7 @@ class InitializeResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("fence", "worker", "newest", "round", "snapshot", "decision", "encoding")
+    __slots__ = ("fence", "worker", "newest", "round", "snapshot", "decision", "encoding", "rows", "rows_only")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,8 @@ class PullRequest(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_ONLY_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     worker: str
     newest: bool
@@ -63,7 +65,9 @@ class PullRequest(_message.Message):
     snapshot: str
     decision: _types_pb2.Decision
     encoding: _types_pb2.Encoding
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ...) -> None: ...
+    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
+    rows_only: bool
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("version", "generation", "extents")
@@ -84,7 +88,7 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("fence", "worker", "batch", "attempt", "base_version", "examples", "skipped", "extents")
+    __slots__ = ("fence", "worker", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +97,7 @@ class PushHeader(_message.Message):
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     worker: str
     batch: _types_pb2.BatchId
@@ -101,7 +106,8 @@ class PushHeader(_message.Message):
     examples: int
     skipped: bool
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
+    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ...) -> None: ...
 
 class PushResult(_message.Message):
     __slots__ = ("outcome", "version", "staleness", "apply_us")
@@ -193,12 +199,46 @@ class ExchangeResponse(_message.Message):
     chunk: _types_pb2.Chunk
     def __init__(self, header: _Optional[_Union[ExchangeAnswer, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
+class LookUpRequest(_message.Message):
+    __slots__ = ("table", "ids")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    ids: bytes
+    def __init__(self, table: _Optional[str] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class LookUpResponse(_message.Message):
+    __slots__ = ("version", "generation", "rows", "present")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    generation: int
+    rows: bytes
+    present: bytes
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., rows: _Optional[bytes] = ..., present: _Optional[bytes] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TableStatus(_message.Message):
+    __slots__ = ("name", "rows", "nbytes", "created", "evicted")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    nbytes: int
+    created: int
+    evicted: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., nbytes: _Optional[int] = ..., created: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+
 class GetStatusResponse(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for", "workers", "too_stale", "uncompensated", "apply_s", "settings")
+    __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for", "workers", "too_stale", "uncompensated", "apply_s", "settings", "tables")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +259,7 @@ class GetStatusResponse(_message.Message):
     UNCOMPENSATED_FIELD_NUMBER: _ClassVar[int]
     APPLY_S_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -239,4 +280,5 @@ class GetStatusResponse(_message.Message):
     uncompensated: int
     apply_s: float
     settings: str
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., settings: _Optional[str] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableStatus]
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., version: _Optional[int] = ..., initialized: _Optional[bool] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., staged: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., staged_now: _Optional[int] = ..., waiting_for: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., settings: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[TableStatus, _Mapping]]] = ...) -> None: ...

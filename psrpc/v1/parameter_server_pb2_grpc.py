@@ -54,6 +54,11 @@ class ParameterServerStub:
                 request_serializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeRequest.SerializeToString,
                 response_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeResponse.FromString,
                 _registered_method=True)
+        self.LookUp = channel.unary_unary(
+                '/psrpc.v1.ParameterServer/LookUp',
+                request_serializer=psrpc_dot_v1_dot_parameter__server__pb2.LookUpRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.LookUpResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/psrpc.v1.ParameterServer/GetStatus',
                 request_serializer=psrpc_dot_v1_dot_parameter__server__pb2.GetStatusRequest.SerializeToString,
@@ -107,6 +112,15 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookUp(self, request, context):
+        """Reads rows of a table by its name, for serving: no fence, the newest values. Changes nothing.
+        Retry freely. Errors: INVALID_ARGUMENT (no such table, ids that do not ascend or are of another
+        shard), UNAVAILABLE (NotReady).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Counters and what the shard waits for. Changes nothing.
         """
@@ -136,6 +150,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeRequest.FromString,
                     response_serializer=psrpc_dot_v1_dot_parameter__server__pb2.ExchangeResponse.SerializeToString,
+            ),
+            'LookUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookUp,
+                    request_deserializer=psrpc_dot_v1_dot_parameter__server__pb2.LookUpRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_parameter__server__pb2.LookUpResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -251,6 +270,33 @@ class ParameterServer:
             '/psrpc.v1.ParameterServer/Exchange',
             psrpc_dot_v1_dot_parameter__server__pb2.ExchangeRequest.SerializeToString,
             psrpc_dot_v1_dot_parameter__server__pb2.ExchangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/psrpc.v1.ParameterServer/LookUp',
+            psrpc_dot_v1_dot_parameter__server__pb2.LookUpRequest.SerializeToString,
+            psrpc_dot_v1_dot_parameter__server__pb2.LookUpResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,14 @@ class Attempt(_message.Message):
     attempt: int
     def __init__(self, batch: _Optional[_Union[BatchId, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
+class TableIds(_message.Message):
+    __slots__ = ("table", "ids")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    table: int
+    ids: bytes
+    def __init__(self, table: _Optional[int] = ..., ids: _Optional[bytes] = ...) -> None: ...
+
 class Extent(_message.Message):
     __slots__ = ("arena", "nbytes", "encoding")
     ARENA_FIELD_NUMBER: _ClassVar[int]
@@ -85,18 +93,20 @@ class Decision(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., round: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotOrder, _Mapping]]] = ...) -> None: ...
 
 class SnapshotOrder(_message.Message):
-    __slots__ = ("name", "write", "keep", "directory", "global_step")
+    __slots__ = ("name", "write", "keep", "directory", "global_step", "base")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WRITE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     name: str
     write: bool
     keep: bool
     directory: str
     global_step: int
-    def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ...) -> None: ...
+    base: str
+    def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start", "stop")
