@@ -4,7 +4,8 @@ Only a verified manifest counts. The order of writing is: shards' files in a tem
 each fsynced, and that directory; ``manifest.json`` with their sizes and SHA-256; rename to the
 final name; fsync of the parent. A checkpoint of any number of shards loads into any other.
 
-:mod:`psrpc.shard_file` has the form of a shard's file, :mod:`psrpc.manifest` the manifest's;
+:mod:`psrpc.shard_file` has the form of a shard's file, :mod:`psrpc.rows_file` that of the files of
+its tables' rows beside it, :mod:`psrpc.manifest` the manifest's;
 :mod:`psrpc.storage` is what both are written with.
 """
 
@@ -22,6 +23,7 @@ from psrpc.manifest import (
     Choice,
     Manifest,
     ManifestFile,
+    RowsFileEntry,
     check_identity,
     commit,
     newest_good,
@@ -29,6 +31,7 @@ from psrpc.manifest import (
     verify,
 )
 from psrpc.plan import ArenaPlan, Plan, aligned_empty
+from psrpc.rows_chain import compare_tables
 from psrpc.shard_file import (
     NDArray,
     ShardHeader,
@@ -44,6 +47,7 @@ __all__ = [
     "Choice",
     "Manifest",
     "ManifestFile",
+    "RowsFileEntry",
     "ShardState",
     "WrittenFile",
     "applied_sets",
@@ -66,7 +70,8 @@ def load_state(
     run_id: str | None = None,
     storage: Storage = DISK,
 ) -> ShardState:
-    """What ``shard`` of ``plan`` takes over from a checkpoint of any number of shards.
+    """What ``shard`` of ``plan`` takes over from a checkpoint of any number of shards, except the
+    rows of tables: :func:`psrpc.rows_chain.load_rows` gives those.
 
     Arrays are aligned and the caller's own. With the checkpoint's own plan only the shard's own
     file is read, and version and applied-set are those of the same shard. With another one a shard
@@ -80,11 +85,12 @@ def load_state(
 
     Raises:
         CheckpointError: the files are damaged, of another checkpoint, or hold other variables than
-            the plan.
+            the plan, or tables that it has otherwise.
     """
     manifest = read_manifest(directory, storage)
     check_identity(directory, manifest, run_id)
     _compare_variables(directory, manifest.plan, plan)
+    compare_tables(directory, manifest.plan.tables, plan.tables)
     own = manifest.plan.hash == plan.hash
     loading = _Loading(plan, shard)
     headers = []
@@ -154,7 +160,8 @@ def load_variables(
 def check_file(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
 ) -> None:
-    """Reads one file through, as a restart would.
+    """Reads the file of one shard's arenas through, as a restart would;
+    :func:`psrpc.rows_chain.check_chain` reads the others.
 
     Raises:
         CheckpointError: a restart would refuse it.

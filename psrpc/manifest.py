@@ -15,6 +15,7 @@ from typing import Any
 
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.plan import Plan
+from psrpc.rows_file import rows_file_name
 from psrpc.storage import DISK, Storage
 
 FORMAT = 2
@@ -30,14 +31,47 @@ _SEAL = b',\n "sha256": "'
 
 
 @dataclass(frozen=True)
+class RowsFileEntry:
+    """One part of a shard's rows; it may have been written for an earlier checkpoint."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class ManifestFile:
-    """One shard's file as its shard wrote it."""
+    """One shard's file as its shard wrote it, and the parts of its rows (psrpc.rows_file)."""
 
     shard: int
     name: str
     nbytes: int
     sha256: str
     version: int
+    rows: tuple[RowsFileEntry, ...] = ()
+
+    @property
+    def every(self) -> tuple[RowsFileEntry, ...]:
+        """All files of the shard, that of its arenas first."""
+        return (RowsFileEntry(self.name, self.nbytes, self.sha256), *self.rows)
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(file.nbytes for file in self.every)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types. Without rows there is no such key: files of before have none."""
+        document = asdict(self)
+        if not self.rows:
+            del document["rows"]
+        return document
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ManifestFile:
+        """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
+        rows = tuple(RowsFileEntry(**entry) for entry in document.get("rows", ()))
+        return ManifestFile(**{**document, "rows": rows})
 
 
 @dataclass(frozen=True)
@@ -62,11 +96,21 @@ class Manifest:
     files: tuple[ManifestFile, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def every(self) -> tuple[RowsFileEntry, ...]:
+        """All files of all shards."""
+        return tuple(entry for file in self.files for entry in file.every)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but the manifest's; what several checkpoints share counts in each."""
+        return sum(file.total_nbytes for file in self.files)
+
     def to_json(self) -> bytes:
         """The text of the file."""
         document = {k: v for k, v in vars(self).items() if k not in ("plan", "files")}
         document["plan"] = json.loads(self.plan.to_json())
-        document["files"] = [asdict(f) for f in self.files]
+        document["files"] = [file.to_json() for file in self.files]
         text = json.dumps({"format": FORMAT, **document}, indent=1, default=dict)
         return _sealed(text.removesuffix("\n}").encode())
 
@@ -81,7 +125,7 @@ class Manifest:
             raise ValueError(f"its format is not {FORMAT}")
         del document["sha256"]
         document["plan"] = Plan.from_json(json.dumps(document["plan"]).encode())
-        document["files"] = tuple(ManifestFile(**f) for f in document["files"])
+        document["files"] = tuple(map(ManifestFile.from_json, document["files"]))
         return Manifest(**document)
 
 
@@ -108,7 +152,7 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
             step failed: the checkpoint is there, and may be gone after a power failure.
     """
     try:
-        for file in manifest.files:
+        for file in manifest.every:
             with storage.open(temporary / file.name) as opened:
                 nbytes = opened.seek(0, 2)
             if nbytes != file.nbytes:
@@ -163,10 +207,23 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
         raise CheckpointError(
             f"{directory} has files of shards {shards}; expected all of {manifest.plan.shards}"
         )
-    for file in manifest.files:
+    for file in manifest.every:
         if (directory / file.name).parent != directory:
             raise CheckpointError(f"{directory} names a file elsewhere: {file.name!r}")
+    for shard in manifest.files:
+        _check_rows(directory, manifest, shard)
     return manifest
+
+
+def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
+    """Whether the parts of a shard's rows are those that there can be. Raises CheckpointError."""
+    found = [entry.name for entry in file.rows]
+    count = max(len(found), 1) if manifest.plan.tables else 0
+    expected = [rows_file_name(file.shard, manifest.plan.shards, n) for n in range(count)]
+    if found != expected:
+        raise CheckpointError(
+            f"{directory} has files {found} of shard {file.shard}'s rows; expected {expected}"
+        )
 
 
 def check_identity(directory: Path, manifest: Manifest, run_id: str | None = None) -> None:
@@ -187,11 +244,11 @@ def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None
     Raises:
         CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
     """
-    for file in manifest.files:
+    for file in manifest.every:
         verify_file(directory, file, storage)
 
 
-def verify_file(directory: Path, file: ManifestFile, storage: Storage = DISK) -> None:
+def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
     """Reads one file through and compares it with the manifest. Raises CheckpointError."""
     path = directory / file.name
     digest = hashlib.sha256()

@@ -10,7 +10,6 @@ key ``psrpc``, as JSON; names are labels and never parsed. All of it is load-bea
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,23 +20,12 @@ import numpy.typing as npt
 
 from psrpc.errors import CheckpointError
 from psrpc.plan import Plan
+from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.storage import DISK, Storage
 
 NDArray = npt.NDArray[Any]
 
 FORMAT = 1
-METADATA_KEY = "psrpc"
-
-DTYPES = {
-    "float32": "F32",
-    "float64": "F64",
-    "int64": "I64",
-    "int32": "I32",
-    "uint64": "U64",
-    "uint32": "U32",
-    "bool": "BOOL",
-}
-"""numpy's names and safetensors'."""
 
 
 @dataclass(frozen=True)
@@ -132,20 +120,10 @@ def write_shard_file(
         "applied": list(state.applied),
         "entries": {name: entry for name, entry, _ in tensors},
     }
-    document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(header)}}
-    at = 0
-    for name, _, array in tensors:
-        document[name] = {
-            "dtype": DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [at, at + array.nbytes],
-        }
-        at += array.nbytes
-    text = json.dumps(document, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text]
+    head = header_bytes(header, (Placed(n, a.dtype.name, a.shape) for n, _, a in tensors))
     try:
-        written = storage.write(path, itertools.chain(head, (_bytes(a) for *_, a in tensors)))
+        arrays = (array_bytes(array) for *_, array in tensors)
+        written = storage.write(path, itertools.chain([head], arrays))
         storage.sync(path.parent)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
@@ -209,6 +187,7 @@ def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, E
         )
 
 
-def _bytes(array: NDArray) -> memoryview:
+def array_bytes(array: NDArray) -> memoryview:
+    """The bytes of an array, row-major; a view where it is contiguous."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).data if flat.size else memoryview(b"")

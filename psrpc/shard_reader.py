@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from psrpc.errors import CheckpointError
-from psrpc.shard_file import DTYPES, FORMAT, METADATA_KEY, Entry, NDArray, ShardHeader
+from psrpc.safetensors_form import Placed, parse_header
+from psrpc.shard_file import FORMAT, Entry, NDArray, ShardHeader
 from psrpc.storage import DISK, Storage
 
 _CHUNK = 1 << 20
 """Bytes between two steps of the digest: few enough to be in the cache still."""
-
-_DTYPE_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +119,14 @@ class ShardReader:
             length = int.from_bytes(self._take(8), "little")
             if length > nbytes - 8:
                 raise ValueError(f"its header is said to have {length} bytes")
-            document = json.loads(self._take(length))
-            header = json.loads(document.pop("__metadata__")[METADATA_KEY])
+            header, placed = parse_header(self._take(length), nbytes - 8 - length)
             if header["format"] != FORMAT:
                 raise CheckpointError(
                     f"{self.path} has format {header['format']}; this version reads {FORMAT}"
                 )
             del header["format"]
             found = ShardHeader(**header)
-            return found, _tensors(document, found.entries, nbytes - 8 - length)
+            return found, _tensors(placed, found.entries)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{self.path} is not a shard's file: {error!r}") from error
 
@@ -159,29 +156,17 @@ class ShardReader:
             count -= len(piece)
 
 
-def _tensors(document: Mapping[str, Any], entries: Mapping[str, Any], nbytes: int) -> list[Tensor]:
-    """The tensors by their place. Raises KeyError, TypeError or ValueError."""
+def _tensors(placed: Sequence[Placed], entries: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors with what they are. Raises KeyError, TypeError or ValueError."""
     found = []
-    end = 0
-    for name, tensor in sorted(document.items(), key=lambda item: item[1]["data_offsets"]):
-        dtype, shape = _DTYPE_NAMES[tensor["dtype"]], tuple(map(int, tensor["shape"]))
-        start, stop = tensor["data_offsets"]
-        size, entry = prod(shape), entries[name]
-        if (
-            start != end
-            or stop - start != size * np.dtype(dtype).itemsize
-            or min(shape, default=0) < 0
-        ):
-            raise ValueError(f"tensor {name!r} does not lie where it can")
+    for tensor in placed:
+        name, entry = tensor.name, entries[tensor.name]
         if entry["kind"] not in ("variable", "slot", "whole", "scalar"):
             raise ValueError(f"tensor {name!r} is of kind {entry['kind']!r}")
         for key, kind in (("slot", str), ("variable", str), ("start", int), ("stop", int)):
             if not isinstance(entry[key], kind):
                 raise TypeError(f"tensor {name!r} has {key} {entry[key]!r}")
-        if entry["start"] < 0 or entry["stop"] - entry["start"] != size:
-            raise ValueError(f"tensor {name!r} has {size} elements, and its entry others")
-        found.append(Tensor(name, entry, dtype, shape))
-        end = stop
-    if end != nbytes:
-        raise ValueError(f"its tensors have {end} bytes, and it holds {nbytes}")
+        if entry["start"] < 0 or entry["stop"] - entry["start"] != tensor.size:
+            raise ValueError(f"tensor {name!r} has {tensor.size} elements, and its entry others")
+        found.append(Tensor(name, entry, tensor.dtype, tensor.shape))
     return found

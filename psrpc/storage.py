@@ -35,6 +35,10 @@ class Storage(Protocol):
         """Writes a file that is not there yet. Its bytes last; its name does not before
         :meth:`sync`. When it raises, the file may be there in part."""
 
+    def link(self, old: Path, new: Path) -> None:
+        """Gives a file that lasts a second name, in another directory; the bytes are not written
+        again. The name lasts after :meth:`sync`. Not every file system can."""
+
     def sync(self, directory: Path) -> None:
         """Makes the names in a directory last."""
 
@@ -77,6 +81,10 @@ class Disk:
                 nbytes += len(part)
             os.fsync(file.fileno())
         return Written(nbytes, digest.hexdigest())
+
+    def link(self, old: Path, new: Path) -> None:
+        """See :class:`Storage`."""
+        os.link(old, new)
 
     def sync(self, directory: Path) -> None:
         """See :class:`Storage`."""

@@ -7,9 +7,9 @@ or a person can. Then the older one is chosen and the damage is named, or nothin
 from __future__ import annotations
 
 import io
+import itertools
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -17,21 +17,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psrpc.checkpoint import ShardState, load_state, newest_good, shard_file_name, write_shard_file
+from psrpc.checkpoint import ShardState, load_state, newest_good, shard_file_name
 from psrpc.errors import CheckpointError
-from psrpc.manifest import MANIFEST, ManifestFile, commit
+from psrpc.manifest import MANIFEST
 from psrpc.plan import Plan, VariableSpec, make_plan
+from psrpc.rows_chain import load_rows
+from psrpc.rows_file import rows_file_name
 from psrpc.storage import Written
-from tests.psrpc.test_checkpoint import manifest_of
+from tests.psrpc.rows import TABLES, Row, mine, restored, rows_of, trained, write_checkpoint
 
 ROOT = Path("/checkpoints")
 SHARDS = 2
-OLD, NEW = ROOT / "step-00000005", ROOT / "step-00000009"
+OLD, NEW = ROOT / "step-00000010", ROOT / "step-00000020"
 VARIABLES = (
     VariableSpec("kernel", (5, 9), "float32", "trainable"),
     VariableSpec("bias", (24,), "float32", "trainable"),
 )
-PLAN = make_plan(VARIABLES, SHARDS, "cut")
+PLAN = make_plan(VARIABLES, SHARDS, "cut", TABLES)
 FAST, ALL = 30, 1000
 """Variants of each kind."""
 
@@ -50,6 +52,9 @@ class Memory:
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
         self.files[path] = b"".join(bytes(part) for part in parts)
         return Written(len(self.files[path]), sha256(self.files[path]).hexdigest())
+
+    def link(self, old: Path, new: Path) -> None:
+        self.files[new] = self.files[old]
 
     def sync(self, directory: Path) -> None:
         """Everything lasts."""
@@ -90,26 +95,26 @@ def state_of(plan: Plan, shard: int, step: int, run: str) -> ShardState:
     )
 
 
-def write(disk: Memory, step: int, run: str = "run-1", plan: Plan = PLAN, name: str = "") -> None:
-    temporary = ROOT / ".tmp-writing"
-    files = []
-    for shard in range(plan.shards):
-        path = temporary / shard_file_name(shard, plan.shards)
-        state = state_of(plan, shard, step, run)
-        written = write_shard_file(
-            path, plan, shard, state, run_id=run, generation=1, global_step=step, storage=disk
-        )
-        files.append(ManifestFile(shard, written.name, written.nbytes, written.sha256, step))
-    manifest = replace(manifest_of(plan, tuple(files), step), run_id=run)
-    commit(temporary, ROOT / (name or manifest.name), manifest, disk)
+def write(disk: Memory, run: str = "run-1", plan: Plan = PLAN) -> None:
+    """Two checkpoints, of which the second continues the first one's parts."""
+    base = None
+    for step, tables in itertools.islice(trained(), 2):
+        states = [state_of(plan, shard, step, run) for shard in range(plan.shards)]
+        base = write_checkpoint(ROOT, plan, tables, step, base, disk, run, states)
+
+
+@cache
+def rows_at(step: int, shard: int, shards: int) -> list[tuple[dict[int, Row], dict[int, int]]]:
+    """What a shard has of the tables at a step."""
+    tables = next(tables for at, tables in trained() if at == step)
+    return rows_of(mine(tables, shard, shards))
 
 
 @cache
 def pristine() -> Files:
     """Two checkpoints of one run."""
     disk = Memory()
-    write(disk, 5)
-    write(disk, 9)
+    write(disk)
     return disk.files
 
 
@@ -117,9 +122,9 @@ def pristine() -> Files:
 def foreign() -> list[Files]:
     """What may be mistaken for the newest: of another run at the same step, of more shards."""
     disks = [Memory(), Memory()]
-    write(disks[0], 9, "run-2")
-    write(disks[1], 9, plan=make_plan(VARIABLES, SHARDS + 1, "cut"))
-    return [disk.files for disk in disks]
+    write(disks[0], "run-2")
+    write(disks[1], plan=make_plan(VARIABLES, SHARDS + 1, "cut", TABLES))
+    return [{p: d for p, d in disk.files.items() if p.parent == NEW} for disk in disks]
 
 
 def one_of(rng: random.Random, files: Files, directory: Path) -> Path:
@@ -194,13 +199,15 @@ def rename(rng: random.Random, files: Files, directory: Path) -> None:
         path = one_of(rng, files, directory)
         files[path.with_name(rng.choice(["x", path.name + "~", "shard-9-of-9"]))] = files.pop(path)
         return
-    target = rng.choice([OLD, ROOT / "step-00000010", ROOT / "step-00000009.g2", ROOT / "x"])
+    target = rng.choice([OLD, ROOT / "step-00000030", ROOT / "step-00000020.g2", ROOT / "x"])
     for path in [path for path in files if path.parent == NEW]:
         files[target / path.name] = files.pop(path)
 
 
 def exchange_directories(rng: random.Random, files: Files, directory: Path) -> None:
-    for name in [MANIFEST, *(shard_file_name(k, SHARDS) for k in range(SHARDS))]:
+    names = [MANIFEST, *(shard_file_name(k, SHARDS) for k in range(SHARDS))]
+    names += [rows_file_name(k, SHARDS, 0) for k in range(SHARDS)]
+    for name in names:
         files[OLD / name], files[NEW / name] = files[NEW / name], files[OLD / name]
 
 
@@ -251,17 +258,24 @@ def assert_state(found: ShardState, expected: ShardState) -> None:
 def check(files: Files) -> str:
     """Asserts that only what was written is loaded; what came of it."""
     disk = Memory(files)
-    for directory, step in ((NEW, 9), (OLD, 5)):
-        for plan in (PLAN, make_plan(VARIABLES, 1, "cut")):
+    for directory, step in ((NEW, 20), (OLD, 10)):
+        for plan in (PLAN, make_plan(VARIABLES, 1, "cut", TABLES)):
             for shard in range(plan.shards):
+                loaded = 0
                 try:
                     state = load_state(directory, plan, shard, "run-1", disk)
+                    assert_state(state, state_of(plan, shard, step, "run-1"))
+                    loaded += 1
                 except CheckpointError:
                     assert not whole(files, directory)
-                else:
-                    # One shard's file may be whole while another's is not.
-                    assert plan is PLAN or whole(files, directory)
-                    assert_state(state, state_of(plan, shard, step, "run-1"))
+                try:
+                    found = restored(load_rows(directory, plan, shard, "run-1", disk))
+                    assert rows_of(found) == rows_at(step, shard, plan.shards)
+                    loaded += 1
+                except CheckpointError:
+                    assert not whole(files, directory)
+                # One shard's files may be whole while another's are not.
+                assert loaded < 2 or plan is PLAN or whole(files, directory)
     try:
         choice = newest_good(ROOT, "run-1", storage=disk)
     except CheckpointError:

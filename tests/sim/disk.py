@@ -190,6 +190,16 @@ class View:
         file.lasts = True
         return Written(len(data), hashlib.sha256(data).hexdigest())
 
+    def link(self, old: Path, new: Path) -> None:
+        """See :class:`psrpc.storage.Storage`."""
+        file, directory = self._disk.find(old), self._disk.directory(new.parent)
+        assert isinstance(file, File)
+        if new.name in directory.names:
+            raise FileExistsError(errno.EEXIST, "File exists", str(new))
+        self._strike("link", new)
+        directory.change(self._writer, {new.name: file})
+        self._crash()
+
     def sync(self, directory: Path) -> None:
         """See :class:`psrpc.storage.Storage`."""
         found = self._disk.directory(directory)
