@@ -1,0 +1,88 @@
+"""Ids that have been counted and have no row yet (``min_count``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.tables.eviction import victims
+from pserver.tables.hash_index import Slots
+from pserver.tables.id_store import NEWEST, IdStore
+from pserver.tables.part import Counts
+from psrpc.tables import Ids
+
+_NONE: Slots = np.empty(0, np.int64)
+
+
+class Candidates:
+    """How many applied pushes have named each id that is not admitted yet.
+
+    At most ``limit`` are remembered. When there are more, those with the least count are forgotten,
+    so many that a sixteenth of the limit is free; of equal counts those named longest ago.
+    Not thread-safe.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._store = IdStore()
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is remembered, with its index."""
+        return self._store.nbytes
+
+    def admissible(self, ids: Ids, min_count: int) -> npt.NDArray[np.bool_]:
+        """Which of ``ids`` one more push would admit, ``[n]``."""
+        return self._next(self._store.find(ids)) >= min_count
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for ``rows`` more. Raises OSError as :meth:`IdStore.reserve` does."""
+        self._store.reserve(rows)
+
+    def count(self, ids: Ids, min_count: int, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
+        """Counts one push that names ``ids``, which have no rows.
+
+        Returns:
+            Which of them it admits, ``[n]``, and the count of each of those. They are candidates
+            no longer.
+        """
+        store = self._store
+        at = store.find(ids)
+        counts = self._next(at)
+        admitted = counts >= min_count
+        known = at >= 0
+        store.touch(at[known & ~admitted], version)
+        store.remove(at[known & admitted])
+        new = ~known & ~admitted
+        store.add(ids[new], counts[new], version)
+        self._forget()
+        return admitted, counts[admitted]
+
+    def items(self) -> tuple[Ids, Counts]:
+        """Copies of all ids, in no order, and their counts."""
+        at = np.flatnonzero(self._store.touched.rows()[: self._store.used])
+        return self._store.ids.rows().take(at), self._store.counts.rows().take(at)
+
+    def load(self, ids: Ids, counts: Counts) -> None:
+        """Remembers ``counts`` of ``ids``, which are distinct, in place of what it has of them."""
+        store = self._store
+        at = store.find(ids)
+        known = at >= 0
+        store.counts.rows()[at[known]] = counts[known]
+        store.add(ids[~known], counts[~known], 0)
+        self._forget()
+
+    def _next(self, at: Slots) -> Counts:
+        counts: Counts = self._store.counts.rows().take(at, mode="clip")
+        counts[at < 0] = 0
+        counts += counts < NEWEST
+        return counts
+
+    def _forget(self) -> None:
+        over = len(self._store) - self._limit
+        if over > 0:
+            rows = over + self._limit // 16
+            self._store.remove(victims(self._store, "frequency", rows, _NONE))

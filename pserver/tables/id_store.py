@@ -1,0 +1,100 @@
+"""Which slot each id has, how often it was named and when last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pserver.tables.hash_index import HashIndex, Slots
+from pserver.tables.memory import Column
+from pserver.tables.part import Counts
+from psrpc.tables import Ids
+
+NEWEST = 2**32 - 2
+"""The highest version and count that are remembered; what is above is taken for it."""
+
+
+class IdStore:
+    """Ids by slot number, and the slot of each id. Not thread-safe.
+
+    Attributes:
+        ids: int64.
+        counts: uint32, applied pushes that named the id.
+        touched: uint32, the version that named it last plus one; 0 in a slot that has no id.
+        used: slots that were ever given out. Those from here on have no id.
+        index: id -> slot.
+    """
+
+    def __init__(self) -> None:
+        self.ids = Column(np.int64)
+        self.counts = Column(np.uint32)
+        self.touched = Column(np.uint32)
+        self.used = 0
+        self.index = HashIndex()
+        self.columns: tuple[Column, ...] = (self.ids, self.counts, self.touched)
+        self._free: Slots = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one slot, over all columns."""
+        return sum(column.row_nbytes for column in self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the slots that were given out and of the index."""
+        return self.used * self.row_nbytes + self.index.nbytes + self._free.nbytes
+
+    def find(self, ids: Ids) -> Slots:
+        """The slot of each id, −1 where it has none."""
+        return self.index.find(ids, self.ids.rows())
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for ``rows`` more, so that adding them needs no more address space.
+
+        Raises:
+            OSError: the kernel grants none. Nothing was changed.
+        """
+        for column in self.columns:
+            column.reserve(self.used + rows)
+        self.index.reserve(rows, self.ids.rows())
+
+    def take(self, rows: int, reuse: bool = True) -> Slots:
+        """Gives out ``rows`` slots, for which there is room; with ``reuse`` those of removed ids
+        first."""
+        old = self._free[:0]
+        if reuse and len(self._free):
+            old, self._free = np.split(self._free, [min(rows, len(self._free))])
+        fresh = rows - len(old)
+        self.used += fresh
+        new = np.arange(self.used - fresh, self.used)
+        return np.concatenate([old, new]) if len(old) else new
+
+    def add(self, ids: Ids, counts: Counts, version: int, reuse: bool = True) -> Slots:
+        """Adds ``ids``, which are distinct and not there yet; returns their slots."""
+        at = self.take(len(ids), reuse)
+        self.ids.rows()[at] = ids
+        self.counts.rows()[at] = counts
+        self.touched.rows()[at] = stored(version)
+        self.index.insert(ids, at, self.ids.rows())
+        return at
+
+    def remove(self, at: Slots) -> None:
+        """Takes out the ids that have these slots, which others may have then."""
+        self.index.remove(self.ids.rows()[at], at)
+        self.touched.rows()[at] = 0
+        self._free = np.concatenate([self._free, at])
+
+    def touch(self, at: Slots, version: int) -> None:
+        """Counts one more push that named what is in the slots ``at``, at ``version``."""
+        counts = self.counts.rows()
+        named: Counts = counts.take(at)
+        named += named < NEWEST
+        counts[at] = named
+        self.touched.rows()[at] = stored(version)
+
+
+def stored(version: int) -> np.uint32:
+    """``version`` as the column ``touched`` has it."""
+    return np.uint32(min(version, NEWEST) + 1)

@@ -1,0 +1,280 @@
+"""One shard's part of an embedding table. See docs/design/0010-embedding-tables.md."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.tables.candidates import Candidates
+from pserver.tables.evicted import Evicted
+from pserver.tables.eviction import victims
+from pserver.tables.frozen import FrozenTable
+from pserver.tables.hash_index import Slots
+from pserver.tables.initial import InitialRows
+from pserver.tables.part import Counts, Floats, TablePart
+from pserver.tables.removals import Removals
+from pserver.tables.request_check import check_gradients, check_ids
+from pserver.tables.row_store import RowStore
+from pserver.tables.row_update import RowUpdate
+from psrpc.errors import CheckpointError, ResourceExhausted
+from psrpc.tables import Ids, Rows, TableSpec
+
+MAX_CANDIDATES = 1 << 22
+"""Ids that a shard counts without rows; with ``max_rows`` at most four for each row."""
+
+_MAX_SLOTS = 2**31 - 2
+_MAX_REMOVED = 1 << 22
+
+
+class Table:
+    """The rows of ``spec`` whose ids are of ``shard`` of ``shards``.
+
+    Not thread-safe, frozen tables included: the caller holds the shard's lock. Ids of all methods
+    are int64 ``[n]`` and distinct; values float32 ``[n, width]``.
+
+    Attributes:
+        created: rows that pushes have created.
+        evicted: rows that had to make room.
+
+    Raises:
+        InvalidJob: the optimizer or the initializer cannot be.
+    """
+
+    def __init__(self, spec: TableSpec, shard: int, shards: int) -> None:
+        self.spec = spec
+        self.created = 0
+        self.evicted = 0
+        self._shard, self._shards = shard, shards
+        self._limit = _MAX_SLOTS if spec.max_rows is None else -(-spec.max_rows // shards)
+        self._initial = InitialRows(spec)
+        self._update = RowUpdate(spec)
+        self._evicted = Evicted(spec.width, self._update.slot_widths)
+        self.forget()
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._store)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, slots, index, candidates, and what is kept for frozen tables and of
+        evicted rows."""
+        own = self._store.nbytes + self._candidates.nbytes
+        kept = self._removals.nbytes + self._evicted.nbytes
+        return own + kept + sum(frozen.nbytes for frozen in self._frozen)
+
+    def forget(self) -> None:
+        """Drops all rows and candidates. Frozen tables keep what they have."""
+        self._store = RowStore(self.spec.width, self._update.slot_widths)
+        self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
+        self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
+        self._frozen: list[FrozenTable] = []
+
+    def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of ``ids`` have a row, ``[n]``."""
+        return self._store.find(ids) >= 0
+
+    def read(self, ids: Ids, into: Floats) -> None:
+        """Writes the rows of ``ids`` to ``into``, of absent ones the initial values. Creates
+        nothing."""
+        at = self._store.find(ids)
+        np.take(self._store.values.rows(), at, axis=0, out=into, mode="clip")
+        absent = np.flatnonzero(at < 0)
+        self._initial.fill_to(ids[absent], absent, into)
+
+    def check_ids(self, ids: Ids) -> None:
+        """Passes ids as a request has to have them.
+
+        Raises:
+            InvalidArgument: they do not ascend strictly, or one is of another shard or outside the
+                vocabulary; names the table and the id.
+        """
+        check_ids(self.spec, self._shard, self._shards, ids)
+
+    def check(self, rows: Rows) -> None:
+        """Passes what :meth:`apply` takes: ids as :meth:`check_ids`, finite gradients, and room.
+
+        Raises:
+            InvalidArgument: names the table, the id and what was expected.
+            ResourceExhausted: the table is full and evicts nothing, or the rows are more than it
+                may have; says what to change.
+        """
+        self.check_ids(rows.ids)
+        check_gradients(self.spec, rows)
+        if self.spec.eviction is not None:
+            self._check_room(len(rows.ids), 0)
+        elif len(self) + len(rows.ids) > self._limit:
+            at = self._store.find(rows.ids)
+            self._check_room(len(rows.ids), self._admissible(rows.ids[at < 0]))
+
+    def apply(self, rows: Rows, rate_scale: float, iterations: int, version: int) -> None:
+        """One update with gradients that :meth:`check` has passed; makes ``version``.
+
+        Creates the rows that are missing, where ``min_count`` has been reached. ``iterations`` is
+        the number of updates before this one, for schedules and Adam.
+
+        Raises:
+            ResourceExhausted: there is no room or no memory. Nothing was changed.
+        """
+        store, ids = self._store, rows.ids
+        at = store.find(ids)
+        absent = np.flatnonzero(at < 0)
+        self._reserve(len(absent))
+        if len(store) + len(absent) > self._limit:
+            self._check_room(len(ids), self._admissible(ids[absent]))
+        self._removals.begin(version)
+        known = at if not len(absent) else at[at >= 0]
+        for frozen in self._frozen:
+            frozen.save(known)
+        store.touch(known, version)
+        picked = None
+        if len(absent):
+            new, counts = self._admit(ids[absent], version)
+            self._make_room(len(counts), known, version)
+            at[absent[new]] = self._create(ids[absent[new]], counts, version)
+            if len(counts) < len(absent):
+                picked = np.flatnonzero(at >= 0)
+                at = at[picked]
+        self._update.apply(store, at, rows.values, picked, rate_scale, iterations)
+
+    def insert(self, part: TablePart) -> None:
+        """Takes rows of a checkpoint, in place of those that it has of the same ids.
+
+        No row makes room for them: a shard may get more than its part of ``max_rows``, of which
+        the next update evicts.
+
+        Raises:
+            CheckpointError: the rows are of another width or optimizer. Nothing was changed.
+            ResourceExhausted: there is no memory. Nothing was changed.
+        """
+        self._check_part(part)
+        store = self._store
+        at = store.find(part.ids)
+        absent = np.flatnonzero(at < 0)
+        self._reserve(len(absent))
+        for frozen in self._frozen:
+            frozen.save(at[at >= 0])
+        at[absent] = store.add(part.ids[absent], part.counts[absent], 0, not self._frozen)
+        store.put(at, part)
+
+    def remove(self, ids: Ids) -> None:
+        """Removes the rows of those ``ids`` that have one, as a checkpoint's part says; what it
+        removes is not in :meth:`FrozenTable.removed_since`."""
+        at = self._store.find(ids)
+        self._remove(at[at >= 0])
+
+    def candidates(self) -> tuple[Ids, Counts]:
+        """Ids, in no order, that were counted and have no row yet, and their counts, uint32."""
+        return self._candidates.items()
+
+    def load_candidates(self, ids: Ids, counts: Counts) -> None:
+        """Takes candidates of a checkpoint."""
+        self._candidates.load(ids, counts)
+
+    def freeze(self) -> FrozenTable:
+        """The table as it is now, to be closed. Costs next to nothing, but for the candidates,
+        which are copied."""
+        frozen = FrozenTable(
+            self._store,
+            self._initial,
+            self._candidates.items(),
+            self._removals.copy(),
+            self._closed,
+        )
+        self._frozen.append(frozen)
+        return frozen
+
+    def take_evicted(self) -> TablePart:
+        """The rows that were evicted since it was last asked for, oldest first: at most
+        :data:`pserver.tables.evicted.MAX_NBYTES` of them. ``evicted_dropped`` counts those that
+        were let go of before."""
+        return self._evicted.take()
+
+    @property
+    def evicted_dropped(self) -> int:
+        """Evicted rows that nobody asked for in time."""
+        return self._evicted.dropped
+
+    def _closed(self, frozen: FrozenTable) -> None:
+        # One of before `forget` is not among them.
+        self._frozen = [other for other in self._frozen if other is not frozen]
+
+    def _admissible(self, absent: Ids) -> int:
+        """Rows that a push of ``absent`` ids would create."""
+        if self.spec.min_count == 1:
+            return len(absent)
+        return int(np.count_nonzero(self._candidates.admissible(absent, self.spec.min_count)))
+
+    def _check_room(self, named: int, new: int) -> None:
+        """Of a push of ``named`` ids that creates ``new`` rows."""
+        where = f"shard {self._shard} of {self._shards}"
+        if self.spec.eviction is not None:
+            if named > self._limit:
+                raise ResourceExhausted(
+                    f"table {self.spec.name!r} has at most {self._limit} rows on {where} "
+                    f"(max_rows={self.spec.max_rows}), but one update has {named}; raise max_rows "
+                    "or use smaller batches"
+                )
+        elif new and len(self) + new > self._limit:
+            raise ResourceExhausted(
+                f"table {self.spec.name!r} is full: {where} has {len(self)} of {self._limit} rows "
+                f"(max_rows={self.spec.max_rows}), and an update creates {new}; raise max_rows or "
+                "min_count, or set eviction to 'age' or 'frequency'"
+            )
+
+    def _reserve(self, rows: int) -> None:
+        try:
+            self._store.reserve(rows)
+            if self.spec.min_count > 1:
+                self._candidates.reserve(rows)
+        except OSError as error:
+            raise ResourceExhausted(
+                f"table {self.spec.name!r}: no memory for {rows} rows beside {len(self)} on shard "
+                f"{self._shard} ({error}); use more shards, or max_rows with eviction"
+            ) from error
+
+    def _admit(self, absent: Ids, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
+        if self.spec.min_count == 1:
+            return np.ones(len(absent), np.bool_), np.ones(len(absent), np.uint32)
+        return self._candidates.count(absent, self.spec.min_count, version)
+
+    def _create(self, ids: Ids, counts: Counts, version: int) -> Slots:
+        store = self._store
+        at = store.add(ids, counts, version, reuse=not self._frozen)
+        self.created += len(at)
+        self._initial.fill_to(ids, at, store.values.rows())
+        for name, first in self._update.slots.items():
+            store.slots[name].rows()[at] = first
+        return at
+
+    def _make_room(self, new: int, known: Slots, version: int) -> None:
+        """Evicts for ``new`` rows, but none of those in the slots ``known``."""
+        over = len(self) + new - self._limit
+        if over <= 0 or self.spec.eviction is None:
+            return
+        # A sixteenth at a time: to look for few takes as long as to look for many.
+        rows = min(max(over, self._limit // 16), len(self) - len(known))
+        at = victims(self._store, self.spec.eviction, rows, known)
+        part = self._store.part(at)
+        self._evicted.add(part)
+        self._removals.add(version, part.ids)
+        self.evicted += rows
+        self._remove(at)
+
+    def _remove(self, at: Slots) -> None:
+        for frozen in self._frozen:
+            frozen.save_removed(at)
+        self._store.remove(at)
+
+    def _check_part(self, part: TablePart) -> None:
+        name, n = self.spec.name, len(part.ids)
+        need = {"values": self.spec.width, **self._update.slot_widths}
+        have = {"values": part.values, **part.slots}
+        for what in need.keys() | have.keys():
+            expected = f"float32[{n}, {need[what]}]" if what in need else "none"
+            found = f"{have[what].dtype}{list(have[what].shape)}" if what in have else "none"
+            if found != expected:
+                raise CheckpointError(
+                    f"table {name!r} has {what} {found} in the checkpoint; expected {expected}: "
+                    "its width or optimizer is another"
+                )
