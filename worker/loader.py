@@ -18,6 +18,7 @@ from types import ModuleType
 from psrpc.errors import InvalidJob
 from worker.job import Job
 from worker.overrides import override_job
+from worker.settings import settings_for
 
 _TRACED = "in user code:"
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
@@ -71,7 +72,7 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    with user_code(f"job file {shown}"):
+    with user_code(f"job file {shown}"), settings_for(settings) as offered:
         module = _run(path, source)
     if not hasattr(module, "job"):
         raise InvalidJob(f"{shown} defines no job; add: job = Job(...)")
@@ -80,7 +81,7 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
         raise InvalidJob(
             f"job in {shown} is a {type(job).__name__}; expected a worker.Job: job = Job(...)"
         )
-    job, arguments = override_job(job, settings)
+    job, arguments = override_job(job, settings, offered.asked)
     return LoadedJob(job, path, hashlib.sha256(source).hexdigest(), path.stem, arguments)
 
 

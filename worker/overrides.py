@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -117,10 +117,13 @@ _OPTIONAL = frozenset(
 """Arguments of Keras optimizers that None switches off."""
 
 
-def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]]:
+def override_job(
+    job: Job, settings: Iterable[str], asked: Collection[str] = ()
+) -> tuple[Job, dict[str, str]]:
     """The job with ``key=value`` settings applied, and the settings ``optimizer.*``, still text,
     for :func:`override_optimizer`. Of one key the last setting counts. In another mode than its
-    own, what the job says for that alone is left out, see ``worker.phases``.
+    own, what the job says for that alone is left out, see ``worker.phases``. Settings that the job
+    file has ``asked`` for by itself are passed over, see ``worker.settings``.
 
     Raises:
         InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
@@ -136,13 +139,17 @@ def override_job(job: Job, settings: Iterable[str]) -> tuple[Job, dict[str, str]
         if key.startswith(OPTIMIZER_PREFIX):
             arguments[key.removeprefix(OPTIMIZER_PREFIX)] = text
             continue
+        if key in asked:
+            continue
         if key not in FIELDS:
             settable = [name for name, kind in FIELDS.items() if kind]
-            raise _unknown(setting, key, [*settable, OPTIMIZER_PREFIX + "learning_rate"])
+            raise _unknown(
+                setting, key, [*sorted(asked), *settable, OPTIMIZER_PREFIX + "learning_rate"]
+            )
         kind = FIELDS[key]
         if kind is None:
             raise InvalidJob(f"--set {setting}: {key} is code; change it in the job file")
-        fields[key] = _parsed(setting, kind, text)
+        fields[key] = parsed(setting, kind, text)
     mode = fields.get("mode", job.mode)
     if mode != job.mode and mode in MODES:
         fields = without_effect(job, mode, fields) | fields
@@ -164,20 +171,20 @@ def override_optimizer(
     for argument, text in arguments.items():
         setting = f"{OPTIMIZER_PREFIX}{argument}={text}"
         if argument == "learning_rate":
-            changed = with_learning_rate(changed, _parsed(setting, _FLOAT, text))
+            changed = with_learning_rate(changed, parsed(setting, _FLOAT, text))
             config = changed["config"]
             continue
         if argument not in config:
             raise _unknown(
                 setting, OPTIMIZER_PREFIX + argument, [OPTIMIZER_PREFIX + key for key in config]
             )
-        kind = _kind_of(config[argument])
-        config[argument] = _parsed(setting, _or_none(kind) if argument in _OPTIONAL else kind, text)
+        kind = kind_of(config[argument])
+        config[argument] = parsed(setting, _or_none(kind) if argument in _OPTIONAL else kind, text)
     return changed
 
 
-def _kind_of(value: Any) -> _Kind:
-    """What may replace a value of an optimizer's config."""
+def kind_of(value: Any) -> _Kind:
+    """What may replace ``value``."""
     if isinstance(value, bool):
         return _BOOLEAN
     if isinstance(value, int):
@@ -187,7 +194,8 @@ def _kind_of(value: Any) -> _Kind:
     return _FLOAT
 
 
-def _parsed(setting: str, kind: _Kind, text: str) -> Any:
+def parsed(setting: str, kind: _Kind, text: str) -> Any:
+    """``text`` as a value of its kind; an InvalidJob that names the ``setting`` otherwise."""
     try:
         return kind.parse(text)
     except (ValueError, KeyError):
