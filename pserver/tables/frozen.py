@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +111,18 @@ class FrozenTable:
         if len(changed):
             _overwrite(part, changed, self._saved.part(places[changed].astype(np.int64) - 1))
         return part
+
+    def column(self, name: str, slots: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+        """One column of what :meth:`block` gives: ``ids``, ``values``, ``counts``, ``touched``, or
+        ``slot/SLOT``. For files, in which columns lie one after the other."""
+        assert self._closed, "the frozen table is closed"
+        at = slots.astype(np.int64)
+        column = self._store.column(name, at)
+        places = self._places.rows().take(at)
+        changed = np.flatnonzero(places)
+        if len(changed):
+            column[changed] = self._saved.column(name, places[changed].astype(np.int64) - 1)
+        return column
 
     def removed_since(self, version: int) -> Ids | None:
         """Ids, ascending, that were removed after ``version`` and have no row here; None: they are

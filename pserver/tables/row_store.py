@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pserver.tables.hash_index import Slots
 from pserver.tables.id_store import NEWEST, IdStore
@@ -35,6 +37,15 @@ class RowStore(IdStore):
             for ours, theirs in zip(self.columns, into.columns, strict=True):
                 np.take(ours.rows(), at, axis=0, out=theirs.rows()[run], mode="clip")
         return to
+
+    def column(self, name: str, at: Slots) -> npt.NDArray[Any]:
+        """A copy of one column of :meth:`part`: ``ids``, ``values``, ``counts``, ``touched``, or
+        ``slot/SLOT``."""
+        if name == "touched":
+            return self.touched.rows().take(at) - np.uint32(1)
+        columns = {"ids": self.ids, "values": self.values, "counts": self.counts}
+        column = columns[name] if name in columns else self.slots[name.removeprefix("slot/")]
+        return column.rows().take(at, axis=0)
 
     def part(self, at: Slots) -> TablePart:
         """A copy of the rows in the slots ``at``."""
