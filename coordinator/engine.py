@@ -193,7 +193,8 @@ class Engine:
     def cluster_now(self, name: str, incarnation: int) -> Sequence[Shard]:
         """The shards, once all stand at one generation. Raises NotReady while a shard is away,
         Forming while all are there, StaleGeneration or JobFailed."""
-        self._members.worker(name, incarnation)
+        if name:
+            self._members.worker(name, incarnation)
         if self.course.complete:
             return self._members.shards
         if self.course.end().failed:
@@ -203,8 +204,10 @@ class Engine:
         raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
 
     async def get_cluster(self, name: str, incarnation: int) -> Sequence[Shard]:
-        """Like :meth:`cluster_now`, after a while if that helps."""
-        self._members.worker_seen(name, incarnation, self.course.now())
+        """Like :meth:`cluster_now`, after a while if that helps. Without a name for whoever only
+        reads from the shards."""
+        if name:
+            self._members.worker_seen(name, incarnation, self.course.now())
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             try:

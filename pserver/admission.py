@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pserver.assembly import GRADIENTS, check_extents
 from pserver.requests import PushRequest
+from pserver.table_ids import check_row_extents
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
 
@@ -25,10 +26,16 @@ def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> No
             f"a push of {request.batch} has base version {request.base_version};"
             f" shard {shard} is at {version}"
         )
-    if not request.skipped:
-        check_extents(plan, shard, request.extents, GRADIENTS)
-    elif request.extents:
-        raise InvalidArgument(
-            f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
-            " expected none"
-        )
+    if request.skipped:
+        if request.extents or request.rows:
+            raise InvalidArgument(
+                f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
+                " expected none"
+            )
+        return
+    extents = request.extents
+    if request.rows:
+        cut = max(0, len(extents) - len(request.rows))
+        check_row_extents(plan, extents[cut:], request.rows)
+        extents = extents[:cut]
+    check_extents(plan, shard, extents, GRADIENTS)

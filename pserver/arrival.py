@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from pserver.assembly import VALUES, Assembly, Extent
 from pserver.buffers import BufferPool, Loan
+from pserver.table_ids import TableIds
 from psrpc.codec import Piece
 from psrpc.encoding import decode, wire_dtype
-from psrpc.plan import Plan
+from psrpc.plan import Plan, aligned_empty
+from psrpc.tables import Ids, Rows
 
 NDArray = npt.NDArray[Any]
 
@@ -26,11 +28,14 @@ class Arrived:
     Attributes:
         arrays: arena name -> ``[shard length]``, aligned; in the arena's dtype, or as bfloat16 or
             float16 where it was pushed so.
-        loan: the memory it lies in, or None while that is the pushing worker's own.
+        loan: the memory they lie in, or None while that is the pushing worker's own.
+        rows: table -> the gradients of its rows. While they lie in the worker's memory, their
+            values may change at any time; the ids may not.
     """
 
     arrays: Mapping[str, NDArray]
     loan: Loan | None
+    rows: Mapping[int, Rows] = field(default_factory=dict)
 
 
 class Arrival(Protocol):
@@ -39,8 +44,18 @@ class Arrival(Protocol):
     def place(self, plan: Plan, extents: Sequence[Extent]) -> Mapping[str, NDArray] | None:
         """Where they lie already: arena name -> ``[nbytes] uint8``; None if they have to come."""
 
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
-        """Puts them into ``into``, arena name -> array of the announced bytes.
+    def placed_rows(self) -> Sequence[NDArray]:
+        """Where the rows lie, where the arenas do: ``[nbytes] uint8`` of each table."""
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+    ) -> None:
+        """Puts them into ``into``, arena name -> array of the announced bytes, and ``rows``, by
+        table.
 
         Raises:
             InvalidArgument: what came is not what was announced.
@@ -61,31 +76,55 @@ class Chunks:
         """See :class:`Arrival`."""
         return
 
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+    def placed_rows(self) -> Sequence[NDArray]:
         """See :class:`Arrival`."""
-        Assembly(plan, extents, into).accept_all(self.pieces)
+        return ()
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+    ) -> None:
+        """See :class:`Arrival`."""
+        Assembly(plan, extents, into, rows).accept_all(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """They lie in an attached segment, where nobody writes before the push is answered.
 
-    ``views`` are ``[nbytes] uint8``, aligned, one for each extent.
+    ``views`` are ``[nbytes] uint8``, aligned, one for each extent of an arena; ``rows`` the same of
+    tables, in their order.
     """
 
     views: Sequence[NDArray]
+    rows: Sequence[NDArray] = ()
 
     def place(self, plan: Plan, extents: Sequence[Extent]) -> Mapping[str, NDArray]:
         """See :class:`Arrival`."""
         return {
             plan.arenas[extent.arena].name: view
-            for extent, view in zip(extents, self.views, strict=True)
+            for extent, view in zip(extents[: len(self.views)], self.views, strict=True)
         }
 
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+    def placed_rows(self) -> Sequence[NDArray]:
+        """See :class:`Arrival`."""
+        return self.rows
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+    ) -> None:
         """See :class:`Arrival`."""
         for name, view in self.place(plan, extents).items():
             np.copyto(into[name].view(np.uint8), view)
+        for array, view in zip((rows or {}).values(), self.rows, strict=True):
+            np.copyto(array.reshape(-1).view(np.uint8), view)
 
 
 @contextmanager
@@ -98,15 +137,19 @@ def arriving(
     check: Callable[[], object],
     *,
     staged: bool,
+    rows: TableIds = (),
 ) -> Iterator[Arrived]:
     """What a push brings, whole, for the length of a block.
 
     Args:
-        extents: they have passed :func:`pserver.assembly.check_extents`.
+        extents: they have passed :func:`pserver.assembly.check_extents`; those of ``rows`` come
+            last.
         timeout_s: how long to wait for a buffer.
         check: raises when there is no use in that any longer.
         staged: it may have to outlive the block and becomes one term of a sum, so it is put into
             buffers of our own, in the arenas' own dtypes.
+        rows: what there are row gradients for. Their memory is not the pool's, but nobody has any
+            without a loan of the pool.
 
     Raises:
         InvalidArgument: what came is not what was announced.
@@ -116,15 +159,20 @@ def arriving(
         arrival.receive(plan, extents, {})
         yield Arrived({}, None)
         return
-    placed = arrival.place(plan, extents)
-    if placed is not None and not staged and all(e.encoding in VALUES for e in extents):
-        yield Arrived({name: _typed(plan, e, placed) for name, e in _named(plan, extents)}, None)
+    arenas = extents[: len(extents) - len(rows)] if rows else extents
+    placed = arrival.place(plan, arenas)
+    if placed is not None and not staged and all(e.encoding in VALUES for e in arenas):
+        arrays = {name: _typed(plan, e, placed) for name, e in _named(plan, arenas)}
+        if rows:
+            yield Arrived(arrays, None, _placed_rows(plan, rows, arrival.placed_rows()))
+        else:
+            yield Arrived(arrays, None)
         return
     with pool.loan(timeout_s, check) as loan:
         own = loan.buffers.arrays
         into: dict[str, NDArray] = {}
         encoded: list[tuple[str, Extent]] = []
-        for name, extent in _named(plan, extents):
+        for name, extent in _named(plan, arenas):
             if extent.encoding in ("int8", "topk") or (staged and extent.encoding != "plain"):
                 encoded.append((name, extent))
                 into[name] = loan.buffers.raw(name, extent.nbytes)
@@ -134,14 +182,19 @@ def arriving(
                     .view(np.uint8)[: extent.nbytes]
                     .view(wire_dtype(extent.encoding, own[name].dtype))
                 )
-        arrival.receive(plan, extents, into)
+        own_rows: dict[int, Rows] = {}
+        if rows:
+            own_rows = {table: Rows(ids, _row_buffer(plan, table, ids)) for table, ids in rows}
+            arrival.receive(plan, extents, into, {t: own_rows[t].values for t in own_rows})
+        else:
+            arrival.receive(plan, extents, into)
         for name, extent in encoded:
             if extent.encoding in VALUES:
                 np.copyto(own[name], _typed(plan, extent, into))
             else:
                 decode(extent.encoding, into[name], own[name])
             into[name] = own[name]
-        yield Arrived(into, loan)
+        yield Arrived(into, loan, own_rows)
 
 
 def _named(plan: Plan, extents: Sequence[Extent]) -> Iterator[tuple[str, Extent]]:
@@ -151,3 +204,15 @@ def _named(plan: Plan, extents: Sequence[Extent]) -> Iterator[tuple[str, Extent]
 def _typed(plan: Plan, extent: Extent, raw: Mapping[str, NDArray]) -> NDArray:
     arena = plan.arenas[extent.arena]
     return raw[arena.name].view(wire_dtype(extent.encoding, arena.dtype))
+
+
+def _placed_rows(plan: Plan, rows: TableIds, views: Sequence[NDArray]) -> dict[int, Rows]:
+    return {
+        table: Rows(ids, view.view(np.float32).reshape(len(ids), plan.tables[table].width))
+        for (table, ids), view in zip(rows, views, strict=True)
+    }
+
+
+def _row_buffer(plan: Plan, table: int, ids: Ids) -> npt.NDArray[np.float32]:
+    width = plan.tables[table].width
+    return aligned_empty(len(ids) * width, "float32").reshape(len(ids), width)

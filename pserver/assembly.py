@@ -1,4 +1,4 @@
-"""Puts a stream of arena chunks into flat arrays, and refuses any stream that does not fit.
+"""Puts a stream of chunks into flat arrays, and refuses any stream that does not fit.
 
 The shard uses it for what is pushed, the client for what is pulled.
 """
@@ -26,7 +26,8 @@ GRADIENTS: Encodings = (*VALUES, "int8", "topk")
 
 
 class Extent(NamedTuple):
-    """An arena (its index in the plan), and how many bytes of it travel in which encoding."""
+    """An arena (its index in the plan), and how many bytes of it travel in which encoding; or rows
+    of a table (the number of arenas plus its index)."""
 
     arena: int
     nbytes: int
@@ -99,15 +100,29 @@ def _either(encodings: Encodings) -> str:
 class Assembly:
     """The state of one stream: which byte has to come next. Not thread-safe."""
 
-    def __init__(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+    ) -> None:
         """Args:
-        extents: as announced; they have passed :func:`check_extents`.
+        extents: as announced; they have passed :func:`check_extents`, those of rows
+            :func:`pserver.table_ids.check_row_extents`.
         into: arena name -> contiguous array of the announced bytes that receives them; chunks
             hold whole elements of it.
+        rows: the same of tables, by their index.
         """
         self._plan = plan
         self._awaited = [extent for extent in extents if extent.nbytes]
-        self._targets = {e.arena: into[plan.arenas[e.arena].name] for e in self._awaited}
+        arenas = len(plan.arenas)
+        self._targets = {
+            e.arena: into[plan.arenas[e.arena].name]
+            if e.arena < arenas
+            else (rows or {})[e.arena - arenas]
+            for e in self._awaited
+        }
         for extent in self._awaited:
             target = self._targets[extent.arena]
             assert target.flags.c_contiguous
@@ -128,31 +143,31 @@ class Assembly:
                 f" of arena {piece.arena} at offset {piece.offset}; expected its end"
             )
         index, nbytes, _ = self._awaited[self._at]
-        arena = self._plan.arenas[index]
         itemsize = self._targets[index].itemsize
         if piece.arena != index:
             raise InvalidArgument(
-                f"a chunk is of arena {piece.arena}; expected arena {index} ({arena.name})"
+                f"a chunk is of arena {piece.arena}; expected arena {index} ({self._name(index)})"
                 f" from offset {self._offset}"
             )
         if piece.offset != self._offset:
             raise InvalidArgument(
-                f"a chunk of arena {arena.name} has offset {piece.offset}; expected {self._offset}"
+                f"a chunk of arena {self._name(index)} has offset {piece.offset}; expected"
+                f" {self._offset}"
             )
         length = len(piece.data)
         left = nbytes - self._offset
         if length > left:
             raise InvalidArgument(
-                f"a chunk of arena {arena.name} has {length} bytes; expected at most the"
+                f"a chunk of arena {self._name(index)} has {length} bytes; expected at most the"
                 f" {left} that are left"
             )
         if not 0 < length <= MAX_CHUNK_BYTES or length % itemsize:
             raise InvalidArgument(
-                f"a chunk of arena {arena.name} has {length} bytes; expected 1 to"
+                f"a chunk of arena {self._name(index)} has {length} bytes; expected 1 to"
                 f" {MAX_CHUNK_BYTES}, in whole elements of {itemsize}"
             )
         # numpy lets go of the interpreter lock while it copies; a memoryview would not.
-        target = self._targets[index].view(np.uint8)
+        target = self._targets[index].reshape(-1).view(np.uint8)
         np.copyto(target[self._offset : self._offset + length], np.frombuffer(piece.data, np.uint8))
         self._offset += length
         if self._offset == nbytes:
@@ -179,5 +194,11 @@ class Assembly:
             index, nbytes, _ = self._awaited[self._at]
             raise InvalidArgument(
                 f"the stream ended at byte {self._offset} of arena"
-                f" {self._plan.arenas[index].name}; expected {nbytes}"
+                f" {self._name(index)}; expected {nbytes}"
             )
+
+    def _name(self, index: int) -> str:
+        arenas = self._plan.arenas
+        if index < len(arenas):
+            return arenas[index].name
+        return f"{index}, rows of table {self._plan.tables[index - len(arenas)].name!r}"

@@ -62,7 +62,34 @@ def _parser() -> argparse.ArgumentParser:
         help="how to write logs (default: %(default)s)",
     )
     add("--die-with-parent", action="store_true", help="end when the starting process ends")
+    _add_lookup(
+        commands.add_parser(
+            "lookup",
+            help="print rows of an embedding table of a running job",
+            description="Prints rows of an embedding table of a running job, as they are now.",
+        )
+    )
     return parser
+
+
+def _add_lookup(lookup: argparse.ArgumentParser) -> None:
+    add = lookup.add_argument
+    add("table", metavar="TABLE", help="name of the table")
+    add("ids", metavar="ID", nargs="+", type=int, help="ids of rows (after -- if negative)")
+    add(
+        "--coordinator",
+        default="localhost:5000",
+        metavar="HOST[:PORT]",
+        help="where the coordinator is (default: %(default)s)",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for it and for the shards (default: %(default)s)",
+    )
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def main() -> NoReturn:
@@ -73,6 +100,10 @@ def main() -> NoReturn:
 def run(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     arguments = _parser().parse_args(argv)
+    if arguments.command == "lookup":
+        from pserver.lookup_cli import run_lookup
+
+        return run_lookup(arguments)
     # What follows takes a while to import; --help and a wrong option do not wait for it.
     apply_malloc_settings()
     if arguments.die_with_parent:

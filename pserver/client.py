@@ -15,6 +15,8 @@ from pserver import wire
 from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
 from pserver.exchanger import Exchanger, Target
 from pserver.requests import Outcome, PushResult
+from pserver.rows_wanted import RowsWanted, pushed_pairs
+from pserver.table_ids import count, row_extents, to_table_ids
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.channel import open_channel
@@ -24,6 +26,7 @@ from psrpc.errors import InvalidArgument, NotReady, OutcomeUnknown, PsError, Sha
 from psrpc.plan import Plan
 from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.status import error_from_rpc
+from psrpc.tables import MAX_IDS, Rows
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -59,9 +62,10 @@ class PullInfo:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A gradient to push: the shard's part of every arena.
+    """A gradient to push: the shard's part of every arena, and of tables.
 
-    ``gradients`` is None when it was not finite: recorded as skipped.
+    ``gradients`` is None when it was not finite: recorded as skipped. ``rows`` has the gradients of
+    rows by table, all of the shard, duplicates summed: ids that ascend.
     """
 
     worker: str
@@ -69,6 +73,7 @@ class Push:
     attempt: int
     base_version: int
     gradients: Gradient | None
+    rows: Mapping[int, Rows] | None = None
 
 
 class ShardClient:
@@ -191,11 +196,13 @@ class ShardClient:
         source: Source,
         into: Arrays,
         decision: types.Decision | None = None,
+        rows: RowsWanted | None = None,
     ) -> PullInfo:
         """Reads the shard's part of every arena into ``into``.
 
         Args:
             decision: of the round before the one that is pulled; the shard applies it first.
+            rows: what to read of tables. With ``rows_only`` nothing is put into ``into``.
 
         Raises:
             RoundPassed: the shard is past the round that was asked for.
@@ -208,7 +215,7 @@ class ShardClient:
             request.round = source
         else:
             request.snapshot = source
-        answer = self._exchange(pb.ExchangeHeader(pull=request), into)
+        answer = self._exchange(pb.ExchangeHeader(pull=request), into, wanted=rows)
         return PullInfo(answer.pull.version, answer.pull.generation)
 
     def push(self, fence: types.Fence, push: Push) -> PushResult:
@@ -224,13 +231,21 @@ class ShardClient:
         return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
-        self, fence: types.Fence, push: Push, into: Arrays
+        self, fence: types.Fence, push: Push, into: Arrays, rows: RowsWanted | None = None
     ) -> tuple[PushResult, PullInfo]:
-        """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange."""
+        """Async: :meth:`push` and :meth:`pull` of the newest values in one exchange; in two, where
+        one message cannot name the ids of both."""
+        if (
+            rows is not None
+            and push.rows
+            and (sum(len(r.ids) for r in push.rows.values()) + count(rows.pairs) > MAX_IDS)
+        ):
+            result = self.push(fence, push)
+            return result, self.pull(fence, push.worker, None, into, rows=rows)
         header = pb.ExchangeHeader(
             push=self._push_header(fence, push), pull=pb.PullRequest(newest=True)
         )
-        answer = self._exchange(header, into, push)
+        answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
 
@@ -258,7 +273,7 @@ class ShardClient:
         return persist(call, self._retry, give_up, stop=self._stop, announce=self.announce)
 
     def _push_header(self, fence: types.Fence, push: Push) -> pb.PushHeader:
-        return pb.PushHeader(
+        header = pb.PushHeader(
             fence=fence,
             worker=push.worker,
             batch=wire.to_batch(push.batch),
@@ -268,6 +283,11 @@ class ShardClient:
             skipped=push.gradients is None,
             extents=() if push.gradients is None else self._extents_of(push.gradients),
         )
+        if push.rows and push.gradients is not None:
+            pushed = pushed_pairs(self._plan, push.rows)
+            header.rows.extend(to_table_ids(pushed))
+            header.extents.extend(wire.to_extents(row_extents(self._plan, pushed)))
+        return header
 
     def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
         """What a gradient announces, checked; the same from step to step."""
@@ -278,15 +298,27 @@ class ShardClient:
         return self._extent_messages
 
     def _exchange(
-        self, header: pb.ExchangeHeader, into: Arrays | None, push: Push | None = None
+        self,
+        header: pb.ExchangeHeader,
+        into: Arrays | None,
+        push: Push | None = None,
+        wanted: RowsWanted | None = None,
     ) -> pb.ExchangeAnswer:
         header.patience_ms = self._patience_ms
         target = None
-        if into is not None:
+        if wanted is not None:
+            wanted.check(self._plan)
+            header.pull.rows.extend(to_table_ids(wanted.pairs))
+            header.pull.rows_only = wanted.rows_only
+            header.pull.encoding = types.ENCODING_PLAIN
+        if into is not None and (wanted is None or not wanted.rows_only):
             target = self._target(into)
             header.pull.encoding = wire.to_encoding(target.encoding)
         gradient, batch = (push.gradients, push.batch) if push is not None else (None, None)
-        return self._persist(lambda: self._exchanger.carry_out(header, gradient, target), batch)
+        rows = push.rows if push is not None else None
+        return self._persist(
+            lambda: self._exchanger.carry_out(header, gradient, target, rows, wanted), batch
+        )
 
     def _target(self, into: Arrays) -> Target:
         """The shard's part of ``into``; worked out once, since a worker has two such mappings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ from pserver import wire
 from pserver.arrival import Arrival, Chunks, Shared
 from pserver.assembly import check_values, value_dtype
 from pserver.engine import ShardEngine
-from pserver.requests import PushResult, Values
+from pserver.requests import PushResult, RowsRequest, Values
 from pserver.segment import AttachedSegment, Offer, SegmentUnavailable, attach
+from pserver.table_ids import TableIds, check_tables, from_table_ids, row_extents
 from pserver.workspace import segment_nbytes
 from psrpc.codec import Piece, encode_stream
 from psrpc.encoding import Encoding
@@ -23,6 +24,19 @@ from psrpc.plan import ALIGNMENT_BYTES
 from psrpc.v1 import parameter_server_pb2 as pb
 
 NDArray = npt.NDArray[Any]
+
+_ELEMENT_BYTES = 4
+
+
+class _Room(NamedTuple):
+    """Places in the segment, uint8 of arenas and float32 ``[n, width]`` of tables; None where the
+    values travel in chunks."""
+
+    arenas: list[NDArray] | None = None
+    rows: tuple[npt.NDArray[np.float32], ...] | None = None
+
+
+_NO_ROOM = _Room()
 
 
 class Conversation:
@@ -80,32 +94,48 @@ class Conversation:
         if pushing:
             with self._engine.refusals_counted():
                 # Before anything is changed: there may be no such place.
-                room = self._room(header)
-                result, values = self._push(header, pieces, patience_s)
-            return self._answer(result, values, room)
+                rows = from_table_ids(header.pull.rows) if header.pull.rows else ()
+                room = self._room(header, rows, header.pull.rows_only)
+                result, values = self._push(header, pieces, patience_s, rows, room)
+            return self._answer(result, values, rows, room)
         if pulling:
-            room = self._room(header)
-            values = self._engine.pull(wire.from_pull(header.pull), patience_s)
-            return self._answer(None, values, room)
+            request = wire.from_pull(header.pull)
+            room = self._room(header, request.rows, request.rows_only)
+            values = self._engine.pull(request, patience_s, room.rows)
+            return self._answer(None, values, request.rows, room)
         raise InvalidArgument("an exchange asks for nothing; expected a push, a pull or both")
 
     def _push(
-        self, header: pb.ExchangeHeader, pieces: Iterator[Piece], patience_s: float
+        self,
+        header: pb.ExchangeHeader,
+        pieces: Iterator[Piece],
+        patience_s: float,
+        rows: TableIds,
+        room: _Room,
     ) -> tuple[PushResult, Values | None]:
         request = wire.from_push(header.push)
         arrival: Arrival = Chunks(pieces)
         if header.push_at:
             sizes = [(extent.nbytes, ALIGNMENT_BYTES) for extent in request.extents]
-            arrival = Shared(self._views(header.push_at, sizes, "push"))
+            views = self._views(header.push_at, sizes, "push")
+            cut = max(0, len(views) - len(request.rows))
+            arrival = Shared(views[:cut], views[cut:]) if request.rows else Shared(views)
         if not header.HasField("pull"):
             return self._engine.push(request, arrival, patience_s), None
         if header.pull.WhichOneof("source") != "newest" or header.pull.HasField("decision"):
             raise InvalidArgument("a pull with a push is of the newest values")
         encoding = wire.from_encoding(header.pull.encoding)
-        return self._engine.push_pull(request, arrival, patience_s, encoding)
+        wanted = None
+        if rows or header.pull.rows_only:
+            wanted = RowsRequest(rows, room.rows, header.pull.rows_only)
+        return self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
 
     def _answer(
-        self, result: PushResult | None, values: Values | None, room: Sequence[NDArray] | None
+        self,
+        result: PushResult | None,
+        values: Values | None,
+        rows: TableIds,
+        room: _Room,
     ) -> Iterator[bytes]:
         plan = self._engine.plan
         answer = pb.ExchangeAnswer()
@@ -113,17 +143,33 @@ class Conversation:
             answer.push.CopyFrom(wire.to_push_result(result))
         if values is None:
             return encode_stream(answer, ())
-        answer.pull.CopyFrom(wire.to_pull_header(plan, values))
-        if room is None:
-            return encode_stream(answer, wire.value_parts(plan, values))
-        for view, arena in zip(room, plan.arenas, strict=True):
+        answer.pull.CopyFrom(wire.to_pull_header(plan, values, rows))
+        if room.arenas is None:
+            return encode_stream(answer, wire.value_parts(plan, values, rows))
+        # The rows are there already.
+        for view, arena in zip(room.arenas, plan.arenas if values.arrays else (), strict=True):
             np.copyto(view, values.arrays[arena.name].view(np.uint8))
         return encode_stream(answer, ())
 
-    def _room(self, header: pb.ExchangeHeader) -> list[NDArray] | None:
-        """Where in the segment the values of a pull go; None if they do not."""
+    def _room(self, header: pb.ExchangeHeader, rows: TableIds, rows_only: bool) -> _Room:
+        """Where in the segment the values of a pull go."""
         if not header.pull_at:
-            return None
+            return _NO_ROOM
+        if not rows and not rows_only:
+            return _Room(self._views(header.pull_at, self._arena_sizes(header), "pull"))
+        plan = self._engine.plan
+        check_tables(plan, rows)
+        sizes = [] if rows_only else self._arena_sizes(header)
+        of_rows = [(extent.nbytes, _ELEMENT_BYTES) for extent in row_extents(plan, rows)]
+        views = self._views(header.pull_at, [*sizes, *of_rows], "pull")
+        into = (
+            view.view(np.float32).reshape(len(ids), plan.tables[table].width)
+            for view, (table, ids) in zip(views[len(sizes) :], rows, strict=True)
+        )
+        return _Room(views[: len(sizes)], tuple(into))
+
+    def _arena_sizes(self, header: pb.ExchangeHeader) -> list[tuple[int, int]]:
+        """Bytes and alignment of each arena as it is pulled."""
         encoding = wire.from_encoding(header.pull.encoding)
         sizes = self._sizes.get(encoding)
         if sizes is None:
@@ -135,7 +181,7 @@ class Conversation:
                 (arena.shard_length(shard) * dtype.itemsize, dtype.itemsize)
                 for arena, dtype in zip(arenas, dtypes, strict=True)
             ]
-        return self._views(header.pull_at, sizes, "pull")
+        return sizes
 
     def _views(
         self, offsets: Sequence[int], sizes: Sequence[tuple[int, int]], what: str

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from pserver.admission import check_push
 from pserver.applied import AppliedSet
 from pserver.arrival import Arrival, Arrived, arriving
@@ -23,17 +26,21 @@ from pserver.requests import (
     Begun,
     Decision,
     InitializeRequest,
+    LookedUp,
     PullRequest,
     PushRequest,
     PushResult,
     Restored,
     Revocation,
+    RowsRequest,
     SnapshotOrder,
     Values,
 )
 from pserver.revocations import Revocations
 from pserver.rounds import Rounds
+from pserver.row_reads import RowReads
 from pserver.shelf import SnapshotShelf, SnapshotSink
+from pserver.tables.tables import TableFigures, Tables
 from pserver.updates.engine import UpdateEngine
 from psrpc.clock import Clock, MonotonicClock
 from psrpc.encoding import Encoding
@@ -46,6 +53,7 @@ from psrpc.errors import (
 )
 from psrpc.plan import Plan
 from psrpc.policy import Policy
+from psrpc.tables import Ids
 
 
 class ShardEngine:
@@ -70,7 +78,7 @@ class ShardEngine:
         self.identity = identity
         self.plan = plan
         policy = identity.settings
-        self._held = Parameters(updates, identity.generation)
+        self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
         nbytes = plan.shard_nbytes(identity.shard)
         self._pool = BufferPool(plan, identity.shard, pool_size(nbytes, policy.open))
         self._changed = threading.Condition()  # its lock is the lock
@@ -79,7 +87,8 @@ class ShardEngine:
             identity.shard, self._held, self._counters, policy, clock, self._pool.release
         )
         self._pushes = Pushes(self._held, self._counters, policy, clock)
-        self._shelf = SnapshotShelf(sink)
+        self._shelf = SnapshotShelf(sink, self._changed)
+        self._reads = RowReads(plan, self._held)
         self._revocations = Revocations(identity.generation)
         self.begun = identity.generation
         """The generation of the last order to begin that was carried out. Read-only."""
@@ -213,7 +222,12 @@ class ShardEngine:
         return self._push(request, arrival, timeout_s, None)[0]
 
     def push_pull(
-        self, request: PushRequest, arrival: Arrival, timeout_s: float, encoding: Encoding
+        self,
+        request: PushRequest,
+        arrival: Arrival,
+        timeout_s: float,
+        encoding: Encoding,
+        rows: RowsRequest | None = None,
     ) -> tuple[PushResult, Values]:
         """:meth:`push` and the newest values, with nothing in between. Async only."""
         # First: whoever does not know yet that there are rounds now is to learn that.
@@ -223,12 +237,19 @@ class ShardEngine:
                 "a pull with a push is for async jobs and this one is sync; pull the next round"
             )
         check_values(encoding)
-        result, values = self._push(request, arrival, timeout_s, encoding)
+        if rows is not None:
+            rows = self._reads.checked(rows)
+        result, values = self._push(request, arrival, timeout_s, encoding, rows)
         assert values is not None
         return result, values
 
     def _push(
-        self, request: PushRequest, arrival: Arrival, timeout_s: float, pull: Encoding | None
+        self,
+        request: PushRequest,
+        arrival: Arrival,
+        timeout_s: float,
+        pull: Encoding | None,
+        rows: RowsRequest | None = None,
     ) -> tuple[PushResult, Values | None]:
         self._check(request)
         arriving_gradient = arriving(
@@ -239,12 +260,13 @@ class ShardEngine:
             timeout_s,
             lambda: self._admit_worker(request),
             staged=self.identity.settings.rounds,
+            rows=request.rows,
         )
         # A skipped push announces nothing, and nothing may arrive.
         with arriving_gradient as arrived, self._changed:
             pulls = pull is not None
             result = self._accept(request, None if request.skipped else arrived, pulls)
-            return result, None if pull is None else self._newest(request, pull)
+            return result, None if pull is None else self._newest(request, pull, rows)
 
     def _check(self, request: PushRequest) -> None:
         """All that can be said of a push before its data; refuses before anything is allocated.
@@ -255,6 +277,8 @@ class ShardEngine:
         self._admit_worker(request)
         self._need_values()
         check_push(request, self.plan, self.identity.shard, self._held.version)
+        if request.rows:
+            self._held.tables.check_ids(request.rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
@@ -284,9 +308,24 @@ class ShardEngine:
 
     # -- parameters go out -------------------------------------------------------------------
 
-    def pull(self, request: PullRequest, timeout_s: float) -> Values:
-        """The values asked for; a round is waited for, ``timeout_s`` at most."""
+    def pull(
+        self,
+        request: PullRequest,
+        timeout_s: float,
+        into: tuple[npt.NDArray[np.float32], ...] | None = None,
+    ) -> Values:
+        """The values asked for; a round is waited for, ``timeout_s`` at most.
+
+        Args:
+            into: where rows go, see :class:`pserver.requests.RowsRequest`.
+        """
         check_values(request.encoding)
+        rows = None
+        if request.rows or request.rows_only:
+            # Of another plan's tables nothing can be said.
+            self._admit_worker(request)
+            wanted = RowsRequest(request.rows, into, request.rows_only)
+            rows = self._reads.checked(wanted)
         with self._changed:
             # A worker that was revoked is to learn it, not to find its snapshot released.
             self._admit_worker(request)
@@ -296,19 +335,34 @@ class ShardEngine:
                         f"snapshot {request.source!r} was asked for as {request.encoding};"
                         " snapshots are kept plain"
                     )
-                return self._shelf.get(request.source)
+                kept = self._shelf.get(request.source)
+                return kept.values if rows is None else self._reads.of_kept(rows, kept)
             self._need_values()
             if request.decision is not None:
                 self._await_decided(request, request.decision.round, timeout_s)
                 self._decide(request.decision)
             if request.source is not None:
                 self._await_round(request, request.source, timeout_s)
-            return self._newest(request, request.encoding)
+            return self._newest(request, request.encoding, rows)
 
-    def _newest(self, request: PushRequest | PullRequest, encoding: Encoding) -> Values:
+    def _newest(
+        self,
+        request: PushRequest | PullRequest,
+        encoding: Encoding,
+        rows: RowsRequest | None = None,
+    ) -> Values:
+        if rows is not None:
+            return self._reads.newest(rows, encoding)
         values = self._held.values(encoding)
         self._pushes.pulled(request.worker, values)
         return values
+
+    def look_up(self, table: str, ids: Ids) -> LookedUp:
+        """See :meth:`pserver.row_reads.RowReads.look_up`. Raises NotReady before the beginning."""
+        with self._changed:
+            self._need_sound()
+            self._need_values()
+            return self._reads.look_up(table, ids)
 
     def _await_decided(self, request: PullRequest, decided: int, timeout_s: float) -> None:
         """Waits for the decisions before that of round ``decided``, which come by themselves.
@@ -375,6 +429,13 @@ class ShardEngine:
             staged_now=len(self._rounds),
             waiting_for=self._waiting_for(),
         )
+
+    def table_figures(self) -> list[TableFigures]:
+        """Those of the embedding tables. With the lock, since they are of many parts."""
+        if not self.plan.tables:
+            return []
+        with self._changed:
+            return self._held.tables.figures()
 
     def applied(self) -> AppliedSet:
         """A copy of the applied-set."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,19 @@ import numpy.typing as npt
 
 from pserver import wire
 from pserver.assembly import VALUES, Assembly, Extent, check_extents
+from pserver.row_outbox import RowOutbox
+from pserver.row_wire import pushed_parts
+from pserver.rows_wanted import RowsWanted
 from pserver.session import Session
+from pserver.table_ids import check_row_extents, pairs
 from pserver.workspace import Workspace
+from psrpc.codec import Piece
 from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.status import error_from_rpc
+from psrpc.tables import Rows
 from psrpc.v1 import parameter_server_pb2 as pb
 
 log = get_logger()
@@ -76,9 +82,11 @@ class Exchanger:
         """Why the segment is not attached; empty where it is, None before anybody asked."""
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
+        self._row_box: RowOutbox | None = None
         if workspace is not None and workspace.segment is not None:
             self._boxes = workspace.outbox[shard]
             self._box_places = self._places(self._boxes)
+            self._row_box = RowOutbox(workspace, shard, peer)
 
     @property
     def attached(self) -> bool:
@@ -102,13 +110,17 @@ class Exchanger:
         header: pb.ExchangeHeader,
         gradient: Gradient | None,
         into: Target | None,
+        rows: Mapping[int, Rows] | None = None,
+        wanted: RowsWanted | None = None,
     ) -> pb.ExchangeAnswer:
         """One try at one exchange.
 
         Args:
             header: complete but for the places of the tensors.
             gradient: what the push carries.
-            into: where the values of the pull are put.
+            into: where the values of the pull are put; None if it has no arenas.
+            rows: what the push carries of tables.
+            wanted: the rows of the pull.
 
         Raises:
             SegmentLost: there is no answer, and the shard may still use the segment; or there was
@@ -120,7 +132,7 @@ class Exchanger:
                 raise SegmentLost(self._given_up)
             try:
                 session = self._standing()
-                return self._exchange(session, header, gradient, into)
+                return self._exchange(session, header, gradient, into, rows or {}, wanted)
             except grpc.RpcError as error:
                 raise self._lost(error_from_rpc(error, self._peer)) from None
             except Unreachable as error:
@@ -139,21 +151,30 @@ class Exchanger:
         header: pb.ExchangeHeader,
         gradient: Gradient | None,
         into: Target | None,
+        rows: Mapping[int, Rows],
+        wanted: RowsWanted | None,
     ) -> pb.ExchangeAnswer:
         del header.push_at[:], header.pull_at[:]
-        parts: Sequence[tuple[int, memoryview]] = ()
+        parts: list[tuple[int, memoryview]] = []
         if gradient is not None:
-            if session.attached:
+            pushed = pairs({t: r.ids for t, r in rows.items()}) if rows else ()
+            places: list[int] | None = []
+            if pushed and session.attached:
+                assert self._row_box is not None
+                places = self._row_box.leave(pushed, rows)
+            if session.attached and places is not None:
                 header.push_at.extend(self._leave(gradient))
+                header.push_at.extend(places)
             else:
                 parts = wire.gradient_parts(self._plan, gradient)
-        if into is not None and session.attached:
-            if into.places is None:
-                into.places = self._places(into.mine)
-            header.pull_at.extend(into.places)
+                parts.extend(pushed_parts(self._plan, pushed, rows))
+        if session.attached and (into is not None or wanted is not None):
+            header.pull_at.extend(self._pull_places(into, wanted))
         answer, pieces = session.exchange(header, parts)
         try:
-            if into is not None:
+            if wanted is not None:
+                self._receive(answer, pieces, bool(header.pull_at), into, wanted)
+            elif into is not None:
                 extents = wire.from_extents(answer.pull.extents)
                 self._check(extents, into)
                 if not header.pull_at:
@@ -161,6 +182,41 @@ class Exchanger:
         except InvalidArgument as error:
             raise InvalidArgument(f"{self._peer} answered what cannot be used: {error}") from None
         return answer
+
+    def _pull_places(self, into: Target | None, wanted: RowsWanted | None) -> list[int]:
+        """Where in shared memory the values of a pull go; empty if that is elsewhere."""
+        places: list[int] = []
+        if into is not None:
+            if into.places is None:
+                into.places = self._places(into.mine)
+            if not into.places and self._plan.arenas:
+                return []
+            places = into.places
+        if wanted is None:
+            return places
+        assert self._row_box is not None
+        of_rows = self._row_box.places(wanted)
+        return [] if of_rows is None else [*places, *of_rows]
+
+    def _receive(
+        self,
+        answer: pb.ExchangeAnswer,
+        pieces: Iterator[Piece],
+        shared: bool,
+        into: Target | None,
+        wanted: RowsWanted,
+    ) -> None:
+        """Takes an answer with rows."""
+        extents = wire.from_extents(answer.pull.extents)
+        cut = max(0, len(extents) - len(wanted.pairs))
+        if into is not None:
+            self._check(extents[:cut], into)
+        elif cut:
+            raise InvalidArgument("arenas came with rows that were asked for alone")
+        check_row_extents(self._plan, extents[cut:], wanted.pairs)
+        if not shared:
+            mine = into.mine if into is not None else {}
+            Assembly(self._plan, extents, mine, wanted.into).accept_all(pieces)
 
     def _leave(self, gradient: Gradient) -> list[int]:
         """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""

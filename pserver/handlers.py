@@ -25,6 +25,11 @@ def handlers(servicer: ParameterServerServicer) -> grpc.GenericRpcHandler[Any, A
             response_serializer=pb.PushGradientsResponse.SerializeToString,
         ),
         "Exchange": grpc.stream_stream_rpc_method_handler(servicer.exchange),
+        "LookUp": grpc.unary_unary_rpc_method_handler(
+            servicer.look_up,
+            request_deserializer=pb.LookUpRequest.FromString,
+            response_serializer=pb.LookUpResponse.SerializeToString,
+        ),
         "GetStatus": grpc.unary_unary_rpc_method_handler(
             servicer.get_status,
             request_deserializer=pb.GetStatusRequest.FromString,

@@ -14,8 +14,10 @@ from pserver.applied import AppliedSet
 from pserver.compensation import MEAN_SQUARE, Compensation
 from pserver.rates import Rates
 from pserver.requests import Restored, Snapshot, Values
-from pserver.updates.engine import Slots, UpdateEngine
+from pserver.tables.tables import Tables
+from pserver.updates.engine import ITERATIONS, Slots, UpdateEngine, scalar
 from psrpc.encoding import Encoding
+from psrpc.tables import Rows
 
 NDArray = npt.NDArray[Any]
 
@@ -35,8 +37,13 @@ class Parameters:
     But any thread may read ``standing``, which is replaced as a whole.
     """
 
-    def __init__(self, updates: UpdateEngine, generation: int) -> None:
+    def __init__(self, updates: UpdateEngine, generation: int, tables: Tables) -> None:
         self._updates = updates
+        self.tables = tables
+        self._touch = 0
+        """What the rows were last touched by, as the tables count it: the version, as long as that
+        only rises. In another generation it may fall, and then some rows would seem older than
+        a checkpoint that they are not in."""
         # Readers of one version share its values. A reference of our own would keep them alive
         # and make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
@@ -69,6 +76,7 @@ class Parameters:
     def forget(self, generation: int) -> None:
         """No parameters from now on."""
         self._current.clear()
+        self.tables.forget()
         self.applied = AppliedSet()
         self._iterations = 0
         self.standing = Standing(generation)
@@ -93,6 +101,8 @@ class Parameters:
         self._updates.load_slots(Slots(elements, slots.variables, slots.scalars))
         if self.compensation is not None:
             self.compensation.load_slots(slots.elements)
+        if restored.load_rows is not None:
+            restored.load_rows(self.tables)
         self._iterations = slots.iterations
         self.applied = restored.applied
         version = restored.version if version is None else version
@@ -107,13 +117,28 @@ class Parameters:
             now = None if pulled is None else self.values()
             return self.compensation.correct(gradients, now, pulled)
 
-    def update(self, gradients: Mapping[str, NDArray] | None, staleness: int = 0) -> None:
+    def need_room(self, rows: Mapping[int, Rows]) -> None:
+        """Checks the rows of a round. It has been decided, other shards apply it: without room
+        for them the job cannot go on."""
+        with self._fatal():
+            self.tables.check(rows)
+
+    def update(
+        self,
+        gradients: Mapping[str, NDArray] | None,
+        staleness: int = 0,
+        rows: Mapping[int, Rows] | None = None,
+    ) -> None:
         """One update, by gradients of ``staleness`` updates ago; without any (None) there is only
-        another version."""
+        another version. ``rows`` have been checked."""
         self._current.clear()
         if gradients is not None:
             with self._fatal():
-                self._updates.apply(gradients, self.rates.factor(self._iterations, staleness))
+                factor = self.rates.factor(self._iterations, staleness)
+                self._updates.apply(gradients, factor)
+                if rows:
+                    self._touch = max(self._touch, self.version) + 1
+                    self.tables.apply(rows, factor, self._iterations, self._touch)
             self._iterations += 1
         self.standing = self.standing._replace(version=self.version + 1)
 
@@ -128,11 +153,18 @@ class Parameters:
         return values
 
     def snapshot(self) -> Snapshot:
-        """The whole state; later updates do not change it."""
+        """The whole state; later updates do not change it. Its tables, if there are any, have to be
+        closed."""
         slots = self._updates.slots()
+        if self.tables.specs and slots.iterations != self._iterations:
+            # Where there are tables alone, the optimizer of the arenas has had nothing to do.
+            count = scalar(self._iterations, "int64")
+            slots = replace(slots, scalars={**slots.scalars, ITERATIONS: count})
         if self.compensation is not None:
             slots = replace(slots, elements={**slots.elements, **self.compensation.slots()})
-        return Snapshot(self.values(), slots, tuple(self.applied.to_epochs()))
+        snapshot = Snapshot(self.values(), slots, tuple(self.applied.to_epochs()))
+        # Last: nobody would close them after an error.
+        return replace(snapshot, tables=self.tables.freeze()) if self.tables.specs else snapshot
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:

@@ -31,6 +31,10 @@ class Pushes:
 
         Args:
             pulls: its worker pulls the newest parameters with it.
+
+        Raises:
+            InvalidArgument, ResourceExhausted: see :meth:`pserver.tables.tables.Tables.check`.
+                Nothing was changed.
         """
         held, counters = self._held, self._counters
         if arrived is None:
@@ -43,9 +47,11 @@ class Pushes:
         if most is not None and staleness > most:
             counters.too_stale += 1
             return PushResult("too_stale", held.version, staleness)
+        if arrived.rows:
+            held.tables.check(arrived.rows)
         began = self._clock.now()
         if self._policy.delay_compensation is None:
-            held.update(arrived.arrays, staleness)
+            held.update(arrived.arrays, staleness, arrived.rows)
         else:
             self._compensate(request, arrived, staleness, pulls)
         took_s = self._clock.now() - began
@@ -65,7 +71,7 @@ class Pushes:
         if pulls:
             # What it has is replaced in any case, and whatever is held is copied by the update.
             self._pulled.forget(request.worker)
-        self._held.update(gradients, staleness)
+        self._held.update(gradients, staleness, arrived.rows)
 
     def pulled(self, worker: str, values: Values) -> None:
         """``worker`` computes from ``values`` from now on."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
 from pserver.applied import AppliedEpoch, AppliedSet
 from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.staging import Attempt
+from pserver.table_ids import TableIds
+from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding
@@ -40,6 +44,7 @@ class PushRequest:
     examples: int
     skipped: bool
     extents: tuple[Extent, ...]
+    rows: TableIds = ()
 
     @property
     def batch(self) -> BatchId:
@@ -67,6 +72,7 @@ class SnapshotOrder:
     keep: bool
     directory: str
     global_step: int
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,38 +120,81 @@ class PullRequest:
     source: int | str | None
     decision: Decision | None = None
     encoding: Encoding = "plain"
+    rows: TableIds = ()
+    rows_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRequest:
+    """The rows of a pull: those of ``ids``, each table's into its float32 ``[n, width]`` of
+    ``into``, or into new arrays. ``only``: no arenas."""
+
+    ids: TableIds
+    into: tuple[npt.NDArray[np.float32], ...] | None = None
+    only: bool = False
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Values:
     """All arenas of a shard at one version, ``[shard length]`` each, read-only.
 
-    ``encoding`` is that of the arenas which may have one (see ``assembly.encodable``).
+    ``encoding`` is that of the arenas which may have one (see ``assembly.encodable``). ``rows`` are
+    those that were asked for with them, or instead of them: ``[n, width]`` of each table.
     """
 
     version: int
     generation: int
     arrays: Mapping[str, NDArray]
     encoding: Encoding = "plain"
+    rows: tuple[npt.NDArray[np.float32], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Rows of one table, float32 ``[n, width]``, and whether it has them, bool ``[n]``."""
+
+    version: int
+    generation: int
+    rows: npt.NDArray[np.float32]
+    present: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A shard's whole state at one moment: what a checkpoint of it holds."""
+    """A shard's whole state at one moment: what a checkpoint of it holds.
+
+    Attributes:
+        tables: the rows of that moment, if the job has tables. They are only read with ``lock``
+            held, a block at a time, since training waits for it. Whoever gets the snapshot and
+            has done with it says so by :meth:`close`; without that the memory grows.
+        lock: the shard's; a thread that has it may take it again.
+        let_go: what ``close`` does.
+    """
 
     values: Values
     slots: Slots
     applied: tuple[AppliedEpoch, ...]
+    tables: FrozenTables | None = None
+    lock: AbstractContextManager[object] = field(default_factory=nullcontext, compare=False)
+    let_go: Callable[[], None] = field(default=lambda: None, compare=False)
+
+    def close(self) -> None:
+        """Lets go of the rows; more than once is no error."""
+        self.let_go()
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A shard's whole state, as a checkpoint gives it back. The arrays are nobody else's."""
+    """A shard's whole state, as a checkpoint gives it back. The arrays are nobody else's.
+
+    ``load_rows`` puts the rows into tables that are empty; the shard's lock is held.
+    """
 
     values: Mapping[str, NDArray]
     slots: Slots
     applied: AppliedSet
     version: int
+    load_rows: Callable[[Tables], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

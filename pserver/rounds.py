@@ -10,7 +10,7 @@ from pserver.buffers import Buffers
 from pserver.counters import Counters
 from pserver.parameters import Parameters
 from pserver.requests import Decision, PushRequest, PushResult
-from pserver.staging import Attempt, Missing, Staged, Staging, weighted_mean
+from pserver.staging import Attempt, Missing, Staged, Staging, mean_rows, weighted_mean
 from psrpc.clock import Clock
 from psrpc.errors import NotReady, RoundPassed, StaleGeneration
 from psrpc.policy import Policy
@@ -52,7 +52,8 @@ class Rounds:
 
         Raises:
             RoundPassed: it is for a round that was decided.
-            PsError: see :meth:`pserver.staging.Staging.admit`.
+            PsError: see :meth:`pserver.staging.Staging.admit` and, of rows,
+                :meth:`pserver.tables.tables.Tables.check`.
         """
         version = self._held.version
         if request.base_version < version and not self._policy.backups:
@@ -61,6 +62,8 @@ class Rounds:
                 f" {self._me} is at round {version}"
             )
         if self._staging.admit(request.attempt):
+            if arrived is not None and arrived.rows:
+                self._held.tables.check(arrived.rows)
             self._staging.stage(request.attempt, self._staged(request, arrived))
             self._counters.staged += 1
         return PushResult("staged", version)
@@ -70,10 +73,13 @@ class Rounds:
         if arrived is None:
             return Staged(request.examples, None, worker=worker, base=base)
         loan = arrived.loan
-        assert loan is not None, "what is staged lies in our own memory"
+        if loan is None:
+            assert not arrived.arrays, "what is staged lies in our own memory"
+            assert not arrived.rows
+            return Staged(request.examples, {}, worker=worker, base=base)
         loan.keep = True
         release = partial(self._release, loan.buffers)
-        return Staged(request.examples, arrived.arrays, release, worker, base)
+        return Staged(request.examples, arrived.arrays, release, worker, base, arrived.rows)
 
     def decide(self, decision: Decision) -> bool:
         """Applies a decided round and records its batches; False if that was done before.
@@ -85,6 +91,8 @@ class Rounds:
             StaleGeneration: the decision is of another generation.
             NotReady: the round is not the next one, or attempts it names are not here.
             InvalidArgument: a batch was applied in part, or is named twice.
+            ResourceExhausted: a table has no room for the rows of all attempts together. The job
+                has failed.
         """
         generation, version, _ = self._held.standing
         if decision.generation != generation:
@@ -107,8 +115,11 @@ class Rounds:
                 f"{self._me} cannot apply round {decision.round}: it does not hold"
                 f" {', '.join(map(str, found.attempts))}"
             )
+        rows = mean_rows(found.parts)
+        if rows:
+            self._held.need_room(rows)
         began = self._clock.now()
-        self._held.update(weighted_mean(found.parts) if found.parts else None)
+        self._held.update(weighted_mean(found.parts) if found.parts else None, rows=rows)
         self._counters.apply_s += self._clock.now() - began
         for attempt in lacking:
             applied.add(attempt.batch, skipped=attempt.batch in found.skipped)

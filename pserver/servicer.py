@@ -8,10 +8,11 @@ from threading import TIMEOUT_MAX, Timer
 
 import grpc
 
-from pserver import wire
+from pserver import row_wire, wire
 from pserver.arrival import Chunks
 from pserver.conversation import Conversation
 from pserver.engine import ShardEngine
+from pserver.table_ids import from_bytes
 from psrpc.codec import encode_stream
 from psrpc.errors import NotReady
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -82,9 +83,10 @@ class ParameterServerServicer:
     def pull(self, request: pb.PullRequest, context: Context) -> Iterator[bytes]:
         engine = self._engine()
         with _ending(context):
-            values = engine.pull(wire.from_pull(request), patience_s(context))
-            header = wire.to_pull_header(engine.plan, values)
-            yield from encode_stream(header, wire.value_parts(engine.plan, values))
+            wanted = wire.from_pull(request)
+            values = engine.pull(wanted, patience_s(context))
+            header = wire.to_pull_header(engine.plan, values, wanted.rows)
+            yield from encode_stream(header, wire.value_parts(engine.plan, values, wanted.rows))
 
     def push_gradients(
         self, requests: Iterator[bytes], context: Context
@@ -99,6 +101,10 @@ class ParameterServerServicer:
         conversation = Conversation(self._engine())
         with _ending(context), self._present(conversation, context):
             yield from conversation.answers(requests, lambda: patience_s(context))
+
+    def look_up(self, request: pb.LookUpRequest, _context: Context) -> pb.LookUpResponse:
+        ids = from_bytes(request.ids, f"table {request.table!r}")
+        return row_wire.to_looked_up(self._engine().look_up(request.table, ids))
 
     def get_status(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
         engine = self._engine()
@@ -124,6 +130,7 @@ class ParameterServerServicer:
             uncompensated=report.counters.uncompensated,
             apply_s=report.counters.apply_s,
             settings=str(identity.settings),
+            tables=row_wire.to_tables(engine.table_figures()),
         )
 
     @contextmanager

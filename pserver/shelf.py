@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
+from pserver.freeze import Freeze
 from pserver.parameters import Parameters
 from pserver.requests import Snapshot, SnapshotOrder, Values
+from pserver.tables.tables import FrozenTables
 from psrpc.errors import InvalidArgument
 
 MAX_KEPT = 3
@@ -22,7 +27,8 @@ class SnapshotSink(Protocol):
         of no use any more."""
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """``snapshot`` was taken by ``order``."""
+        """``snapshot`` was taken by ``order``. If that is to be written, the snapshot has its
+        tables, and has to be closed after that, or when it turns out that it will not be."""
 
     def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
         """No snapshot could be taken."""
@@ -31,12 +37,21 @@ class SnapshotSink(Protocol):
         """The order was carried out before; what came of it may have to be told again."""
 
 
-class SnapshotShelf:
-    """Not thread-safe: the shard's engine holds its lock."""
+class Kept(NamedTuple):
+    """A snapshot to be read from; ``tables`` if the job has some."""
 
-    def __init__(self, sink: SnapshotSink) -> None:
+    values: Values
+    tables: FrozenTables | None
+    let_go: Callable[[], None]
+
+
+class SnapshotShelf:
+    """Not thread-safe: the shard's engine holds its ``lock``."""
+
+    def __init__(self, sink: SnapshotSink, lock: AbstractContextManager[object]) -> None:
         self._sink = sink
-        self._kept: dict[str, Values] = {}
+        self._lock = lock
+        self._kept: dict[str, Kept] = {}
         self._seen: dict[str, None] = {}
 
     def take(self, order: SnapshotOrder, held: Parameters) -> None:
@@ -66,18 +81,30 @@ class SnapshotShelf:
                 # Most likely memory. The parameters are as they were, and somebody waits.
                 self._sink.failed(order, held.version, repr(error))
                 return
+            keep = write = _nothing
+            if snapshot.tables is not None:
+                freeze = Freeze(snapshot.tables, self._lock)
+                # One claim until everybody has theirs, so that nobody's end is the last too soon.
+                done = freeze.hold()
+                keep = freeze.hold() if order.keep else _nothing
+                write = freeze.hold() if order.write else _nothing
+                done()
             if order.keep:
-                self._kept[order.name] = snapshot.values
+                self._kept[order.name] = Kept(snapshot.values, snapshot.tables, keep)
+            if snapshot.tables is not None:
+                tables = snapshot.tables if order.write else None
+                snapshot = replace(snapshot, tables=tables, lock=self._lock, let_go=write)
             self._sink.taken(order, snapshot)
 
     def begin(self, generation: int) -> None:
         """Forgets all snapshots and all orders: those of another generation mean other ones."""
-        self._kept.clear()
+        for name in list(self._kept):
+            self.release(name)
         self._seen.clear()
         self._sink.begun(generation)
 
-    def get(self, name: str) -> Values:
-        """The values of a kept snapshot.
+    def get(self, name: str) -> Kept:
+        """A kept snapshot.
 
         Raises:
             InvalidArgument: none of that name is kept.
@@ -89,4 +116,10 @@ class SnapshotShelf:
 
     def release(self, name: str) -> None:
         """Forgets a snapshot; one that is not kept is no error."""
-        self._kept.pop(name, None)
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            kept.let_go()
+
+
+def _nothing() -> None:
+    """What lets go of nothing."""

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.tables.mean import weighted_sum
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, ResourceExhausted
+from psrpc.tables import Rows
 
 NDArray = npt.NDArray[Any]
 
@@ -32,7 +34,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What an attempt brought: its gradient by arena, or None where that was not finite.
+    """What an attempt brought: its gradient by arena, or None where that was not finite, and that
+    of rows by table.
 
     ``worker`` computed it, from parameters of version ``base``. ``release`` gives the gradient's
     memory back, once nobody needs it any more.
@@ -43,6 +46,7 @@ class Staged:
     release: Callable[[], None] = field(default=lambda: None, compare=False)
     worker: str = ""
     base: int = 0
+    rows: Mapping[int, Rows] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Part:
 
     weight: np.float32
     gradients: Mapping[str, NDArray]
+    rows: Mapping[int, Rows] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +160,9 @@ class Staging:
             return Missing(missing)
         counting = tuple(staged for _, staged in found if staged is not None)
         skipped = frozenset(a.batch for a, s in found if s is not None and s.gradients is None)
-        finite = [(s.examples, s.gradients) for s in counting if s.gradients is not None]
-        total = sum(examples for examples, _ in finite)
-        parts = tuple(Part(np.float32(n / total), gradients) for n, gradients in finite)
+        finite = [(s.examples, s.gradients, s.rows) for s in counting if s.gradients is not None]
+        total = sum(examples for examples, _, _ in finite)
+        parts = tuple(Part(np.float32(n / total), gradients, rows) for n, gradients, rows in finite)
         return Ready(parts, skipped, counting)
 
     def drop(self, attempt: Attempt) -> Staged | None:
@@ -193,3 +198,13 @@ def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
             summand *= part.weight
             gradient += summand
     return total
+
+
+def mean_rows(parts: tuple[Part, ...]) -> dict[int, Rows]:
+    """The same of rows: of each table the ids of all parts once, ascending. A part that lacks an id
+    contributes 0 to it."""
+    tables = sorted({table for part in parts for table in part.rows})
+    return {
+        table: weighted_sum([(p.weight, p.rows[table]) for p in parts if table in p.rows])
+        for table in tables
+    }

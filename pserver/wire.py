@@ -25,7 +25,9 @@ from pserver.requests import (
     SnapshotOrder,
     Values,
 )
+from pserver.row_wire import pulled_parts
 from pserver.staging import Attempt
+from pserver.table_ids import TableIds, from_table_ids, row_extents
 from psrpc.batch import BatchId
 from psrpc.codec import Piece, parse_message
 from psrpc.encoding import Encoding, Gradient
@@ -121,13 +123,17 @@ def announced_nbytes(extents: Iterable[types.Extent]) -> int:
     return sum(extent.nbytes for extent in extents)
 
 
-def value_parts(plan: Plan, values: Values) -> list[tuple[int, memoryview]]:
-    """All arenas as the codec wants them, in plan order; empty ones make no chunk."""
-    return [
+def value_parts(plan: Plan, values: Values, rows: TableIds = ()) -> list[tuple[int, memoryview]]:
+    """All arenas as the codec wants them, in plan order, and ``values.rows``, of ``rows``; empty
+    ones make no chunk."""
+    parts = [
         (index, values.arrays[arena.name].view(np.uint8).data)
-        for index, arena in enumerate(plan.arenas)
+        for index, arena in enumerate(plan.arenas if values.arrays else ())
         if values.arrays[arena.name].size
     ]
+    if rows:
+        parts.extend(pulled_parts(plan, rows, values.rows))
+    return parts
 
 
 def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview]]:
@@ -206,12 +212,15 @@ def from_push(header: pb.PushHeader) -> PushRequest:
         examples=header.examples,
         skipped=header.skipped,
         extents=from_extents(header.extents),
+        rows=from_table_ids(header.rows) if header.rows else (),
     )
 
 
 def from_order(order: types.SnapshotOrder) -> SnapshotOrder:
     """An order for a snapshot."""
-    return SnapshotOrder(order.name, order.write, order.keep, order.directory, order.global_step)
+    return SnapshotOrder(
+        order.name, order.write, order.keep, order.directory, order.global_step, order.base
+    )
 
 
 def from_decision(decision: types.Decision) -> Decision:
@@ -279,6 +288,8 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
         source,
         decision,
         from_encoding(request.encoding),
+        from_table_ids(request.rows) if request.rows else (),
+        request.rows_only,
     )
 
 
@@ -299,9 +310,9 @@ def from_push_result(result: pb.PushResult) -> PushResult:
     return PushResult(_BY_NUMBER[result.outcome], result.version, result.staleness, result.apply_us)
 
 
-def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
+def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHeader:
     """What goes before pulled values."""
-    return pb.PullHeader(
+    header = pb.PullHeader(
         version=values.version,
         generation=values.generation,
         extents=to_extents(
@@ -310,9 +321,12 @@ def to_pull_header(plan: Plan, values: Values) -> pb.PullHeader:
                 values.arrays[arena.name].nbytes,
                 values.encoding if arena.encodable else "plain",
             )
-            for index, arena in enumerate(plan.arenas)
+            for index, arena in enumerate(plan.arenas if values.arrays else ())
         ),
     )
+    if rows:
+        header.extents.extend(to_extents(row_extents(plan, rows)))
+    return header
 
 
 def to_workers(counters: Counters) -> list[types.WorkerStaleness]:

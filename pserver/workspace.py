@@ -12,8 +12,11 @@ from pserver.assembly import value_dtype
 from pserver.segment import HANDSHAKE_BYTES, SLOTS, Segment, SegmentUnavailable
 from psrpc.encoding import Encoding
 from psrpc.plan import ALIGNMENT_BYTES, Plan
+from psrpc.tables import MAX_IDS
 
 NDArray = npt.NDArray[Any]
+
+_ROWS_SLACK_BYTES = 16 << 10
 
 
 class Workspace:
@@ -28,12 +31,19 @@ class Workspace:
             element.
         outbox: by shard, arena name -> uint8 with room for that shard's part of a gradient in any
             encoding. Empty where memory is private.
-        segment: what ``sets`` and ``outbox`` lie in; None where memory is private.
+        row_sets: two areas, uint8 ``[rows_nbytes]``, to pull rows into.
+        row_outbox: by shard, uint8 with room for its part of the gradients of rows, if ids are
+            spread evenly. Empty where memory is private.
+        segment: what all of this lies in; None where memory is private.
         why: why it is private, in words; empty where it is shared.
     """
 
-    def __init__(self, plan: Plan, wire: Encoding = "plain", shared: bool = True) -> None:
-        layout = _Layout(plan, wire)
+    def __init__(
+        self, plan: Plan, wire: Encoding = "plain", shared: bool = True, rows_nbytes: int = 0
+    ) -> None:
+        """``rows_nbytes``: of the rows of a batch, over all tables and shards. A batch that has
+        more of them travels in chunks."""
+        layout = _Layout(plan, wire, min(rows_nbytes, _most_rows_nbytes(plan)))
         self.segment: Segment | None = None
         self.why = "" if shared else "it is switched off"
         if shared:
@@ -52,11 +62,15 @@ class Workspace:
             for places in layout.sets
         )
         self.sets = (first, second)
+        one, other = (memory[place] for place in layout.row_sets)
+        self.row_sets = (one, other)
+        self.row_outbox: tuple[NDArray, ...] = ()
         self.outbox: tuple[dict[str, NDArray], ...] = ()
         if self.segment:
             self.outbox = tuple(
                 {name: memory[place] for name, place in places.items()} for places in layout.outbox
             )
+            self.row_outbox = tuple(memory[place] for place in layout.row_outbox)
 
     def close(self) -> None:
         """Offers the segment to nobody any more; the memory goes with the last array of it."""
@@ -65,8 +79,13 @@ class Workspace:
 
 
 def segment_nbytes(plan: Plan) -> int:
-    """Bytes of the largest segment that a worker can have: no other wire needs more than plain."""
-    return _Layout(plan, "plain").nbytes
+    """Bytes of the largest segment that a worker can have: no other wire needs more than plain, and
+    no batch has more ids than messages can name."""
+    return _Layout(plan, "plain", _most_rows_nbytes(plan)).nbytes
+
+
+def _most_rows_nbytes(plan: Plan) -> int:
+    return plan.shards * MAX_IDS * max((table.width for table in plan.tables), default=0) * 4
 
 
 class _Layout:
@@ -75,21 +94,29 @@ class _Layout:
     Attributes:
         sets: two of arena name -> place.
         outbox: by shard, arena name -> place.
+        row_sets, row_outbox: two places, and one for each shard.
         sets_nbytes, nbytes: bytes up to the end of the sets, and of everything.
     """
 
-    def __init__(self, plan: Plan, wire: Encoding) -> None:
+    def __init__(self, plan: Plan, wire: Encoding, rows_nbytes: int) -> None:
         self.nbytes = HANDSHAKE_BYTES
         self.sets = [
             {a.name: self._place(a.length * value_dtype(a, wire).itemsize) for a in plan.arenas}
             for _ in range(2)
         ]
+        self.row_sets = [self._place_rows(rows_nbytes) for _ in range(2)]
         self.sets_nbytes = self.nbytes
         # Shards' parts are apart since only evenly cut ones are aligned where they touch.
         self.outbox = [
             {a.name: self._place(a.shard_length(k) * a.itemsize) for a in plan.arenas}
             for k in range(plan.shards)
         ]
+        # Shards have not quite the same number of the ids of a batch.
+        share = rows_nbytes and rows_nbytes // plan.shards * 5 // 4 + _ROWS_SLACK_BYTES
+        self.row_outbox = [self._place_rows(share) for _ in range(plan.shards)]
+
+    def _place_rows(self, nbytes: int) -> slice:
+        return self._place(nbytes) if nbytes else slice(0, 0)
 
     def _place(self, nbytes: int) -> slice:
         """At least ``nbytes``. Never empty, since an empty slice has no place of its own; and room

@@ -14,6 +14,7 @@ from pserver.client import Arrays, PullInfo, Push, PushResult, RetryPolicy, Shar
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.requests import Snapshot, SnapshotOrder
+from pserver.rows_wanted import RowsWanted
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from pserver.workspace import Workspace
@@ -144,8 +145,15 @@ def attaching(workspace: Workspace) -> pb.ExchangeHeader:
 class SharingClient(ShardClient):
     """A client that receives into shared memory, and copies to where a test wants it."""
 
-    def __init__(self, *where: Any, plan: Plan, wire: Encoding = "plain", **options: Any) -> None:
-        self.workspace = Workspace(plan, wire)
+    def __init__(
+        self,
+        *where: Any,
+        plan: Plan,
+        wire: Encoding = "plain",
+        rows_nbytes: int = 0,
+        **options: Any,
+    ) -> None:
+        self.workspace = Workspace(plan, wire, rows_nbytes=rows_nbytes)
         assert self.workspace.segment is not None, self.workspace.why
         super().__init__(*where, workspace=self.workspace, **options)
 
@@ -156,15 +164,16 @@ class SharingClient(ShardClient):
         source: Source,
         into: Arrays,
         decision: types.Decision | None = None,
+        rows: RowsWanted | None = None,
     ) -> PullInfo:
-        info = super().pull(fence, worker, source, self.workspace.sets[0], decision)
+        info = super().pull(fence, worker, source, self.workspace.sets[0], decision, rows)
         self._hand_over(self.workspace.sets[0], into)
         return info
 
     def push_pull(
-        self, fence: types.Fence, push: Push, into: Arrays
+        self, fence: types.Fence, push: Push, into: Arrays, rows: RowsWanted | None = None
     ) -> tuple[PushResult, PullInfo]:
-        answer = super().push_pull(fence, push, self.workspace.sets[1])
+        answer = super().push_pull(fence, push, self.workspace.sets[1], rows)
         self._hand_over(self.workspace.sets[1], into)
         return answer
 
@@ -181,6 +190,7 @@ def served(
     *,
     shared: bool = False,
     deadline_s: float = 60.0,
+    rows_nbytes: int = 0,
 ) -> Iterator[ShardClient]:
     """The shard behind a real server on a free port, and a client that tries once."""
     shard = engine.identity.shard
@@ -188,7 +198,13 @@ def served(
         server.open(engine)
         where = (f"127.0.0.1:{server.port}", INCARNATION, engine.plan, shard)
         client = (
-            SharingClient(*where, plan=engine.plan, retry=retry, deadline_s=deadline_s)
+            SharingClient(
+                *where,
+                plan=engine.plan,
+                retry=retry,
+                deadline_s=deadline_s,
+                rows_nbytes=rows_nbytes,
+            )
             if shared
             else ShardClient(*where, retry=retry, deadline_s=deadline_s)
         )

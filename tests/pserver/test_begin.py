@@ -299,7 +299,16 @@ class Arriving:
     def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
         return None
 
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, Any]) -> None:
+    def placed_rows(self) -> Sequence[Any]:
+        return ()
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, Any],
+        rows: Mapping[int, Any] | None = None,
+    ) -> None:
         self.begun.set()
         assert self.come.wait(WAIT_S)
         into[ARENA].fill(self._value)
@@ -346,7 +355,13 @@ class Waiting(Shared):
     def place(self, plan: Plan, extents: Sequence[Extent]) -> None:  # type: ignore[override]
         return None
 
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, Any]) -> None:
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, Any],
+        rows: Mapping[int, Any] | None = None,
+    ) -> None:
         raise AssertionError("nothing was to arrive any more")
 
 

@@ -12,6 +12,7 @@ from pserver.client import Push, ShardClient
 from pserver.engine import ShardEngine
 from pserver.parameters import Parameters
 from pserver.requests import SnapshotOrder
+from pserver.tables.tables import Tables
 from pserver.updates.engine import NDArray
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
@@ -34,7 +35,7 @@ NAME = "float32.trainable"
 
 
 def test_readers_of_one_version_share_it_and_keep_it() -> None:
-    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1)
+    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1, Tables(PLAN, 0))
     held.initialize(counting(PLAN))
     first = held.values()
     assert held.values() is first
@@ -46,7 +47,7 @@ def test_readers_of_one_version_share_it_and_keep_it() -> None:
 
 
 def test_a_round_of_nothing_is_a_version_of_its_own() -> None:
-    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1)
+    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1, Tables(PLAN, 0))
     held.initialize(counting(PLAN))
     first = held.values()
     held.update(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -17,6 +18,7 @@ from pserver.segment import HANDSHAKE_BYTES, attach
 from pserver.workspace import NDArray, Workspace, segment_nbytes
 from psrpc.encoding import encode_int8, encode_topk
 from psrpc.plan import Placement, Plan, Role, VariableSpec, make_plan
+from psrpc.tables import TableSpec
 from tests.pserver.test_segment import file_size_limit
 
 few = settings(max_examples=40, derandomize=True, deadline=None)
@@ -25,7 +27,8 @@ Wire = Literal["plain", "bfloat16", "float16"]
 
 
 def arrays(workspace: Workspace) -> list[NDArray]:
-    return [a for group in (*workspace.sets, *workspace.outbox) for a in group.values()]
+    arenas = [a for group in (*workspace.sets, *workspace.outbox) for a in group.values()]
+    return arenas + [a for a in (*workspace.row_sets, *workspace.row_outbox) if a.nbytes]
 
 
 def address(array: NDArray) -> int:
@@ -68,6 +71,30 @@ def test_every_array_has_its_aligned_place(plan: Plan, wire: Wire, shared: bool)
                 offset = workspace.segment.offset_of(array)
                 assert offset is not None
                 assert offset >= HANDSHAKE_BYTES
+
+
+@few
+@given(plans(), st.integers(1, 100_000), st.booleans())
+def test_areas_of_rows_have_their_aligned_place(plan: Plan, nbytes: int, shared: bool) -> None:
+    tables = (TableSpec("user", 8, None, {"class_name": "constant"}, {"class_name": "SGD"}),)
+    plan = replace(plan, tables=tables)
+    with closing(Workspace(plan, shared=shared, rows_nbytes=nbytes)) as workspace:
+        found = sorted(arrays(workspace), key=lambda a: (address(a), a.nbytes))
+        for one, following in pairwise(found):
+            assert address(one) + one.nbytes <= address(following)
+        for area in (*workspace.row_sets, *workspace.row_outbox):
+            assert address(area) % 64 == 0
+            assert not area.any()
+        assert all(area.nbytes >= nbytes for area in workspace.row_sets)
+        assert len(workspace.row_outbox) == (plan.shards if shared else 0)
+        assert all(area.nbytes >= nbytes / plan.shards for area in workspace.row_outbox)
+        if workspace.segment:
+            assert workspace.segment.bytes.nbytes <= segment_nbytes(plan)
+
+
+def test_no_area_of_rows_is_larger_than_messages_can_fill() -> None:
+    with closing(Workspace(plan_of(), shared=False, rows_nbytes=1 << 50)) as workspace:
+        assert not any(area.nbytes for area in workspace.row_sets)
 
 
 @few

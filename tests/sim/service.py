@@ -37,7 +37,17 @@ class Sent:
         """See :class:`pserver.arrival.Arrival`."""
         return
 
-    def receive(self, plan: Plan, extents: Sequence[Extent], into: Mapping[str, NDArray]) -> None:
+    def placed_rows(self) -> Sequence[NDArray]:
+        """See :class:`pserver.arrival.Arrival`."""
+        return ()
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+    ) -> None:
         """See :class:`pserver.arrival.Arrival`."""
         self.meanwhile()
         if self.gradient is not None:

@@ -1,0 +1,216 @@
+"""Reads rows of a running job's tables, for serving and for people.
+
+    with RowReader("localhost:5000") as reader:
+        found = reader.read("user", np.array([17, 4]))
+        found.rows      # float32 [2, width], in the order asked
+        found.present   # bool [2]: False where it is an initial value, since nobody trained it
+
+Nothing is registered or leased, and nothing changes: a reader may come and go at any time. For a
+job that has ended, restore its checkpoint first (``coordinator serve --resume``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from coordinator.client import CoordinatorClient
+from pserver import wire
+from pserver.table_ids import look_up_ids
+from psrpc.channel import open_channel
+from psrpc.errors import (
+    CoordinatorUnreachable,
+    InvalidArgument,
+    NotReady,
+    PsError,
+    ShardUnreachable,
+)
+from psrpc.plan import Plan
+from psrpc.retry import GaveUp, RetryPolicy, persist
+from psrpc.status import error_from_rpc
+from psrpc.tables import Ids, TableSpec, shard_of
+from psrpc.v1 import coordinator_pb2
+from psrpc.v1 import parameter_server_pb2 as pb
+
+CALL_S = 10.0
+"""Deadline of one call."""
+
+TIMEOUT_S = 30.0
+"""How long a shard, or all of them, is waited for."""
+
+_LARGEST = 2**63 - 1
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Rows in the order in which they were asked for.
+
+    Attributes:
+        rows: float32 ``[n, width]``.
+        present: bool ``[n]``: whether the job has the row; otherwise its initial value is given.
+        versions: of each shard that was asked, the version that its rows have.
+    """
+
+    rows: npt.NDArray[np.float32] = field(repr=False)
+    present: npt.NDArray[np.bool_] = field(repr=False)
+    versions: dict[int, int]
+
+
+class RowReader:
+    """A connection to all shards of the job that a coordinator has. One thread uses it.
+
+    Rows are the newest; those of two shards, or of more ids than one message names, may be of
+    different moments. A call is repeated for ``timeout_s`` while the cluster is not ready or a
+    shard does not answer, which is then looked for anew.
+    """
+
+    def __init__(self, coordinator: str, timeout_s: float = TIMEOUT_S) -> None:
+        """``coordinator`` is HOST:PORT; nothing is connected before the first call."""
+        self._coordinator = CoordinatorClient(coordinator)
+        self._retry = RetryPolicy(budget_s=timeout_s)
+        self._stop = threading.Event()
+        self._plan: Plan | None = None
+        self._channels: list[grpc.Channel] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._stop.set()
+        self._leave()
+        self._coordinator.close()
+
+    def tables(self) -> tuple[TableSpec, ...]:
+        """The job's tables.
+
+        Raises:
+            CoordinatorUnreachable: there is no coordinator.
+            NotReady: the cluster is not complete; says what is awaited.
+        """
+        return self._persist(lambda: self._cluster().tables)
+
+    def read(self, table: str, ids: npt.ArrayLike) -> FoundRows:
+        """The newest rows of ``ids``, any integers, repeated ones included.
+
+        Raises:
+            InvalidArgument: no such table (names those that there are), or an id that is not in
+                its vocabulary or not an int64.
+            CoordinatorUnreachable: there is no coordinator.
+            NotReady, ShardUnreachable: the cluster, or a shard, was awaited in vain.
+        """
+        asked = _int64(ids)
+        return self._persist(lambda: self._read(table, asked))
+
+    def _read(self, name: str, ids: Ids) -> FoundRows:
+        plan = self._cluster()
+        spec = next((spec for spec in plan.tables if spec.name == name), None)
+        if spec is None:
+            names = ", ".join(spec.name for spec in plan.tables) or "none"
+            raise InvalidArgument(f"there is no table {name!r}; the job's tables are: {names}")
+        once, back = np.unique(ids, return_inverse=True)
+        rows = np.empty((len(once), spec.width), np.float32)
+        present = np.empty(len(once), np.bool_)
+        versions: dict[int, int] = {}
+        shards = shard_of(once, plan.shards)
+        most = look_up_ids(spec.width)
+        for shard in range(plan.shards):
+            at = np.flatnonzero(shards == shard)
+            for start in range(0, len(at), most):
+                some = at[start : start + most]
+                answer = self._look_up(shard, name, once[some])
+                versions[shard] = answer.version
+                _take(answer, shard, rows, present, some)
+        return FoundRows(rows[back], present[back], versions)
+
+    def _cluster(self) -> Plan:
+        if self._plan is None:
+            cluster = self._coordinator.get_cluster(coordinator_pb2.GetClusterRequest())
+            self._plan = Plan.from_json(cluster.plan)
+            self._channels = [open_channel(shard.address) for shard in cluster.shards]
+        return self._plan
+
+    def _look_up(self, shard: int, table: str, ids: Ids) -> pb.LookUpResponse:
+        channel: Any = self._channels[shard]
+        call = channel.unary_unary(
+            f"/{wire.SERVICE}/LookUp",
+            pb.LookUpRequest.SerializeToString,
+            pb.LookUpResponse.FromString,
+        )
+        request = pb.LookUpRequest(table=table, ids=ids.astype("<i8", copy=False).tobytes())
+        try:
+            answer: pb.LookUpResponse = call(request, timeout=CALL_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, f"shard {shard}") from None
+        return answer
+
+    def _leave(self) -> None:
+        """Forgets where the shards are."""
+        for channel in self._channels:
+            channel.close()
+        self._channels = []
+        self._plan = None
+
+    def _persist(self, call: Callable[[], Result]) -> Result:
+        def give_up(tries: GaveUp) -> PsError:
+            if isinstance(tries.last, NotReady | CoordinatorUnreachable):
+                return type(tries.last)(f"after {tries.spent_s:.0f} s: {tries.last}")
+            return ShardUnreachable(f"no answer after {tries}")
+
+        def one_try() -> Result:
+            try:
+                return call()
+            except PsError:
+                # Another process may have the shard by now.
+                self._leave()
+                raise
+
+        return persist(
+            one_try, self._retry, give_up, stop=self._stop, announce=lambda _reason: None
+        )
+
+
+def _int64(ids: npt.ArrayLike) -> Ids:
+    array = np.asarray(ids)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"the ids to look up are {array.dtype}{list(array.shape)}; expected int64[n], n >= 1"
+        )
+    if array.dtype.kind == "u" and (array > np.uint64(_LARGEST)).any():
+        raise InvalidArgument(f"id {array.max()} is to be looked up; expected at most {_LARGEST}")
+    return array.astype(np.int64)
+
+
+def _take(
+    answer: pb.LookUpResponse,
+    shard: int,
+    rows: npt.NDArray[np.float32],
+    present: npt.NDArray[np.bool_],
+    at: npt.NDArray[np.intp],
+) -> None:
+    """Puts what a shard has answered into the rows ``at``."""
+    width = rows.shape[1]
+    if len(answer.rows) != 4 * len(at) * width or len(answer.present) != len(at):
+        raise InvalidArgument(
+            f"shard {shard} answered {len(answer.rows)} bytes of rows and {len(answer.present)}"
+            f" marks; expected {4 * len(at) * width} and {len(at)}"
+        )
+    rows[at] = np.frombuffer(answer.rows, "<f4").reshape(len(at), width)
+    present[at] = np.frombuffer(answer.present, np.bool_)

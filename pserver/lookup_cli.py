@@ -1,0 +1,56 @@
+"""The command ``pserver lookup``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from pserver.lookup import FoundRows, RowReader
+from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
+from psrpc.errors import InvalidArgument, PsError
+
+EXIT_LOST = 1
+EXIT_BAD_INPUT = 2
+
+_LIMIT = 1 << 63
+
+
+def run_lookup(arguments: argparse.Namespace) -> int:
+    """Prints the rows that were asked for; returns the exit code."""
+    table, ids = arguments.table, arguments.ids
+    try:
+        for one in ids:
+            if not -_LIMIT <= one < _LIMIT:
+                raise InvalidArgument(f"id {one} is to be looked up; expected an int64")
+        address = format_address(*parse_address(arguments.coordinator, COORDINATOR_PORT))
+        with RowReader(address, arguments.timeout) as reader:
+            found = reader.read(table, ids)
+    except PsError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT if isinstance(error, InvalidArgument) else EXIT_LOST
+    print(as_json(table, ids, found) if arguments.json else as_text(ids, found))  # noqa: T201
+    return 0
+
+
+def as_text(ids: list[int], found: FoundRows) -> str:
+    """A line for each id: the id and its row; one that the job has not says so."""
+    lines = []
+    for one, row, present in zip(ids, found.rows, found.present, strict=True):
+        values = " ".join(f"{value:.7g}" for value in row.tolist())
+        lines.append(f"{one}  {values}" + ("" if present else "  (initial value)"))
+    return "\n".join(lines)
+
+
+def as_json(table: str, ids: list[int], found: FoundRows) -> str:
+    """The same for programs."""
+    return json.dumps(
+        {
+            "table": table,
+            "versions": found.versions,
+            "rows": [
+                {"id": one, "present": bool(present), "row": row.tolist()}
+                for one, row, present in zip(ids, found.rows, found.present, strict=True)
+            ],
+        }
+    )
