@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_lookup(lookup: argparse.ArgumentParser) -> None:
     add = lookup.add_argument
     add("table", metavar="TABLE", help="name of the table")
-    add("ids", metavar="ID", nargs="+", type=int, help="ids of rows (after -- if negative)")
+    add("ids", metavar="ID", nargs="+", type=int, help="ids of rows")
     add(
         "--coordinator",
         default="localhost:5000",

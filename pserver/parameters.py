@@ -42,8 +42,8 @@ class Parameters:
         self.tables = tables
         self._touch = 0
         """What the rows were last touched by, as the tables count it: the version, as long as that
-        only rises. In another generation it may fall, and then some rows would seem older than
-        a checkpoint that they are not in."""
+        only rises. Where another generation goes on with a smaller one, rows would otherwise seem
+        older than a checkpoint that they are not in."""
         # Readers of one version share its values. A reference of our own would keep them alive
         # and make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
@@ -77,6 +77,7 @@ class Parameters:
         """No parameters from now on."""
         self._current.clear()
         self.tables.forget()
+        self._touch = 0
         self.applied = AppliedSet()
         self._iterations = 0
         self.standing = Standing(generation)

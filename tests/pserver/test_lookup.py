@@ -1,0 +1,205 @@
+"""Looking rows up: by program, and by the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pserver.cli import run
+from pserver.client import ShardClient
+from pserver.lookup import RowReader
+from pserver.server import ShardServer
+from psrpc.batch import BatchId
+from psrpc.errors import CoordinatorUnreachable, InvalidArgument, NotReady, ShardUnreachable
+from psrpc.plan import Plan
+from psrpc.tables import TableSpec
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.pserver.fake_coordinator import FakeCoordinator, running
+from tests.pserver.rows_cases import USER, Model, gradients_of, push_of, tables_plan
+from tests.pserver.shards import INCARNATION, counting, engine_of
+
+PLAN = tables_plan(2)
+
+
+class Cluster(FakeCoordinator):
+    """Says where two real shards are."""
+
+    def __init__(self, run_dir: Path, plan: Plan, addresses: list[str]) -> None:
+        super().__init__(run_dir, plan)
+        self.plan = plan
+        self.addresses = addresses
+        self.asked = 0
+
+    def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> Any:  # noqa: N802
+        assert not request.worker
+        self._fail()
+        self.asked += 1
+        shards = [pb.ShardAddress(address=a, incarnation=INCARNATION) for a in self.addresses]
+        return pb.GetClusterResponse(
+            generation=1, policy=1, plan=self.plan.to_json(), shards=shards
+        )
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model(PLAN)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, model: Model) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        addresses = []
+        for shard in range(2):
+            server = stack.enter_context(ShardServer(shard, "127.0.0.1:0"))
+            server.open(engine_of(PLAN, shard))
+            addresses.append(f"127.0.0.1:{server.port}")
+            with ShardClient(addresses[-1], INCARNATION, PLAN, shard) as client:
+                fence = client.fence(1, 1)
+                client.initialize(fence, counting(PLAN))
+                rows = gradients_of(shard, 12, shard, 2)
+                client.push(fence, push_of(PLAN, BatchId(0, 0, 5), rows, shard=shard))
+                model.subtract(rows)
+        found = Cluster(tmp_path, PLAN, addresses)
+        stack.enter_context(running(found))
+        yield found
+
+
+def test_rows_come_in_the_order_asked_with_what_is_present(cluster: Cluster, model: Model) -> None:
+    ids = np.random.default_rng(1).integers(0, 1000, 500)
+    with RowReader(cluster.address) as reader:
+        assert [t.name for t in reader.tables()] == ["user", "item"]
+        found = reader.read("user", ids)
+        again = reader.read("user", ids.tolist())
+    np.testing.assert_array_equal(found.rows, model.read(USER, ids))
+    np.testing.assert_array_equal(found.present, model.has(USER, ids))
+    np.testing.assert_array_equal(again.rows, found.rows)
+    assert 0 < found.present.sum() < 500
+    assert found.versions == {0: 1, 1: 1}
+    assert cluster.asked == 1
+
+
+def test_many_ids_are_looked_up_in_pieces(
+    cluster: Cluster, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.table_ids.LOOK_UP_BYTES", 24 * 7)
+    ids = np.arange(300)
+    with RowReader(cluster.address) as reader:
+        np.testing.assert_array_equal(reader.read("user", ids).rows, model.read(USER, ids))
+
+
+def test_a_shard_refuses_a_look_up_that_no_message_holds(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.row_reads.look_up_ids", lambda _width: 3)
+    with (
+        RowReader(cluster.address) as reader,
+        pytest.raises(InvalidArgument, match="of table 'user' are looked up; expected at most 3"),
+    ):
+        reader.read("user", np.arange(50))
+
+
+@pytest.mark.parametrize(
+    ("table", "ids", "words"),
+    [
+        ("users", [1], "no table 'users'; the job's tables are: user, item"),
+        ("item", [5, 1000], "'item'.*1000"),
+        ("item", [-1], "'item'.*-1"),
+        ("user", [], "expected int64"),
+        ("user", [[1]], "expected int64"),
+        ("user", [0.5], "expected int64"),
+        ("user", np.array([2**64 - 1], np.uint64), "at most"),
+    ],
+)
+def test_what_cannot_be_looked_up(cluster: Cluster, table: str, ids: Any, words: str) -> None:
+    with RowReader(cluster.address) as reader, pytest.raises(InvalidArgument, match=words):
+        reader.read(table, ids)
+
+
+def test_a_shard_names_its_tables(cluster: Cluster) -> None:
+    """A reader may know another plan."""
+    others = (TableSpec("users", 4, None, PLAN.tables[0].initializer, PLAN.tables[0].optimizer),)
+    cluster.plan = Plan(PLAN.variables, PLAN.arenas, 2, "cut", others)
+    with (
+        RowReader(cluster.address) as reader,
+        pytest.raises(InvalidArgument, match="no table 'users'; the job's tables are: user, item"),
+    ):
+        reader.read("users", [1])
+
+
+def test_a_cluster_that_is_not_ready_is_waited_for(cluster: Cluster, model: Model) -> None:
+    cluster.failures.append(NotReady("shard 1 is away"))
+    with RowReader(cluster.address) as reader:
+        np.testing.assert_array_equal(
+            reader.read("user", [3]).rows, model.read(USER, np.array([3]))
+        )
+    cluster.failures.append(NotReady("shard 1 is away"))
+    with RowReader(cluster.address, 0) as reader, pytest.raises(NotReady, match="1 is away"):
+        reader.tables()
+
+
+def test_a_shard_that_has_moved_is_found_again(cluster: Cluster, model: Model) -> None:
+    ids = np.arange(40)
+    with RowReader(cluster.address) as reader:
+        reader.read("user", ids)
+        reader._channels[1].close()
+        good = cluster.addresses[1]
+        reader._leave()
+        cluster.addresses[1] = "127.0.0.1:1"
+        reader.tables()
+        cluster.addresses[1] = good
+        np.testing.assert_array_equal(reader.read("user", ids).rows, model.read(USER, ids))
+    assert cluster.asked == 3
+    cluster.addresses[1] = "127.0.0.1:1"
+    with RowReader(cluster.address, 0) as reader, pytest.raises(ShardUnreachable, match="shard 1"):
+        reader.read("user", ids)
+
+
+def test_without_a_coordinator() -> None:
+    with RowReader("127.0.0.1:1", 0) as reader, pytest.raises(CoordinatorUnreachable):
+        reader.read("user", [1])
+
+
+def test_the_command_prints_ids_and_rows(
+    cluster: Cluster, model: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = int(gradients_of(0, 12, 0, 2)[USER].ids[0])
+    where = ["--coordinator", cluster.address]
+    assert run(["lookup", "user", str(known), "-5", *where]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    expected = model.read(USER, np.array([known, -5]))
+    assert first == f"{known}  " + " ".join(f"{v:.7g}" for v in expected[0].tolist())
+    assert second.startswith("-5  ")
+    assert second.endswith("  (initial value)")
+    assert run(["lookup", "user", str(known), "7", "--json", *where]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["table"] == "user"
+    assert printed["rows"][0] == {"id": known, "present": True, "row": expected[0].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["users", "1"], 2, "error: there is no table 'users'; the job's tables are: user, item"),
+        (["item", "1000"], 2, "1000"),
+        (["user", str(2**63)], 2, "expected an int64"),
+        (["user", "1", "--coordinator", "127.0.0.1:1", "--timeout", "0"], 1, "127.0.0.1:1"),
+        (["user", "1", "--coordinator", "127.0.0.1:x"], 2, "port 'x'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    assert run(["lookup", "--coordinator", cluster.address, *arguments]) == code
+    printed = capsys.readouterr()
+    assert "initial value" not in printed.out
+    assert words in printed.err
