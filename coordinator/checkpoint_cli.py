@@ -6,8 +6,9 @@ import argparse
 import json
 import sqlite3
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from coordinator.store import Store
 from psrpc.checkpoint import check_file
 from psrpc.errors import CheckpointError, InvalidJob, PsError
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
+from psrpc.rows_chain import check_chain, table_sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +91,8 @@ def _ls(args: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("name", "generation", "step", "written", "size", ""):
+    tables = any(row["tables"] for row in rows)
+    for title in ("name", "generation", "step", "written", "size", *["rows"] * tables, ""):
         right = title in ("generation", "step", "size")
         table.add_column(title, justify="right" if right else "left", no_wrap=bool(title))
     for row in rows:
@@ -100,6 +103,7 @@ def _ls(args: argparse.Namespace) -> int:
             str(row["global_step"]),
             "" if age is None else f"{duration(age)} ago",
             f"{row['nbytes'] / 1e6:.1f} MB",
+            *[", ".join(f"{name} {count}" for name, count in row["tables"].items())] * tables,
             Text(", ".join(row["marks"]), "green"),
         )
     _console().print(table if rows else "no checkpoints")
@@ -112,7 +116,7 @@ def list_checkpoints(
     found: Found, objective: Objective | None, run_dir: Path, now: datetime
 ) -> list[dict[str, Any]]:
     """One row for each manifest, newest first, as ``ls --json`` prints them. Files are not read,
-    so the newest one may still be damaged."""
+    but for what they say of tables, so the newest one may still be damaged."""
     scores = _scores(run_dir, objective)
     best = best_of(_kept(found), objective, scores)
     rows = []
@@ -129,7 +133,8 @@ def list_checkpoints(
                 "shards": manifest.plan.shards,
                 WRITTEN_UTC: manifest.details.get(WRITTEN_UTC),
                 "age_s": _age_s(manifest, now),
-                "nbytes": sum(file.nbytes for file in manifest.files),
+                "nbytes": manifest.nbytes,
+                "tables": _tables(path, manifest),
                 "score": scores.get((manifest.generation, manifest.global_step)),
                 "marks": marks,
             }
@@ -149,19 +154,28 @@ def _verify(args: argparse.Namespace) -> int:
     for path, manifest in checkpoints:
         whole = True
         for file in manifest.files:
-            try:
-                check_file(path, manifest, file)
-            except CheckpointError as error:
-                whole = False
-                _say(f"{path.name}/{file.name}", str(error), "red")
-            else:
-                _say(f"{path.name}/{file.name}", "good", "green")
+            whole &= _says_good(
+                f"{path.name}/{file.name}", partial(check_file, path, manifest, file)
+            )
+            if file.rows:
+                names = f"{path.name}/{file.rows[0].name} and {len(file.rows) - 1} more"
+                whole &= _says_good(names, partial(check_chain, path, manifest, file))
         bad = bad or not whole
         newest = newest or (path.name if whole else "")
     for path, reason in refused:
         _say(path.name, reason, "red")
     _console().print(f"the newest good one is {newest or 'none'}", soft_wrap=True)
     return 1 if bad or not newest else 0
+
+
+def _says_good(what: str, check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except CheckpointError as error:
+        _say(what, str(error), "red")
+        return False
+    _say(what, "good", "green")
+    return True
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -202,6 +216,14 @@ def _prune(args: argparse.Namespace) -> int:
     left = len(there - set(removable.names) if args.dry_run else there)
     _console().print(f"{left} left")
     return 1 if failed else 0
+
+
+def _tables(directory: Path, manifest: Manifest) -> dict[str, int]:
+    """Rows by table; none where the files do not say."""
+    try:
+        return table_sizes(directory, manifest)
+    except CheckpointError:
+        return {}
 
 
 def _find(run_dir: Path) -> Found:

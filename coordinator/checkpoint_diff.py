@@ -13,6 +13,8 @@ from psrpc.checkpoint import ShardState, load_state, read_manifest
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import Manifest
 from psrpc.plan import make_plan
+from psrpc.rows_chain import load_table
+from psrpc.rows_reader import RowsBlock
 from psrpc.shard_file import NDArray
 
 
@@ -68,17 +70,27 @@ def diff_checkpoints(one: Path, other: Path) -> Difference:
         if ours != theirs
     ]
     facts += _compare_applied(states[0].applied, states[1].applied)
+    tables = [{table.name: table for table in m.plan.tables} for m in manifests]
+    for name in dict.fromkeys([*tables[0], *tables[1]]):
+        found = [
+            load_table(path, name) if name in there else None
+            for path, there in zip((one, other), tables, strict=True)
+        ]
+        more, different, same = compare_rows(name, found[0], found[1])
+        facts += more
+        arrays += different
+        equal += same
     return Difference(tuple(facts), tuple(arrays), equal)
 
 
 def _load(directory: Path, manifest: Manifest) -> ShardState:
-    plan = make_plan(manifest.plan.variables, 1, "cut")
+    plan = make_plan(manifest.plan.variables, 1, "cut", manifest.plan.tables)
     return load_state(directory, plan, 0)
 
 
 def _arrays(manifest: Manifest, state: ShardState) -> dict[str, NDArray]:
     """Everything by the name that it has in the files, whole and in shape."""
-    plan = make_plan(manifest.plan.variables, 1, "cut")
+    plan = make_plan(manifest.plan.variables, 1, "cut", manifest.plan.tables)
     found: dict[str, NDArray] = {}
     for arena in plan.arenas:
         for piece in plan.shard_slices(arena, 0):
@@ -118,6 +130,26 @@ def _compare_arrays(
                 )
             )
     return found, equal
+
+
+def compare_rows(
+    name: str, one: RowsBlock | None, other: RowsBlock | None
+) -> tuple[list[str], list[ArrayDifference], int]:
+    """Facts, differences and the number of equal columns of two tables whose ids ascend."""
+    if one is None or other is None:
+        sizes = ["none" if rows is None else f"{rows.ids.size} rows" for rows in (one, other)]
+        return [f"table {name}: {sizes[0]} and {sizes[1]}"], [], 0
+    both, ours, theirs = np.intersect1d(one.ids, other.ids, assume_unique=True, return_indices=True)
+    facts = []
+    if not both.size == one.ids.size == other.ids.size:
+        facts = [f"table {name}: {one.ids.size} and {other.ids.size} rows, {both.size} in both"]
+    columns = [
+        {f"rows of {name}": rows.values[at]}
+        | {f"{slot} of {name}": array[at] for slot, array in rows.slots.items()}
+        | {f"counts of {name}": rows.counts[at]}
+        for rows, at in ((one, ours), (other, theirs))
+    ]
+    return facts, *_compare_arrays(*columns)
 
 
 def _compare_applied(

@@ -95,7 +95,8 @@ class Checkpoints:
             job=description.name,
             job_sha256=description.job_sha256,
             files=tuple(
-                ManifestFile(f.shard, f.file, f.nbytes, f.sha256, f.version) for f in taken.files
+                ManifestFile(f.shard, f.file, f.nbytes, f.sha256, f.version, f.rows)
+                for f in taken.files
             ),
             details={
                 "train_records": description.train_records,
@@ -106,7 +107,16 @@ class Checkpoints:
             },
         )
         commit(run.run_dir / order.directory, self._directory / order.name, manifest, self._storage)
-        self._nbytes = sum(file.nbytes for file in taken.files)
+        # Of rows there may be many parts, of which the next checkpoint has all but one already;
+        # or it has them anew, as many as the largest.
+        self._nbytes = sum(
+            file.nbytes + max((part.nbytes for part in file.rows), default=0)
+            for file in taken.files
+        )
+
+    def is_damaged(self, name: str) -> bool:
+        """Whether a checkpoint has been read back and found not to be good."""
+        return self._pruner.is_damaged(name)
 
     def discard(self, order: SnapshotOrder) -> None:
         """Removes what shards wrote of a checkpoint that failed, as far as it can be removed."""

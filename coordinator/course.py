@@ -330,7 +330,7 @@ class Course:
             log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
             self.training.note_checkpoint(order, result.generation)
             if present:
-                orders.taken(order)
+                orders.taken(order, damaged=result.damaged)
         elif present and self.complete:
             orders.failed(Failed(order, result.error))
         else:

@@ -25,12 +25,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What came of writing a manifest: ``error`` says why there is no checkpoint."""
+    """What came of writing a manifest: ``error`` says why there is no checkpoint. ``damaged``: it
+    was read back, and is not what was written."""
 
     taken: Taken
     generation: int
     error: str = ""
     warnings: tuple[str, ...] = ()
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,11 @@ def commit(
     except Exception as error:  # not foreseen; without an answer the job would wait for ever
         return Committed(taken, generation, repr(error))
     try:
-        return Committed(taken, generation, warnings=checkpoints.retain(scores, in_use))
+        warnings = checkpoints.retain(scores, in_use)
     except OSError as error:
-        return Committed(taken, generation, warnings=(f"old checkpoints stay: {error}",))
+        warnings = (f"old checkpoints stay: {error}",)
+    damaged = checkpoints.is_damaged(taken.order.name)
+    return Committed(taken, generation, warnings=warnings, damaged=damaged)
 
 
 def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:

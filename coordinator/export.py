@@ -1,7 +1,7 @@
-"""``coordinator export``: a run's checkpoint as a file that plain Keras loads.
+"""``coordinator export``: a run's checkpoint as a file that plain Keras loads, and its tables.
 
 The coordinator chooses the checkpoint and finds the job; the model is built by the user's code,
-so ``worker export`` does that in a process of its own.
+so ``worker export`` does that in a process of its own. Tables need neither job nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coordinator.run_directory import JOB
 from coordinator.saving import CHECKPOINTS
+from coordinator.table_export import export_tables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidJob, PsError
 from psrpc.manifest import find_checkpoints
@@ -31,9 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--to",
-        required=True,
         metavar="PATH",
-        help="MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
+        help="the model: MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        metavar="DIRECTORY",
+        help="its embedding tables: TABLE.safetensors each, with ids and rows",
     )
     parser.add_argument(
         "--step",
@@ -49,19 +55,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports; returns 0, or 2 after one line on standard error."""
     try:
+        if args.to is None and args.tables is None:
+            raise InvalidJob("nothing to export; say --to PATH, --tables DIRECTORY, or both")
+        if args.tables is not None:
+            _export_tables(args.source, args.step, args.tables)
+        if args.to is None:
+            return 0
         source = find_source(args.source, args.step, args.job)
     except PsError as error:
         _say(f"error: {error}")
         return 2
     for remark in source.remarks:
         _say(remark)
+    return _export_model(source, args.to)
+
+
+def _export_tables(path: Path, step: int | None, to: Path) -> None:
+    directory, manifest, remarks = _choose(path, step)
+    for remark in remarks:
+        _say(remark)
+    for table in export_tables(directory, manifest, to):
+        what = f"{table.rows} rows of {table.width}"
+        _say(f"wrote {table.path} from {directory} (step {manifest.global_step}): {what}")
+
+
+def _export_model(source: Source, to: str) -> int:
     command = [sys.executable, "-m", "worker.cli", "export", source.job, str(source.checkpoint)]
-    command += ["--to", args.to]
+    command += ["--to", to]
     for override in source.overrides:
         command += ["--set", override]
     status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
     if status == 0:
-        _say(f"wrote {args.to} from {source.checkpoint} (step {source.global_step})")
+        _say(f"wrote {to} from {source.checkpoint} (step {source.global_step})")
     return 2 if status else 0
 
 

@@ -32,6 +32,7 @@ from coordinator.work import (
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
+from psrpc.manifest import RowsFileEntry
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -91,13 +92,21 @@ def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
     """A shard's part of a snapshot.
 
     Raises:
-        InvalidArgument: the file name is a path; names never become paths.
+        InvalidArgument: a file name is a path; names never become paths.
     """
-    if "/" in message.file or message.file.startswith("."):
-        raise InvalidArgument(
-            f"shard {message.shard} reports the file {message.file!r}; expected a plain file name"
-        )
-    return ShardFile(message.shard, message.version, message.file, message.nbytes, message.sha256)
+    for file in (message.file, *(rows.file for rows in message.rows)):
+        if "/" in file or file.startswith("."):
+            raise InvalidArgument(
+                f"shard {message.shard} reports the file {file!r}; expected a plain file name"
+            )
+    return ShardFile(
+        message.shard,
+        message.version,
+        message.file,
+        message.nbytes,
+        message.sha256,
+        tuple(RowsFileEntry(rows.file, rows.nbytes, rows.sha256) for rows in message.rows),
+    )
 
 
 def read_applied(
@@ -170,6 +179,7 @@ def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
         keep=order.keep,
         directory=order.directory,
         global_step=order.global_step,
+        base=order.base,
     )
 
 

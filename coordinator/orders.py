@@ -10,7 +10,7 @@ from collections.abc import Callable
 from coordinator.disk import DiskWork
 from coordinator.evaluation import Evaluations
 from coordinator.run import Run
-from coordinator.saving import Saving
+from coordinator.saving import CHECKPOINTS, Saving
 from coordinator.snapshots import Failed, Snapshots, Taken
 from coordinator.work import Command, Release, SnapshotOrder
 from psrpc.errors import CheckpointError
@@ -51,6 +51,9 @@ class Orders:
             generation=run.generation,
             writes_epochs=description.keep_best is not None,
         )
+        self._has_tables = bool(run.plan.tables)
+        if self._has_tables and newest is not None and newest[1] >= run.since:
+            self.saving.base = f"{CHECKPOINTS}/{newest[0]}"
         self._sync = run.settings.rounds
         self._disk = disk
         self._send = send
@@ -98,9 +101,12 @@ class Orders:
             return taken
         return Failed(taken.order, f"shards have taken it at rounds {sorted(versions)}")
 
-    def taken(self, order: SnapshotOrder) -> None:
-        """Every shard has it, and a checkpoint is committed."""
+    def taken(self, order: SnapshotOrder, damaged: bool = False) -> None:
+        """Every shard has it, and a checkpoint is committed. One that is ``damaged`` is not to be
+        continued: its parts would be in the next."""
         self._finished(order)
+        if order.write and self._has_tables:
+            self.saving.base = "" if damaged else f"{CHECKPOINTS}/{order.name}"
         self.saving.taken(order.name)
         self.evaluations.snapshot_taken(order.name)
 

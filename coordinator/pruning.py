@@ -57,6 +57,10 @@ class Pruner:
         )
         return Removable(names, tuple(warnings))
 
+    def is_damaged(self, name: str) -> bool:
+        """Whether a checkpoint has been read back and found not to be good."""
+        return name in self._damaged
+
     def prune(
         self, scores: Mapping[tuple[int, int], float], in_use: Collection[str] = ()
     ) -> tuple[str, ...]:

@@ -95,6 +95,8 @@ class Saving:
             self._first = ""
             self._done.add(self._first)
         self.warnings: list[str] = []
+        self.base = ""
+        """The checkpoint that the next one may continue, relative to the run directory."""
 
     @property
     def first_saved(self) -> bool:
@@ -252,6 +254,6 @@ class Saving:
         self, name: str, step: int, write: bool, keep: bool, by_decision: bool
     ) -> SnapshotOrder:
         directory = temporary_directory(name) if write else ""
-        order = SnapshotOrder(name, step, write, keep, directory)
+        order = SnapshotOrder(name, step, write, keep, directory, self.base if write else "")
         self._snapshots.order(order, by_decision)
         return order

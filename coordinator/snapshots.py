@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from coordinator.history import Followed
 from coordinator.work import SnapshotOrder
 from psrpc.errors import InvalidArgument
+from psrpc.manifest import RowsFileEntry
 
 MAX_KEPT = 3
 """Snapshots that shards hold in memory at most: two of epochs and the final one."""
@@ -17,13 +18,15 @@ MAX_KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """What one shard reports of a snapshot; ``file`` is empty when it was not to be written."""
+    """What one shard reports of a snapshot; ``file`` is empty when it was not to be written.
+    ``rows`` are the files of its tables' rows, in order."""
 
     shard: int
     version: int
     file: str = ""
     nbytes: int = 0
     sha256: str = ""
+    rows: tuple[RowsFileEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

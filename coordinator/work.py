@@ -42,13 +42,15 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class SnapshotOrder:
     """Tells the shards to freeze their state under ``name``: to ``write`` it into ``directory``
-    (relative to the run directory), to ``keep`` it for pulls until it is released, or both."""
+    (relative to the run directory), to ``keep`` it for pulls until it is released, or both.
+    ``base`` is the checkpoint, named in the same way, whose rows of tables a shard may add to."""
 
     name: str
     global_step: int
     write: bool = False
     keep: bool = False
     directory: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pserver.applied import AppliedSet
 from pserver.fence import ShardIdentity
 from pserver.requests import Restored, Snapshot, SnapshotOrder
+from pserver.row_files import RowFiles, fill_tables
+from pserver.tables.tables import Tables
 from pserver.updates.engine import Slots
-from psrpc.checkpoint import ShardState, load_state, shard_file_name, write_shard_file
+from psrpc.checkpoint import (
+    ShardState,
+    WrittenFile,
+    load_state,
+    shard_file_name,
+    write_shard_file,
+)
 from psrpc.errors import CheckpointError, InvalidArgument, PsError
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
+from psrpc.rows_chain import load_rows
 from psrpc.storage import DISK, Storage
 from psrpc.v1 import coordinator_pb2 as pb
 
@@ -45,14 +54,28 @@ class SnapshotFiles:
     run_id: str
     run_dir: Path
     storage: Storage = DISK
+    _rows: RowFiles = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """What it has written of rows is remembered from here on."""
+        rows = RowFiles(self.identity, self.plan, self.run_id, self.storage)
+        object.__setattr__(self, "_rows", rows)
 
     def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
-        """Writes ``snapshot`` into the order's directory; what the coordinator is to be told."""
+        """Writes ``snapshot`` into the order's directory and closes it; what the coordinator is to
+        be told. For one thread."""
+        try:
+            return self._write(order, snapshot)
+        finally:
+            snapshot.close()
+
+    def _write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
         shard = self.identity.shard
         report = self.report(order, snapshot.values.generation, snapshot.values.version)
         try:
+            directory = self._inside(order.directory)
             written = write_shard_file(
-                self._inside(order.directory) / shard_file_name(shard, self.plan.shards),
+                directory / shard_file_name(shard, self.plan.shards),
                 self.plan,
                 shard,
                 ShardState(
@@ -68,6 +91,7 @@ class SnapshotFiles:
                 global_step=order.global_step,
                 storage=self.storage,
             )
+            rows = self._write_rows(order, snapshot, directory)
         except Exception as error:
             # Whatever it is, the coordinator waits for a word.
             report.error = str(error) if isinstance(error, CheckpointError) else repr(error)
@@ -78,17 +102,35 @@ class SnapshotFiles:
                 written.nbytes,
                 written.sha256,
             )
+            report.rows.extend(
+                pb.RowsFile(file=file.name, nbytes=file.nbytes, sha256=file.sha256) for file in rows
+            )
         return report
+
+    def _write_rows(
+        self, order: SnapshotOrder, snapshot: Snapshot, directory: Path
+    ) -> tuple[WrittenFile, ...]:
+        if snapshot.tables is None:
+            return ()
+        base = self._inside(order.base) if order.base else None
+        return self._rows.write(order, snapshot, directory, base)
 
     def read(self, checkpoint: str) -> Restored:
         """What the shard takes over from a checkpoint, named relative to the run directory; see
-        :func:`psrpc.checkpoint.load_state`.
+        :func:`psrpc.checkpoint.load_state`. Rows are read later, by ``load_rows``, which raises
+        CheckpointError too: they go straight into the tables.
 
         Raises:
-            CheckpointError: its files are damaged, or hold other variables than the plan.
+            CheckpointError: its files are damaged, or hold other variables or tables than the plan.
         """
         directory = self._inside(checkpoint)
-        state = load_state(directory, self.plan, self.identity.shard, self.run_id, self.storage)
+        shard = self.identity.shard
+        state = load_state(directory, self.plan, shard, self.run_id, self.storage)
+
+        def fill(tables: Tables) -> None:
+            steps = load_rows(directory, self.plan, shard, self.run_id, self.storage)
+            fill_tables(tables, steps)
+
         try:
             applied = AppliedSet.from_epochs(state.applied)
         except InvalidArgument as error:
@@ -98,6 +140,7 @@ class SnapshotFiles:
             slots=Slots(state.elements, state.variables, state.scalars),
             applied=applied,
             version=state.version,
+            load_rows=fill if self.plan.tables else None,
         )
 
     def report(
@@ -156,9 +199,12 @@ class SnapshotWriter:
         """See :class:`pserver.shelf.SnapshotSink`."""
         with self._changed:
             self._generation = generation
-            self._held -= sum(work.snapshot is not None for work in self._work)
+            given_up = [work.snapshot for work in self._work if work.snapshot is not None]
+            self._held -= len(given_up)
             self._work.clear()
             self._reports.clear()
+        for snapshot in given_up:
+            snapshot.close()
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
@@ -167,7 +213,10 @@ class SnapshotWriter:
         with self._changed:
             if order.write and self._held >= MAX_PENDING:
                 report.error = f"{MAX_PENDING} snapshots wait to be written already"
-            self._put(_Work(order, report, snapshot if order.write and not report.error else None))
+            writes = order.write and not report.error
+            self._put(_Work(order, report, snapshot if writes else None))
+        if not writes:
+            snapshot.close()
 
     def failed(self, order: SnapshotOrder, version: int, reason: str) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""

@@ -67,7 +67,8 @@ class TableRows:
 @dataclass(frozen=True)
 class RowsHeader:
     """The metadata of a part. ``after`` is the SHA-256 of the part before it, empty of part 0;
-    ``tables`` are the specs of all tables, ``slots`` the widths of each one's slots."""
+    ``tables`` are the specs of all tables, ``slots`` the widths of each one's slots, ``rows`` how
+    many rows each has on the shard, those of earlier parts with them."""
 
     shard: int
     shards: int
@@ -80,6 +81,7 @@ class RowsHeader:
     after: str
     tables: Sequence[TableSpec]
     slots: Sequence[Mapping[str, int]]
+    rows: Sequence[int]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -88,6 +90,7 @@ class RowsHeader:
             **vars(self),
             "tables": [table.to_json() for table in self.tables],
             "slots": [dict(slots) for slots in self.slots],
+            "rows": list(self.rows),
         }
 
     @staticmethod
@@ -98,6 +101,7 @@ class RowsHeader:
             raise ValueError(f"its format is {document['format']!r}; this version reads {FORMAT}")
         found["tables"] = tuple(TableSpec.from_json(table) for table in found["tables"])
         found["slots"] = tuple({str(k): int(v) for k, v in s.items()} for s in found["slots"])
+        found["rows"] = tuple(map(int, found["rows"]))
         return RowsHeader(**found)
 
 

@@ -176,15 +176,17 @@ def write_checkpoint(
             after=rows[-1].sha256 if rows else "",
             tables=plan.tables,
             slots=[table.slots for table in tables],
+            rows=[len(table.rows) for table in mine(tables, shard, plan.shards)],
         )
         since = before.files[shard].version if before else -1
-        part = write_rows_file(
-            temporary / rows_file_name(shard, plan.shards, len(rows)),
-            header,
-            [table.part(shard, plan.shards, since) for table in tables],
-            storage,
-        )
-        rows.append(RowsFileEntry(part.name, part.nbytes, part.sha256))
+        if tables:
+            part = write_rows_file(
+                temporary / rows_file_name(shard, plan.shards, len(rows)),
+                header,
+                [table.part(shard, plan.shards, since) for table in tables],
+                storage,
+            )
+            rows.append(RowsFileEntry(part.name, part.nbytes, part.sha256))
         files.append(
             ManifestFile(shard, written.name, written.nbytes, written.sha256, step, tuple(rows))
         )

@@ -353,7 +353,7 @@ def test_blocks_of_a_column_are_asked_for_in_order(tmp_path: Path) -> None:
         asked.append((column, start, stop))
         return part.read(column, start, stop)
 
-    header = rows_file.RowsHeader(0, 1, "", "r", 1, 1, 1, 0, "", TABLES[:1], [table.slots])
+    header = rows_file.RowsHeader(0, 1, "", "r", 1, 1, 1, 0, "", TABLES[:1], [table.slots], [100])
     rows_file.write_rows_file(tmp_path / "x", header, [replace(part, read=read)])
     assert [column for column, *_ in asked] == [
         "ids",
