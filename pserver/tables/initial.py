@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from pserver.tables.memory import scatter
 from psrpc.errors import InvalidJob
 from psrpc.tables import Hashes, Ids, TableSpec, mix
 
@@ -103,7 +104,7 @@ class InitialRows:
             block = slice(start, min(start + self._rows, len(at)))
             own = rows[: block.stop - start]
             self._fill(self._bits(ids[block]), own)
-            into[at[block]] = own
+            scatter(into, at[block], own)
 
     def _bits(self, ids: Ids) -> npt.NDArray[np.uint32]:
         """32 random bits for each element, ``[n, width]``."""

@@ -1,0 +1,110 @@
+"""Tables of the tests, and a model of one: plain Python, a row at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.tables.initial import InitialRows
+from psrpc.tables import Ids, Rows, TableSpec, mix
+
+UNIFORM = {"class_name": "uniform", "config": {"low": -0.5, "high": 0.5}}
+
+
+def optimizer(name: str = "SGD", **config: Any) -> dict[str, Any]:
+    return {"class_name": name, "config": {"learning_rate": 0.125} | config}
+
+
+def spec(**changes: Any) -> TableSpec:
+    fields: dict[str, Any] = {
+        "name": "items",
+        "width": 3,
+        "vocabulary": None,
+        "initializer": UNIFORM,
+        "optimizer": optimizer(),
+    }
+    return TableSpec(**fields | changes)
+
+
+def ids_of(*ids: int) -> Ids:
+    return np.array(ids, np.int64)
+
+
+def gradients(ids: npt.ArrayLike, width: int = 3, seed: int = 0) -> Rows:
+    sorted_ids = np.sort(np.asarray(ids, np.int64))
+    values = np.random.default_rng(seed).normal(size=(len(sorted_ids), width))
+    return Rows(sorted_ids, values.astype(np.float32))
+
+
+class Row:
+    def __init__(self, value: npt.NDArray[np.float32], count: int, touched: int) -> None:
+        self.value, self.velocity = value.copy(), np.zeros_like(value)
+        self.count, self.touched = count, touched
+
+    def copy(self) -> Row:
+        other = Row(self.value, self.count, self.touched)
+        other.velocity = self.velocity.copy()
+        return other
+
+
+class Model:
+    """A table with SGD, learning rate 1/8 and momentum 1/2, of one shard."""
+
+    OPTIMIZER = optimizer(momentum=0.5)
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.rows: dict[int, Row] = {}
+        self.candidates: dict[int, int] = {}
+        self.removed: list[tuple[int, int]] = []
+        self._initial = InitialRows(spec)
+
+    def copy(self) -> Model:
+        other = Model(self.spec)
+        other.rows = {i: row.copy() for i, row in self.rows.items()}
+        other.candidates = dict(self.candidates)
+        other.removed = list(self.removed)
+        return other
+
+    def initial(self, i: int) -> npt.NDArray[np.float32]:
+        row = np.empty(self.spec.width, np.float32)
+        self._initial.fill(ids_of(i), row[None])
+        return row
+
+    def read(self, i: int) -> npt.NDArray[np.float32]:
+        return self.rows[i].value if i in self.rows else self.initial(i)
+
+    def apply(self, rows: Rows, rate_scale: float, version: int) -> None:
+        named = [int(i) for i in rows.ids]
+        new = []
+        for i in named:
+            if i in self.rows:
+                self.rows[i].count += 1
+                self.rows[i].touched = version
+                continue
+            self.candidates[i] = self.candidates.get(i, 0) + 1
+            if self.candidates[i] >= self.spec.min_count:
+                new.append((i, self.candidates.pop(i)))
+        limit = self.spec.max_rows
+        if limit is not None and len(self.rows) + len(new) > limit:
+            others = sorted(self.rows.keys() - set(named), key=self._worth)
+            over = len(self.rows) + len(new) - limit
+            for i in others[: max(over, limit // 16)]:
+                del self.rows[i]
+                self.removed.append((version, i))
+        for i, count in new:
+            self.rows[i] = Row(self.initial(i), count, version)
+        rate = np.float32(0.125) * np.float32(rate_scale)
+        for i, gradient in zip(named, rows.values, strict=True):
+            if i in self.rows:
+                row = self.rows[i]
+                row.velocity = row.velocity * np.float32(0.5) - gradient * rate
+                row.value = row.value + row.velocity
+
+    def _worth(self, i: int) -> tuple[int, int, int]:
+        row = self.rows[i]
+        first = (row.touched, row.count)
+        order = first if self.spec.eviction == "age" else first[::-1]
+        return (*order, int(mix(ids_of(i))[0]))

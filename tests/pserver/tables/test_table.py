@@ -1,0 +1,269 @@
+"""Refusals, admission, eviction and restore of one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pserver.tables import candidates, evicted
+from pserver.tables import table as table_module
+from pserver.tables.table import Table
+from psrpc.errors import CheckpointError, InvalidArgument, ResourceExhausted
+from psrpc.tables import Ids, Rows, shard_of
+from tests.pserver.tables.table_cases import gradients, ids_of, optimizer, spec
+
+
+def content(table: Table) -> dict[Any, Any]:
+    frozen = table.freeze()
+    part = frozen.block(frozen.since(-1))
+    frozen.close()
+    columns = (part.values, *part.slots.values(), part.counts, part.touched)
+    return {
+        int(i): [column[k].tolist() for column in columns] for k, i in enumerate(part.ids.tolist())
+    } | {"candidates": dict(zip(*(a.tolist() for a in table.candidates()), strict=True))}
+
+
+def apply(table: Table, *ids: int, version: int = 1) -> None:
+    rows = gradients(ids, table.spec.width, seed=version)
+    table.check(rows)
+    table.apply(rows, 1.0, version - 1, version)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (ids_of(1, 5, 5), "'items': id 5 follows id 5"),
+        (ids_of(5, 1), "'items': id 1 follows id 5"),
+        (ids_of(-3, 1), "'items': id -3 is outside the vocabulary, 0 to 99"),
+        (ids_of(1, 100, 2000), "'items': id 100 is outside the vocabulary"),
+        (ids_of(1, 2).astype(np.int32), r"'items' got ids int32\[2\]"),
+    ],
+)
+def test_ids_that_cannot_be(ids: Ids, message: str) -> None:
+    table = Table(spec(vocabulary=100), 0, 1)
+    with pytest.raises(InvalidArgument, match=message):
+        table.check_ids(ids)
+
+
+def test_an_id_of_another_shard() -> None:
+    ids = np.arange(100)
+    own = ids[shard_of(ids, 3) == 1]
+    table = Table(spec(), 1, 3)
+    table.check_ids(own)
+    (other,) = ids[shard_of(ids, 3) == 2][:1]
+    with pytest.raises(InvalidArgument, match=f"id {other} is of shard 2; this is shard 1"):
+        table.check_ids(np.union1d(own, other))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_no_number(bad: float) -> None:
+    table = Table(spec(), 0, 1)
+    apply(table, 1, 2, 3)
+    before = content(table)
+    rows = gradients(range(50_000))
+    rows.values[40_007, 1] = bad
+    with pytest.raises(InvalidArgument, match=rf"'items': the gradient of id 40007 is {bad} in"):
+        table.check(rows)
+    assert content(table) == before
+
+
+def test_gradients_of_another_shape() -> None:
+    with pytest.raises(InvalidArgument, match=r"float32\[2, 4\]; expected float32\[2, 3\]"):
+        Table(spec(), 0, 1).check(gradients([1, 2], width=4))
+
+
+@pytest.mark.parametrize("min_count", [1, 2])
+def test_a_full_table_stays_as_it_is(min_count: int) -> None:
+    table = Table(spec(max_rows=4, min_count=min_count), 0, 1)
+    for version in range(1, min_count + 1):
+        apply(table, 1, 2, 3, version=version)
+    if min_count == 2:
+        apply(table, 7, 8, version=3)
+    before = content(table)
+    rows = gradients([1, 7, 8])
+    with pytest.raises(ResourceExhausted, match=r"'items' is full: .* 3 of 4 .*eviction to 'age'"):
+        table.check(rows)
+    with pytest.raises(ResourceExhausted, match="full"):
+        table.apply(rows, 1.0, 3, 4)
+    assert content(table) == before
+    apply(table, 1, 2, 3, 7, version=4)
+    assert len(table) == 4
+
+
+def test_an_update_of_more_rows_than_there_may_be() -> None:
+    table = Table(spec(max_rows=6, eviction="age"), 0, 2)
+    with pytest.raises(ResourceExhausted, match=r"at most 3 rows .* one update has 4; raise max"):
+        table.check(gradients(np.arange(100)[shard_of(np.arange(100), 2) == 0][:4]))
+
+
+def test_memory_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(spec(), 0, 1)
+    apply(table, 1)
+    before = content(table)
+
+    def refuse(rows: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(table._store, "reserve", refuse)
+    with pytest.raises(ResourceExhausted, match="'items': no memory for 2 rows"):
+        table.apply(gradients([1, 2, 3]), 1.0, 1, 2)
+    assert content(table) == before
+
+
+def test_the_push_that_admits_is_applied_alone() -> None:
+    table, plain = Table(spec(min_count=3), 0, 1), Table(spec(), 0, 1)
+    for version in (1, 2, 3):
+        apply(table, 5, version=version)
+        assert len(table) == (version == 3)
+    apply(plain, 5, version=3)
+    (value, *_), (expected, *_) = content(table)[5], content(plain)[5]
+    assert value == expected
+    assert table.candidates()[0].tolist() == []
+    assert (table.created, plain.created) == (1, 1)
+
+
+def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "MAX_CANDIDATES", 64)
+    table = Table(spec(min_count=4), 0, 1)
+    apply(table, *range(20), version=1)
+    apply(table, *range(20), version=2)
+    for version in range(3, 30):
+        apply(table, *range(100 * version, 100 * version + 30), version=version)
+        assert len(table.candidates()[0]) <= 64
+    ids, counts = table.candidates()
+    kept = dict(zip(ids.tolist(), counts.tolist(), strict=True))
+    assert [kept[i] for i in range(20)] == [2] * 20, "those with the greatest count stay"
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(("eviction", "gone"), [("age", {1, 2}), ("frequency", {3, 4})])
+def test_who_makes_room(eviction: str, gone: set[int]) -> None:
+    table = Table(spec(max_rows=5, eviction=eviction), 0, 1)
+    for version in (1, 2):
+        apply(table, 1, 2, version=version)
+    apply(table, 3, 4, 5, version=3)
+    apply(table, 5, version=4)
+    before = content(table)
+    apply(table, 8, 9, version=5)
+    part = table.take_evicted()
+    assert set(part.ids.tolist()) == gone
+    for k, i in enumerate(part.ids.tolist()):
+        assert [part.values[k].tolist(), part.counts[k], part.touched[k]] == before[i]
+    assert (len(table), table.evicted, table.created) == (5, 2, 7)
+    assert len(table.take_evicted()) == 0
+
+
+def test_rows_are_evicted_a_sixteenth_at_a_time_and_their_slots_used_again() -> None:
+    table = Table(spec(max_rows=1600, eviction="age"), 0, 1)
+    apply(table, *range(1600))
+    nbytes = table.nbytes
+    for version in range(2, 20):
+        new = range(1600 + 90 * version, 1690 + 90 * version)
+        apply(table, *new, version=version)
+        assert 1500 <= len(table) <= 1600
+        assert table.present(np.array(new)).all()
+        table.take_evicted()
+    assert table.evicted % 100 == 0
+    # The ids that were removed are remembered too.
+    assert table.nbytes <= nbytes + 8 * table.evicted + 8 * 100
+
+
+def test_evicted_rows_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evicted, "MAX_NBYTES", 28 * 10)
+    table = Table(spec(max_rows=1, eviction="age"), 0, 1)
+    for version in range(1, 31):
+        apply(table, version, version=version)
+    assert table.take_evicted().ids.tolist() == list(range(20, 30))
+    assert table.evicted_dropped == 19
+
+
+def test_shards_hold_together_what_one_would() -> None:
+    """Every row has the same bits, whatever the number of shards."""
+
+    def trained(shards: int) -> dict[Any, Any]:
+        merged: dict[Any, Any] = {}
+        for shard in range(shards):
+            table = Table(spec(optimizer=optimizer("Adam"), min_count=2), shard, shards)
+            for version in range(1, 6):
+                rows = gradients(range(0, 600, version), seed=version)
+                own = shard_of(rows.ids, shards) == shard
+                table.check(Rows(rows.ids[own], rows.values[own]))
+                table.apply(Rows(rows.ids[own], rows.values[own]), 1.0, version - 1, version)
+            found = content(table)
+            counted = merged.get("candidates", {}) | found["candidates"]
+            merged |= found | {"candidates": counted}
+        return merged
+
+    whole = trained(1)
+    assert trained(3) == whole
+    assert len(whole) > 300
+
+
+def test_restored_rows_go_on_alike() -> None:
+    its = spec(optimizer=optimizer("Adam"), min_count=2)
+    table, other = Table(its, 0, 1), Table(its, 0, 1)
+    for version in (1, 2, 3):
+        apply(table, *range(0, 60, version), version=version)
+    frozen = table.freeze()
+    apply(other, 1, 2, 7)
+    other.forget()
+    assert content(other) == {"candidates": {}}
+    part = frozen.block(frozen.since(-1)[::-1])
+    other.insert(part)
+    other.insert(part)
+    other.load_candidates(*frozen.candidates)
+    assert content(other) == content(table)
+    for which in (table, other):
+        apply(which, *range(70), version=4)
+    assert content(other) == content(table)
+    assert other.created == 60 - len(part)
+
+
+def test_a_later_part_overwrites_and_removes() -> None:
+    table, other = Table(spec(), 0, 1), Table(spec(), 0, 1)
+    apply(table, 1, 2, 3)
+    frozen = table.freeze()
+    other.insert(frozen.block(frozen.since(-1)))
+    apply(table, 2, version=2)
+    later = table.freeze()
+    other.insert(later.block(later.since(1)))
+    assert content(other) == content(table)
+    other.remove(ids_of(1, 3, 99))
+    assert set(content(other)) == {2, "candidates"}
+
+
+def test_a_part_of_another_optimizer_or_width() -> None:
+    adam = Table(spec(optimizer=optimizer("Adam")), 0, 1)
+    apply(adam, 1)
+    frozen = adam.freeze()
+    part = frozen.block(frozen.since(-1))
+    for its, message in (
+        (spec(), "'items' has (momentums|velocities) float32.*expected none"),
+        (spec(width=4, optimizer=optimizer("Adam")), r"float32\[1, 3\].*float32\[1, 4\]"),
+    ):
+        table = Table(its, 0, 1)
+        with pytest.raises(CheckpointError, match=message):
+            table.insert(part)
+        assert len(table) == 0
+
+
+def test_a_count_does_not_wrap() -> None:
+    table = Table(spec(), 0, 1)
+    apply(table, 1)
+    frozen = table.freeze()
+    part = frozen.block(frozen.since(-1))
+    frozen.close()
+    part.counts[:], part.touched[:] = 2**32 - 3, 2**32 - 1
+    table.insert(part)
+    for version in (2**33, 2**33 + 1):
+        apply(table, 1, version=version)
+    assert content(table)[1][-2:] == [2**32 - 2, 2**32 - 2]
+
+
+def test_nothing_is_left_of_candidates_that_were_admitted() -> None:
+    many = candidates.Candidates(1000)
+    for version in (1, 2):
+        many.count(np.arange(500), 2, version)
+    assert len(many) == 0

@@ -1,0 +1,59 @@
+"""All tables of a shard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pserver.tables.tables import TableFigures, Tables
+from psrpc.errors import InvalidArgument
+from psrpc.plan import VariableSpec, make_plan
+from tests.pserver.tables.table_cases import gradients, ids_of, spec
+
+DENSE = VariableSpec("dense", (4,), "float32", "trainable")
+
+
+def two() -> Tables:
+    return Tables(make_plan([DENSE], 1, "cut", [spec(), spec(name="users", width=2)]), 0)
+
+
+def test_each_gets_its_own() -> None:
+    tables = two()
+    rows = {1: gradients([4, 5], 2), 0: gradients([7])}
+    tables.check(rows)
+    frozen = tables.freeze()
+    tables.apply(rows, 1.0, 0, 1)
+    wanted = [(1, ids_of(4)), (0, ids_of(7, 8))]
+    tables.check_ids(wanted)
+    now = [np.empty((1, 2), np.float32), np.empty((2, 3), np.float32)]
+    before = [np.empty_like(array) for array in now]
+    tables.read(wanted, now)
+    frozen.read(wanted, before)
+    assert (now[0] != before[0]).all()
+    assert (now[1] != before[1]).any(axis=1).tolist() == [True, False]
+    frozen.close()
+    items, users = tables.figures()
+    assert items == TableFigures("items", 1, items.nbytes, 1, 0)
+    assert (users.name, users.rows, users.created) == ("users", 2, 2)
+    tables.forget()
+    assert [f.rows for f in tables.figures()] == [0, 0]
+
+
+def test_a_table_that_there_is_not_and_one_named_twice() -> None:
+    tables = two()
+    with pytest.raises(InvalidArgument, match="table 2 is unknown; the plan has 2"):
+        tables.check({2: gradients([1])})
+    with pytest.raises(InvalidArgument, match="table 'users' is named more than once"):
+        tables.check_ids([(1, ids_of(1)), (0, ids_of(1)), (1, ids_of(2))])
+
+
+def test_no_tables() -> None:
+    tables = Tables(make_plan([DENSE], 1, "cut"), 0)
+    tables.check({})
+    tables.apply({}, 1.0, 0, 1)
+    tables.read([], [])
+    tables.forget()
+    frozen = tables.freeze()
+    assert frozen.tables == ()
+    frozen.close()
+    assert tables.figures() == []
