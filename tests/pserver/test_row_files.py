@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pserver import row_files
-from pserver.requests import Snapshot, SnapshotOrder, Values
-from pserver.snapshots import SnapshotFiles
+from pserver.requests import Begin, Snapshot, SnapshotOrder, Values
+from pserver.snapshots import MAX_PENDING, SnapshotFiles, SnapshotWriter
 from pserver.tables.part import TablePart
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
@@ -27,7 +27,7 @@ from psrpc.shard_file import NDArray
 from psrpc.storage import DISK, Disk, Storage, Written
 from psrpc.tables import Rows, TableSpec, shard_of
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.pserver.shards import identity_of
+from tests.pserver.shards import engine_of, identity_of
 from tests.psrpc.rows import RUN, manifest_of
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}
@@ -440,9 +440,7 @@ def test_a_snapshot_is_closed_whatever_becomes_of_it(tmp_path: Path) -> None:
         snapshot = job.snapshot(0)
         report = job.files[0].write(job.order(), snapshot)
         assert bool(report.error) == isinstance(storage, Broken)
-        assert snapshot.tables is not None
-        with pytest.raises(AssertionError, match="closed"):
-            snapshot.tables.tables[0].since(-1)
+        assert _closed(snapshot)
 
 
 def test_a_column_is_that_of_a_block() -> None:
@@ -462,3 +460,46 @@ def test_a_column_is_that_of_a_block() -> None:
         for name, expected in columns.items():
             np.testing.assert_array_equal(table.column(name, slots), expected)
             assert table.column(name, slots).dtype == expected.dtype
+
+
+def test_a_shard_that_begins_with_a_checkpoint_has_its_rows(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.train(10, ids=30)
+    first = job.checkpoint()
+    job.train(1, ids=2)
+    second = job.checkpoint(first)
+    engine = engine_of(job.plan)
+    files = job.files[0]
+    engine.begin(Begin(2, 1, restore=second), files.read(second))
+    assert everything(engine._held.tables) == job.everything()
+    assert engine.report().version == job.version
+    path = tmp_path / second / "rows-0-of-1-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x77")
+    with pytest.raises(CheckpointError, match=r"0\.safetensors has SHA-256"):
+        engine.begin(Begin(3, 1, restore=second), files.read(second))
+    assert not engine.report().initialized
+    assert [len(table) for table in engine._held.tables.tables] == [0, 0]
+
+
+def test_snapshots_that_are_given_up_are_closed(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.train(2)
+    writer = SnapshotWriter(job.files[0], lambda _: None)
+    writer.begun(1)
+    snapshots = [job.snapshot(0) for _ in range(MAX_PENDING + 2)]
+    for number, snapshot in enumerate(snapshots[:-1]):
+        writer.taken(job.order(name=f"step-{number}"), snapshot)
+    kept = replace(job.order(name="kept"), write=False, keep=True)
+    writer.taken(kept, snapshots[-1])
+    assert [_closed(snapshot) for snapshot in snapshots] == [False] * MAX_PENDING + [True] * 2
+    writer.begun(2)
+    assert all(map(_closed, snapshots))
+
+
+def _closed(snapshot: Snapshot) -> bool:
+    assert snapshot.tables is not None
+    try:
+        snapshot.tables.tables[0].since(-1)
+    except AssertionError:
+        return True
+    return False
