@@ -90,12 +90,13 @@ class HashIndex:
         if size == self._size and 8 * (self._used + rows) <= 5 * size:
             return
         buckets = self._buckets.rows()
-        slots = buckets[buckets > _EMPTY].astype(np.int64)
+        # 4 bytes each: for a moment they are there beside both generations of buckets.
+        slots = buckets[buckets > _EMPTY]
         slots -= 1
         del buckets
         self._clear(size)
         for start in range(0, len(slots), _BLOCK):
-            block = slots[start : start + _BLOCK]
+            block = slots[start : start + _BLOCK].astype(np.int64)
             self._insert(keys.take(block), block)
 
     def insert(self, ids: Ids, slots: Slots, keys: Ids) -> None:

@@ -66,6 +66,9 @@ def test_removed_ids_are_known_for_a_while() -> None:
     found = log.since(11)
     assert found is not None
     assert found.tolist() == [1, 2, 4, 5]
+    latest = log.since(12)
+    assert latest is not None
+    assert latest.tolist() == [1, 2]
     known = earlier.since(10)
     assert known is not None
     assert known.tolist() == [3, 4, 5]

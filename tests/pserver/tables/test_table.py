@@ -155,6 +155,15 @@ def test_who_makes_room(eviction: str, gone: set[int]) -> None:
     assert len(table.take_evicted()) == 0
 
 
+def test_a_row_of_the_update_itself_does_not_make_room() -> None:
+    table = Table(spec(max_rows=3, eviction="frequency"), 0, 1)
+    for version in range(1, 6):
+        apply(table, 1, 2, version=version)
+    apply(table, 3, version=6)
+    apply(table, 3, 4, version=7)
+    assert table.present(ids_of(3, 4)).all()
+
+
 def test_rows_are_evicted_a_sixteenth_at_a_time_and_their_slots_used_again() -> None:
     table = Table(spec(max_rows=1600, eviction="age"), 0, 1)
     apply(table, *range(1600))
