@@ -1,4 +1,4 @@
-"""Records that a function makes as ``tf.data`` pipelines."""
+"""Records that a function makes, as arrays or as ``tf.data`` pipelines."""
 
 from __future__ import annotations
 
@@ -20,23 +20,30 @@ KEPT_BLOCKS = 3
 
 
 class Function:
-    """Records from ``make(start, stop)``, a ``tf.data.Dataset`` of records ``[start, stop)``.
+    """Records ``[start, stop)`` from ``make(start, stop)``: a batch of them, ``(x, y)`` or ``(x, y,
+    sample_weight)`` in NumPy's arrays, or a ``tf.data.Dataset``.
 
-    The dataset yields single records ``(x, y)`` or ``(x, y, sample_weight)``, in order and
-    unbatched; it must not shuffle. Blocks of ``block_records`` records are asked for, in a seeded
-    order, and shuffled in memory; up to three blocks are kept there.
+    The dataset yields single records, in order and unbatched. Neither may shuffle: blocks of
+    ``block_records`` records are asked for, in a seeded order, and shuffled in memory; up to three
+    blocks are kept there.
 
     Args:
         make: the function. Called again for a block whenever it is needed.
         num_records: how many records there are in all.
         block_records: records of a block. Larger shuffles better and needs more memory.
+        content: says what the records are, where that is known: resuming with another is refused.
 
     Raises:
-        InvalidJob: the function's dataset yields fewer or more records than it was asked for.
+        InvalidJob: the function makes fewer or more records than it was asked for.
     """
 
     def __init__(
-        self, make: Callable[[int, int], Any], num_records: int, *, block_records: int = 4096
+        self,
+        make: Callable[[int, int], Any],
+        num_records: int,
+        *,
+        block_records: int = 4096,
+        content: str = "",
     ) -> None:
         for name, value in (("num_records", num_records), ("block_records", block_records)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -46,6 +53,7 @@ class Function:
         self._make = make
         self._records = num_records
         self._block_records = block_records
+        self._content = content
         self._order = BlockOrder(num_records, block_records)
         # Held while a block is made, so that two threads do not make the same one.
         self._lock = Lock()
@@ -68,8 +76,12 @@ class Function:
         return self._made(start, stop)
 
     def fingerprint(self) -> str:
-        """Of the sizes alone: what a function makes may be different each time (augmentation)."""
-        return hashlib.sha256(f"{self._records} {self._block_records}".encode()).hexdigest()[:32]
+        """Of the sizes and ``content``: what a function makes may be different each time
+        (augmentation)."""
+        text = f"{self._records} {self._block_records}"
+        if self._content:
+            text += f" {self._content}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def close(self) -> None:
         with self._lock:
@@ -89,11 +101,17 @@ class Function:
             return self._blocks[key]
 
     def _made(self, start: int, stop: int) -> Batch:
-        """Records ``[start, stop)`` as one batch; asks for one more than that, to see too many."""
+        """Records ``[start, stop)`` as one batch; takes one more than that of a dataset, to see too
+        many."""
         name = f"the dataset of records [{start}, {stop})"
         dataset = self._make(start, stop)
+        if isinstance(dataset, tuple):
+            name = f"the function of records [{start}, {stop})"
+            return check_count(name, dataset, stop - start)
         if not hasattr(dataset, "as_numpy_iterator"):
-            raise InvalidJob(f"{name} is {type(dataset).__name__}; expected a tf.data.Dataset")
+            raise InvalidJob(
+                f"{name} is {type(dataset).__name__}; expected a tf.data.Dataset or (x, y)"
+            )
         wanted = stop - start
         # Batched by TensorFlow, not record by record in Python: 30 times faster. One more than
         # was asked for shows a dataset that gives too many, an endless one too.

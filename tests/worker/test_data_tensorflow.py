@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob
-from worker import Arrays, Function, TfRecords
+from worker import Arrays, Batch, Function, TfRecords
 
 pytestmark = pytest.mark.slow
 
@@ -183,6 +183,27 @@ def test_another_count_than_asked_for_names_both(make: Any, says: str) -> None:
         data.read(0, BatchId(0, 0, 4))
     with pytest.raises(InvalidJob, match=says):
         data.read_range(0, 10)
+
+
+def arrays(start: int, stop: int) -> Batch:
+    return {"n": np.arange(start, stop)}, np.arange(start, stop)
+
+
+def test_a_function_may_make_arrays() -> None:
+    data, pipeline = (Function(make, 45, block_records=10) for make in (arrays, numbers))
+    for batch in (BatchId(1, 0, 7), BatchId(1, 33, 12)):
+        (x, y), (expected, _) = data.read(3, batch), pipeline.read(3, batch)
+        assert x["n"].tolist() == y.tolist() == expected["n"].tolist()
+    assert data.read_range(8, 23)[1].tolist() == list(range(8, 23))
+    short = Function(lambda start, stop: arrays(start, stop - 1), 45)
+    with pytest.raises(InvalidJob, match=r"\[3, 9\) gave 5 records; it was asked for 6"):
+        short.read_range(3, 9)
+
+
+def test_a_function_may_say_what_its_records_are() -> None:
+    known = {Function(numbers, 45, content=text).fingerprint() for text in ("a", "b", "a", "")}
+    assert len(known) == 3
+    assert Function(numbers, 45).fingerprint() in known
 
 
 @pytest.mark.parametrize(("records", "block"), [(-1, 10), (10, 0), (2.5, 10), (True, 10)])

@@ -1,0 +1,1 @@
+"""Criteo's click records: their format, and a generator of the same shape."""
