@@ -37,6 +37,7 @@ PURE = {
     "psrpc.batch",
     "psrpc.intervals",
     "psrpc.plan",
+    "psrpc.safetensors_form",
     "psrpc.waiting",
     "pserver.applied",
     "pserver.assembly",
