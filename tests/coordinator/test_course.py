@@ -422,6 +422,10 @@ def test_where_the_shards_are_is_said_when_all_have_begun(tmp_path: Path) -> Non
     coordinator.settle()
     shards = coordinator.engine.cluster_now(worker.name, 1)
     assert [shard.incarnation for shard in shards] == [10, 21]
+    # Whoever only reads from shards has not registered.
+    assert coordinator.engine.cluster_now("", 0) == shards
+    with pytest.raises(StaleGeneration):
+        coordinator.engine.cluster_now("nobody", 0)
 
 
 def test_an_initializer_that_falls_silent_is_refused_before_another_begins(tmp_path: Path) -> None:

@@ -72,11 +72,13 @@ def mean(weights: tuple[int, ...], parts: tuple[Mapping[int, Rows], ...]) -> dic
 
 
 def test_a_round_is_the_weighted_mean_of_rows_in_batch_order(client: ShardClient) -> None:
-    parts = (gradients_of(1), gradients_of(1, 20), gradients_of(3))
+    third = {t: Rows(rows.ids, gradients_of(3)[t].values) for t, rows in gradients_of(1).items()}
+    parts = (gradients_of(1), gradients_of(1, 20), third)
     for batch, attempt, number in ((C, 5, 2), (A, 1, 0), (B, 3, 1)):
         assert stage(client, batch, attempt, parts[number]) == "staged"
     assert_rows(pulled_rows(client, ALL), Model(PLAN), ALL)
-    # Ids of two parts, some of both and some of one.
+    # Some ids are of all parts, some of one.
+    assert set(parts[0][USER].ids) < set(parts[1][USER].ids) | set(third[USER].ids)
     assert set(parts[0][USER].ids) & set(parts[1][USER].ids)
     model = Model(PLAN)
     model.subtract(mean((10, 10, 7), parts))
@@ -165,6 +167,8 @@ def test_a_round_without_room_for_its_rows_fails_the_job(shared: bool) -> None:
         with pytest.raises(JobFailed, match="table 'user' is full"):
             pulled_rows(client, ALL)
         assert not engine.applied().to_epochs()
+        left = engine._held.values().arrays["float32.trainable"]
+        np.testing.assert_array_equal(left, counting(plan)["float32.trainable"])
 
 
 def test_rounds_of_a_job_with_tables_alone(shared: bool) -> None:
