@@ -24,10 +24,11 @@ from psrpc.errors import JobFailed, PsError
 from psrpc.logs import configure, get_logger
 from psrpc.plan import Plan
 from psrpc.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data import Array
 from worker.ending import Stopped
-from worker.gradient_source import Pull
+from worker.gradient_source import Pull, WithoutTables
 from worker.performer import Performer
 from worker.standing import Standing
 
@@ -41,9 +42,10 @@ class SleptResult:
     gradients: tuple[Gradient, ...]
     loss: float = 1.0
     finite: bool = True
+    rows: tuple[Mapping[int, Rows], ...] = ()
 
 
-class SleepingSource:
+class SleepingSource(WithoutTables):
     """A ``worker.gradient_source.GradientSource`` whose gradients are zeros and take time."""
 
     wire: Encoding = "plain"
@@ -89,7 +91,12 @@ class SleepingSource:
     def read(self, batch: BatchId) -> int:
         return batch.count
 
-    def gradient(self, batch: BatchId, given: int) -> SleptResult:  # noqa: ARG002
+    def gradient(
+        self,
+        batch: BatchId,
+        given: int,
+        _rows: object = None,  # noqa: ARG002
+    ) -> SleptResult:
         time.sleep(given * self._example_s)
         return self._result
 

@@ -20,6 +20,7 @@ from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
 from psrpc.policy import Mode, Policy
 from psrpc.process import with_malloc_settings
+from psrpc.tables import TableSpec
 
 FORMAT = 1
 """Of the JSON. Load-bearing."""
@@ -46,8 +47,10 @@ class Rule:
 class JobDescription:
     """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with,
     ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id;
-    ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow is to choose;
-    ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read from."""
+    ``tables`` are the embedding tables, and ``rows_nbytes`` about the bytes of their rows that a
+    batch needs; ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow
+    is to choose; ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read
+    from."""
 
     name: str
     job_sha256: str
@@ -75,6 +78,8 @@ class JobDescription:
     local_steps: int = 1
     scale_lr: ScaleLr | None = None
     warmup_epochs: float = 0.0
+    tables: tuple[TableSpec, ...] = ()
+    rows_nbytes: int = 0
 
     @property
     def mode(self) -> Mode:
@@ -138,6 +143,8 @@ def parse_description(text: str) -> JobDescription:
         local_steps=read.whole("local_steps", 1, absent=1),
         scale_lr=read.choice("scale_lr", get_args(ScaleLr), absent=True),
         warmup_epochs=read.positive("warmup_epochs"),
+        tables=tuple(_table(table) for table in document.get("tables") or ()),
+        rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
     )
 
 
@@ -223,6 +230,13 @@ def _variable(document: dict[str, Any]) -> VariableSpec:
         )
     except (KeyError, TypeError, ValueError):
         raise InvalidJob(f"the job's description has the variable {document!r}") from None
+
+
+def _table(document: Any) -> TableSpec:
+    try:
+        return TableSpec.from_json(document)
+    except TypeError:
+        raise InvalidJob(f"the job's description has the table {document!r}") from None
 
 
 def describe_command(

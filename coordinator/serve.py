@@ -165,7 +165,8 @@ async def _describe(options: ServeOptions) -> JobDescription:
 
 def _plan(options: ServeOptions, description: JobDescription) -> Plan:
     check_for_shards(description, options.shards)
-    return make_plan(description.variables, options.shards, description.placement)
+    variables, tables = description.variables, description.tables
+    return make_plan(variables, options.shards, description.placement, tables)
 
 
 def _run_dir(options: ServeOptions, description: JobDescription) -> Path:

@@ -15,19 +15,37 @@ if TYPE_CHECKING:
     from worker.data_csv import Csv
     from worker.data_function import Function
     from worker.data_tfrecord import TfRecords
+    from worker.embedding import Embedding
     from worker.job import Job
+    from worker.rowwise_adagrad import RowwiseAdagrad
+    from worker.settings import setting
 
-__all__ = ["Arrays", "Batch", "Csv", "DataSource", "Function", "Job", "Npz", "TfRecords"]
+__all__ = [
+    "Arrays",
+    "Batch",
+    "Csv",
+    "DataSource",
+    "Embedding",
+    "Function",
+    "Job",
+    "Npz",
+    "RowwiseAdagrad",
+    "TfRecords",
+    "setting",
+]
 
 _HOMES = {
     "Arrays": "worker.data_arrays",
     "Batch": "worker.data",
     "Csv": "worker.data_csv",
     "DataSource": "worker.data",
+    "Embedding": "worker.embedding",
     "Function": "worker.data_function",
     "Job": "worker.job",
     "Npz": "worker.data_arrays",
+    "RowwiseAdagrad": "worker.rowwise_adagrad",
     "TfRecords": "worker.data_tfrecord",
+    "setting": "worker.settings",
 }
 
 

@@ -72,20 +72,29 @@ class Expect:
 class Pull:
     """Receive the parameters that gradients are computed from: the newest (None), or exactly those
     of a round. The decision of the round before goes along, for shards that have not applied it.
+    ``batch`` is computed next: rows of embedding tables that it needs may come along, and those
+    that came before are of no use any more.
 
     Raises ``RoundPassed``.
     """
 
     round: int | None = None
     decision: types_pb2.Decision | None = None
+    batch: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
     """Compute the gradient of a batch at the parameters that were received last, and keep it for
-    the push that follows. Answered by :class:`Computed`."""
+    the push that follows. Rows of embedding tables that it needs, and that have not come yet, are
+    received first: of the same round, or the newest. ``following`` is the batch after it, where it
+    is known. Answered by :class:`Computed`.
+
+    Raises ``RoundPassed``.
+    """
 
     batch: BatchId
+    following: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +107,14 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class PushPull:
-    """Async: have every shard apply the gradient, and receive the newest parameters. With
-    ``skip`` the batch is recorded as skipped. Answered by :class:`Pushed`."""
+    """Async: have every shard apply the gradient, and receive the newest parameters, and rows of
+    embedding tables for the batch ``following``, where it is known. With ``skip`` the batch is
+    recorded as skipped. Answered by :class:`Pushed`."""
 
     batch: BatchId
     attempt: int
     skip: bool = False
+    following: BatchId | None = None
 
 
 @dataclass(frozen=True, slots=True)

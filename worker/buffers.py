@@ -27,7 +27,7 @@ class ParameterBuffers:
         rounded. They stay the caller's."""
         self.arrays = arrays
         # Once for good: TensorFlow does not take over a buffer that it does not own alone.
-        self.tensors: Sequence[tf.Tensor] = tuple(map(_tensor, arrays.values()))
+        self.tensors: Sequence[tf.Tensor] = tuple(map(tensor_of, arrays.values()))
 
     @classmethod
     def of(cls, plan: Plan) -> ParameterBuffers:
@@ -38,7 +38,8 @@ class ParameterBuffers:
         return cls(arrays)
 
 
-def _tensor(array: Array) -> tf.Tensor:
+def tensor_of(array: Array) -> tf.Tensor:
+    """``array``, which is aligned, as TensorFlow sees it; the same memory."""
     if array.dtype.name == "bfloat16":
         # DLPack of NumPy does not know it.
         array = array.view(np.uint16)

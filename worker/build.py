@@ -17,6 +17,7 @@ from psrpc.errors import InvalidJob
 from worker.data import Batch, map_arrays
 from worker.job import Job, Loss
 from worker.loader import user_code
+from worker.lookups import NoRows, look_up
 from worker.overrides import override_optimizer
 
 
@@ -39,11 +40,11 @@ def build_model(job: Job, example: Batch) -> Any:
     # Keras numbers layers ("dense_1") over the life of a process. Without this a second model
     # would have other names than the first; no public function does it alone.
     reset_uids()
-    with user_code("model()"):
+    with user_code("model()"), look_up(NoRows()):
         model = job.model()
     if isinstance(model, keras.Model):
         if not model.built:
-            with user_code("the first call of the model"):
+            with user_code("the first call of the model"), look_up(NoRows()):
                 model(map_arrays(tf.convert_to_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
         if isinstance(job.loss, str | keras.losses.Loss):
@@ -53,7 +54,7 @@ def build_model(job: Job, example: Batch) -> Any:
             )
         # A module that is already complete must not be run: a step might change its state.
         if not model.variables:
-            with user_code("the first call of the loss"):
+            with user_code("the first call of the loss"), look_up(NoRows()):
                 job.loss(model, *map_arrays(tf.convert_to_tensor, example))
     else:
         raise InvalidJob(

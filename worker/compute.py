@@ -7,21 +7,25 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import wire_encoding
 from psrpc.plan import Plan
-from worker.buffers import ParameterBuffers
+from worker.buffers import ParameterBuffers, tensor_of
 from worker.compression import Compressor
+from worker.data import Batch
 from worker.devices import Device
 from worker.feed import Feed
-from worker.flat import FlatStep, StepInput, StepResult
+from worker.flat import FlatStep, StepInput, StepResult, batch_signature
+from worker.id_finder import IdFinder
 from worker.job import Job
 from worker.loader import user_code
 from worker.local_sgd import LocalSgd
 from worker.local_steps import LocalSteps
 from worker.replica import Replica
+from worker.row_sets import HEADROOM, ReceivedRows, RowSets, rows_nbytes
 from worker.seeds import seed_state
 from worker.waits import Waits
 
@@ -29,8 +33,12 @@ from worker.waits import Waits
 class BatchReader:
     """Reads training batches and puts them where the step wants them. Thread-safe."""
 
-    def __init__(self, job: Job, device: Device, num_seeds: int) -> None:
+    def __init__(
+        self, job: Job, device: Device, num_seeds: int, finder: IdFinder | None = None
+    ) -> None:
+        """``finder``: of the ids for embedding tables, where there are tables."""
         self._job = job
+        self._finder = finder
         self._device = device
         self._num_seeds = num_seeds
         (self._no_seeds,) = device.place((np.zeros((0, 2), np.int64),))
@@ -40,9 +48,36 @@ class BatchReader:
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
         if not self._num_seeds:
-            return StepInput(self._no_seeds, self._device.place(records))
-        states = [seed_state(self._job.seed, batch, i) for i in range(self._num_seeds)]
-        return StepInput(*self._device.place((np.array(states, np.int64), records)))
+            seeds, placed = self._no_seeds, self._device.place(records)
+        else:
+            states = [seed_state(self._job.seed, batch, i) for i in range(self._num_seeds)]
+            seeds, placed = self._device.place((np.array(states, np.int64), records))
+        if self._finder is None:
+            return StepInput(seeds, placed)
+        with user_code(f"the ids of {batch}"):
+            return with_ids(self._finder, self._device, seeds, placed)
+
+
+def with_ids(finder: IdFinder, device: Device, seeds: Any, batch: Batch) -> StepInput:
+    """The input of a step on ``batch``, which is on ``device``, with what it asks of tables.
+
+    Raises:
+        InvalidJob: its ids cannot be found, or are not in their table.
+    """
+    on_host: Batch = tf.nest.map_structure(device.send, batch)
+    ids = finder(device.send(seeds), on_host, batch_signature(batch))
+    return StepInput(seeds, batch, ids, device.place(ids.places))
+
+
+def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
+    """About how much memory the rows of a batch take, judged by the first one.
+
+    Raises:
+        InvalidJob: it cannot be read, or its ids not be found.
+    """
+    given = read(BatchId(0, 0, min(job.batch_size, job.train.num_records)))
+    assert given.needed is not None  # the plan has tables
+    return int(HEADROOM * rows_nbytes(plan.tables, given.needed))
 
 
 class Compute:
@@ -69,6 +104,7 @@ class Compute:
         sgd: takes the local steps; None is a gradient at a time.
         """
         job = replica.job
+        self._tables = plan.tables
         self._waits = waits
         self._shards = range(plan.shards)
         self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
@@ -85,6 +121,7 @@ class Compute:
         # What local steps are given is as large as so many batches.
         self._feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
         self._current: ParameterBuffers
+        self._rows: RowSets
 
     def __enter__(self) -> Compute:
         self._feed.__enter__()
@@ -101,6 +138,7 @@ class Compute:
     def renew(self, workspace: Workspace) -> None:
         """Receives parameters there from now on."""
         self._current, self.spare = map(ParameterBuffers, workspace.sets)
+        self._rows = RowSets(self._tables, workspace.row_sets)
 
     def leave(self) -> None:
         """Lets go of the workspace and of what was expected, to join anew.
@@ -109,6 +147,7 @@ class Compute:
         used, and batches that shards have lost will be done again.
         """
         self._current = self.spare = ParameterBuffers({})
+        self._rows = RowSets(self._tables)
         self.forget()
         if self._compressor is not None:
             self._compressor.forget()
@@ -146,16 +185,27 @@ class Compute:
         with self._waits.on("the training data"):
             return self._feed.get(batch)
 
-    def gradient(self, batch: BatchId, given: Any) -> StepResult:
-        """The gradient of ``batch``, as ``read`` gave it, at the current parameters. Valid until
-        the second ``swap``.
+    def ahead(self, batch: BatchId) -> Any | None:
+        """What ``read`` will give, if it has been read by now."""
+        return self._feed.peek(batch)
+
+    def place(self, given: Any) -> ReceivedRows | None:
+        """Where the rows are received that a batch needs, as ``read`` gave it; None where it needs
+        none. Valid until the second call after."""
+        needed = given.needed if isinstance(given, StepInput) else None
+        return None if needed is None else self._rows.place(needed)
+
+    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
+        """The gradient of ``batch``, as ``read`` gave it, at the current parameters and its
+        ``rows``. Valid until the second ``swap``.
 
         Raises:
             InvalidJob: the step failed; the message says how.
         """
         try:
             if self._step is not None:
-                return self._step(self._current.tensors, given)
+                tensors = () if rows is None else tuple(map(tensor_of, rows.values))
+                return self._step(self._current.tensors, given, tensors)
             assert self._local is not None  # one of the two
             return self._local(self._current.tensors, given, self._version)
         except Exception:

@@ -142,15 +142,16 @@ def _train(task: pb.TrainTask) -> Leased:
 
     The next task is asked for while the present one is half done.
     """
-    yield Pull()
-    yield Expect(tuple(batch_id(attempt.batch) for attempt in task.batches))
+    yield Pull(batch=_first(task))
+    yield Expect(tuple(map(_batch_of, task.batches)))
     while True:
         asked = False
+        following = [*map(_batch_of, task.batches[1:]), None]
         for index, attempt in enumerate(task.batches):
             if not asked and 2 * index >= len(task.batches) - 1:
                 asked = True
                 yield LeaseAhead()
-            yield from _apply(batch_id(attempt.batch), attempt.attempt)
+            yield from _apply(_batch_of(attempt), attempt.attempt, following[index])
         if not asked:
             yield LeaseAhead()
         lease: pb.Lease = yield TakeLease()
@@ -159,13 +160,13 @@ def _train(task: pb.TrainTask) -> Leased:
         task = lease.train
         if task.fresh:
             # Parameters came with the last push, but what the lease waited for may be newer.
-            yield Pull()
+            yield Pull(batch=_first(task))
 
 
-def _apply(batch: BatchId, attempt: int) -> Conduct:
-    """Async: one batch, from its data to its report."""
-    computed: Computed = yield Compute(batch)
-    pushed: Pushed = yield PushPull(batch, attempt, not computed.finite)
+def _apply(batch: BatchId, attempt: int, following: BatchId | None) -> Conduct:
+    """Async: one batch, from its data to its report; ``following`` is the next of its task."""
+    computed: Computed = yield Compute(batch, following)
+    pushed: Pushed = yield PushPull(batch, attempt, not computed.finite, following)
     # A shard that had to be asked again may have the batch from this very push.
     unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
     yield Settle(unused + pushed.too_stale)
@@ -202,7 +203,7 @@ class _Rounds:
         lease: pb.Lease
         yield from self._expect(batch)
         try:
-            yield from self._receive(work)
+            yield from self._receive(work, batch)
             computed: Computed = yield Compute(batch)
             # Others may still be computing this round: time to read ahead.
             guess = self._next.after(batch)
@@ -226,12 +227,21 @@ class _Rounds:
             self._expected = batch
             yield Expect((batch,), instead=True)
 
-    def _receive(self, work: pb.RoundWork) -> Conduct:
+    def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
         """Holds the parameters of the round from now on, or with backup workers newer ones."""
         if self._held != work.round:
             decision = work.decision if work.HasField("decision") else None
-            yield Pull(None if work.newest else work.round, decision)
+            yield Pull(None if work.newest else work.round, decision, batch)
             self._held = work.round
+
+
+def _first(task: pb.TrainTask) -> BatchId | None:
+    """The batch that ``task`` begins with."""
+    return _batch_of(task.batches[0]) if task.batches else None
+
+
+def _batch_of(attempt: Any) -> BatchId:
+    return batch_id(attempt.batch)
 
 
 def batch_id(message: Any) -> BatchId:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pserver.updates.allowlist import needs_single_shard, placement_for
 from pserver.updates.numpy_engine import NumpyEngine
@@ -24,6 +24,11 @@ from worker.job import Job
 from worker.keep_best import parse_keep_best
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
+
+if TYPE_CHECKING:
+    from worker.described_tables import AskedRows
+    from worker.keras_step import KerasStep
+    from worker.module_step import ModuleStep
 
 FORMAT = 1
 """Of the JSON. Load-bearing: the coordinator refuses others."""
@@ -67,6 +72,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         InvalidJob: whatever makes the job impossible to train; the message names it.
     """
     from worker.build import serialized_optimizer
+    from worker.described_tables import described_tables
     from worker.local_sgd import LocalSgd, shard_optimizer
 
     job = loaded.job
@@ -74,17 +80,18 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     _check_paths(job)
     records, eval_records = _check_data(job)
     example = _first_records("train", job, min(job.batch_size, records))
-    variables, trained, metrics = _describe_model(job, example, eval_records)
-    # Every check of the plan that does not depend on the number of shards.
-    plan = make_plan(variables, 1, "cut")
-    _check_wire(job, plan)
+    variables, trained, metrics, asked = _describe_model(job, example, eval_records)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
+    tables = described_tables(job, asked, optimizer)
+    # Every check of the plan that does not depend on the number of shards.
+    plan = make_plan(variables, 1, "cut", tables)
+    _check_wire(job, plan)
     if job.local_steps > 1:
         LocalSgd.of(optimizer)  # refuses others
         optimizer = shard_optimizer()
     if job.engine == "numpy":
         NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
-    return {
+    document = {
         "format": FORMAT,
         "name": loaded.name,
         "job_sha256": loaded.sha256,
@@ -114,6 +121,10 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "total_updates": job.total_updates(),
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
     }
+    if asked is not None:
+        document["tables"] = [table.to_json() for table in tables]
+        document["rows_nbytes"] = asked.rows_nbytes(tables)
+    return document
 
 
 def _describe_keep_best(job: Job, metrics: Sequence[str]) -> dict[str, Any] | None:
@@ -187,11 +198,14 @@ def _first_records(name: str, job: Job, count: int) -> Batch:
 
 def _describe_model(
     job: Job, example: Batch, eval_records: int
-) -> tuple[list[VariableSpec], list[Any], list[str]]:
-    """The variables, those of them that are trained, and the names of the metrics."""
+) -> tuple[list[VariableSpec], list[Any], list[str], AskedRows | None]:
+    """The variables, those of them that are trained, the names of the metrics, and what the first
+    batch asks of embedding tables, if there are any."""
     import keras
 
     from worker.build import build_model
+    from worker.described_tables import asked_rows
+    from worker.lookups import NoRows, look_up
     from worker.variables import model_variables
 
     model = build_model(job, _head(example))
@@ -204,16 +218,23 @@ def _describe_model(
             "keras.Model, a tf.Module reports its loss"
         )
     found = model_variables(model)
-    if not any(spec.role == "trainable" for spec, _ in found):
+    step = _make_step(job, model, found)
+    nothing = NoRows()
+    with look_up(nothing):
+        without = _without_gradient(step, model, found, example)
+    asked = None
+    if nothing.asked:
+        asked = asked_rows(job, model, step, [spec for spec, _ in found], example)
+        without = _without_gradient(step, model, found, example, asked)
+    elif not any(spec.role == "trainable" for spec, _ in found):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
-    without = _without_gradient(job, model, found, example)
     found = model_variables(model, without)
-    if not any(spec.role == "trainable" for spec, _ in found):
+    if asked is None and not any(spec.role == "trainable" for spec, _ in found):
         raise InvalidJob(
             f"the loss depends on none of the trainable variables ({', '.join(sorted(without))})"
         )
     trained = [variable for spec, variable in found if spec.role == "trainable"]
-    return [spec for spec, _ in found], trained, names
+    return [spec for spec, _ in found], trained, names, asked
 
 
 def _head(batch: Batch, count: int = 2) -> Batch:
@@ -229,9 +250,10 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
 
     from worker.build import build_metrics
     from worker.labels import check_labels, output_shape
+    from worker.lookups import NoRows, look_up
 
     head = _head(example)
-    with user_code("the model"):
+    with user_code("the model"), look_up(NoRows()):
         outputs = model(map_arrays(tf.convert_to_tensor, head[0]), training=False)
     shape = output_shape(outputs)
     sources = [("train", job.train, example)]
@@ -249,13 +271,11 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
     return [metric.name for metric in metrics]
 
 
-def _without_gradient(
-    job: Job, model: Any, found: list[tuple[VariableSpec, Any]], example: Batch
-) -> set[str]:
-    """Names of trainable variables for which the step that workers run has no gradient, whatever
-    the values. The step is traced as they trace it, and not run."""
+def _make_step(
+    job: Job, model: Any, found: list[tuple[VariableSpec, Any]]
+) -> KerasStep | ModuleStep:
+    """The step that workers run."""
     import keras
-    import tensorflow as tf
 
     from worker.build import build_loss
     from worker.keras_step import KerasStep
@@ -264,20 +284,42 @@ def _without_gradient(
 
     variables = [variable for _, variable in found]
     trainable = [spec.role == "trainable" for spec, _ in found]
-    seeds = seed_variables(model)
-    step: KerasStep | ModuleStep
     if isinstance(model, keras.Model):
-        step = KerasStep(model, build_loss(job), variables, trainable, seeds)
-    else:
-        assert callable(job.loss)  # build_model has checked it
-        step = ModuleStep(model, job.loss, variables, trainable)
+        return KerasStep(model, build_loss(job), variables, trainable, seed_variables(model))
+    assert callable(job.loss)  # build_model has checked it
+    return ModuleStep(model, job.loss, variables, trainable)
+
+
+def _without_gradient(
+    step: KerasStep | ModuleStep,
+    model: Any,
+    found: list[tuple[VariableSpec, Any]],
+    example: Batch,
+    asked: AskedRows | None = None,
+) -> set[str]:
+    """Names of trainable variables for which the step that workers run has no gradient, whatever
+    the values. The step is traced as they trace it, and not run."""
+    import tensorflow as tf
+
+    from worker.variables import seed_variables
+
+    seeds = seed_variables(model)
     without: set[str] = set()
 
-    def trace(values: list[tf.Tensor], states: tf.Tensor, batch: Batch) -> tf.Tensor:
-        loss, changes = step.differentiate(values, states, batch)
-        for (spec, _), change in zip(found, changes, strict=True):
+    def trace(
+        values: list[tf.Tensor],
+        states: tf.Tensor,
+        batch: Batch,
+        places: Sequence[tf.Tensor],
+        rows: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        tables = None if asked is None else asked.fetched(rows, places)
+        loss, changes = step.differentiate(values, states, batch, tables)
+        for (spec, _), change in zip(found, changes[: len(found)], strict=True):
             if spec.role == "trainable" and change is None:
                 without.add(spec.name)
+        if asked is not None:
+            asked.check_gradients(changes[len(found) :])
         return loss
 
     with user_code("the training step"):
@@ -287,6 +329,7 @@ def _without_gradient(
                 [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in found],
                 tf.TensorSpec([len(seeds), 2], tf.int64),
                 map_arrays(tf.convert_to_tensor, example),
+                *(([], []) if asked is None else asked.specs()),
             )
             .structured_outputs
         )

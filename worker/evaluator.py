@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,24 @@ import tensorflow as tf
 from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.buffers import ParameterBuffers
+from worker.buffers import ParameterBuffers, tensor_of
 from worker.build import build_metrics
+from worker.compute import with_ids
 from worker.data import Batch, check_count
 from worker.devices import Device
-from worker.flat import split_arenas
+from worker.flat import StepInput, split_arenas, table_specs
 from worker.gradient_source import Pull
 from worker.keras_step import KerasStep
 from worker.loader import user_code
+from worker.lookups import FetchedRows, NoRows
 from worker.module_step import ModuleStep
 from worker.replica import Replica
+from worker.row_sets import ReceivedRows, RowSets
+from worker.trace import TRACING, Trace
 
 LARGER = 4
-"""Evaluation batches are so many times the training batches: there are no gradients to keep."""
+"""Evaluation batches are so many times the training batches: there are no gradients to keep. With
+embedding tables they are not, since what a batch may need of those is limited."""
 
 
 class Evaluator:
@@ -44,6 +49,11 @@ class Evaluator:
         self._metrics: list[Any] | None = None
         # The metrics' variables are read by the function, so it is traced after they were made.
         self._function = tf.function(self._run)
+        self._larger = 1 if plan.tables else LARGER
+        self._finder = replica.make_finder(plan, training=False)
+        (self._seeds,) = device.place((np.zeros((replica.num_seeds(), 2), np.int64),))
+        self._rows = RowSets(plan.tables)
+        self._traces: dict[object, Trace] = {}
 
     def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
         """Evaluates the records of ``task`` on its snapshot, as it is in ``generation``.
@@ -57,7 +67,11 @@ class Evaluator:
             self._held = None
             pull(task.snapshot, self._parameters.arrays)
             self._held = wanted
-        states = self.states(self._parameters, task.start, task.stop)
+
+        def pull_rows(rows: ReceivedRows) -> None:
+            pull(task.snapshot, None, rows=rows)
+
+        states = self.states(self._parameters, task.start, task.stop, pull_rows)
         return pb.EvaluateDone(
             evaluation=task.evaluation,
             task=task.task,
@@ -66,17 +80,34 @@ class Evaluator:
         )
 
     def states(
-        self, parameters: ParameterBuffers, start: int, stop: int
+        self,
+        parameters: ParameterBuffers,
+        start: int,
+        stop: int,
+        pull_rows: Callable[[ReceivedRows], None] | None = None,
     ) -> list[pb.MetricVariable]:
-        """The states after records ``[start, stop)`` of the evaluation data."""
+        """The states after records ``[start, stop)`` of the evaluation data; ``pull_rows`` receives
+        rows of embedding tables."""
         metrics = self._reset_metrics()
         arenas = self._device.receive(parameters.tensors)
         total = 0.0
-        for first in range(start, stop, LARGER * self._job.batch_size):
-            last = min(first + LARGER * self._job.batch_size, stop)
+        for first in range(start, stop, self._larger * self._job.batch_size):
+            last = min(first + self._larger * self._job.batch_size, stop)
             batch = self._read(first, last)
-            with user_code(f"the evaluation of records {first} to {last}"):
-                total += float(self._function(arenas, batch)) * (last - first)
+            what = f"the evaluation of records {first} to {last}"
+            if self._finder is None:
+                with user_code(what):
+                    loss = self._function(arenas, batch)
+            else:
+                assert pull_rows is not None  # whoever evaluates tables has it
+                with user_code(f"the ids of records {first} to {last}"):
+                    given = with_ids(self._finder, self._device, self._seeds, batch)
+                    assert given.needed is not None  # there are tables
+                rows = self._rows.place(given.needed)
+                pull_rows(rows)
+                with user_code(what):
+                    loss = self._with_rows(arenas, given, rows)
+            total += float(loss) * (last - first)
         return [
             _state(np.array([total, stop - start])),
             *(_state(variable.numpy()) for metric in metrics for variable in metric.variables),
@@ -109,9 +140,41 @@ class Evaluator:
             results.update(_results(metric.name, metric.result()))
         return pb.MergeDone(evaluation=merge.evaluation, results=results)
 
-    def _run(self, arenas: tuple[tf.Tensor, ...], batch: Batch) -> tf.Tensor:
+    def _with_rows(
+        self, arenas: tuple[tf.Tensor, ...], given: StepInput, rows: ReceivedRows
+    ) -> tf.Tensor:
+        """The loss of a batch, which is counted in the metrics."""
+        received = self._device.receive(list(map(tensor_of, rows.values)))
+        trace = self._traces.get(given.signature)
+        if trace is None:
+            with TRACING:
+                self._traces[given.signature] = trace = self._trace(arenas, given)
+        (loss,) = trace((*arenas, *given.tensors, *received))
+        return loss
+
+    def _trace(self, arenas: tuple[tf.Tensor, ...], given: StepInput) -> Trace:
+        assert given.ids is not None  # there are tables
+        calls = given.ids.calls
+
+        def run(
+            arenas: tuple[tf.Tensor, ...],
+            _seeds: tf.Tensor,
+            batch: Batch,
+            places: tuple[tf.Tensor, ...],
+            rows: tuple[tf.Tensor, ...],
+        ) -> tf.Tensor:
+            return self._run(arenas, batch, FetchedRows(rows, calls, places))
+
+        concrete = tf.function(run).get_concrete_function(
+            arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids)
+        )
+        return Trace(concrete)
+
+    def _run(
+        self, arenas: tuple[tf.Tensor, ...], batch: Batch, tables: FetchedRows | None = None
+    ) -> tf.Tensor:
         with self._device.scope():
-            loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch)
+            loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
             for metric in self._metrics or ():
                 # Unweighted, as Keras treats ``metrics`` (and not ``weighted_metrics``).
                 metric.update_state(batch[1], outputs)
@@ -130,8 +193,8 @@ class Evaluator:
             assert self._job.eval is not None  # as above
             batch = self._read(0, min(2, self._job.eval.num_records))
             values = split_arenas(self._plan, self._parameters.tensors)
-            with user_code("the evaluation"), self._device.scope():
-                _, outputs = self._step.loss(values, batch)
+            with user_code("the evaluation"), TRACING, self._device.scope():
+                _, outputs = self._step.loss(values, batch, NoRows())
                 metrics = build_metrics(self._job, batch[1], outputs) if outputs is not None else []
                 for metric in metrics:
                     metric.update_state(batch[1], outputs)

@@ -79,6 +79,12 @@ class Feed(Generic[Prepared]):
             raise found.error
         return found.get()
 
+    def peek(self, batch: BatchId) -> Prepared | None:
+        """The batch, which stays there, if it has been read without an error."""
+        with self._changed:
+            found = self._ready.get(batch)
+            return None if found is None else found.peek()
+
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -106,6 +112,10 @@ class _Found(Generic[Prepared]):
             self._prepared.append(read(batch))
         except Exception as error:
             self.error = error
+
+    def peek(self) -> Prepared | None:
+        """The batch, unless there is an error."""
+        return self._prepared[0] if self._prepared else None
 
     def get(self) -> Prepared:
         """The batch, once."""

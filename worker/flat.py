@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,30 +19,42 @@ import tensorflow as tf
 from psrpc.encoding import LARGEST, Encoding, Gradient, wire_dtype
 from psrpc.errors import InvalidJob
 from psrpc.plan import ALIGNMENT_BYTES, Plan
+from psrpc.tables import Rows
 from worker.compression import Compressor
 from worker.data import Array, Batch
 from worker.devices import Device
+from worker.id_finder import FoundIds
 from worker.layout import Layout, Span
-from worker.trace import Trace
+from worker.lookups import FetchedRows, LookUps
+from worker.rows import RowsNeeded
+from worker.trace import TRACING, Trace
 
 
 class GradientStep(Protocol):
     """What differs between a Keras model and a ``tf.Module``; called while TensorFlow traces."""
 
     def differentiate(
-        self, values: Sequence[tf.Tensor], seeds: tf.Tensor, batch: Batch
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: FetchedRows | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
         """Runs one training step on ``values``, the variables in the order of the plan.
 
         Args:
             seeds: int64 ``[seed generators, 2]``.
+            tables: the rows of embedding tables, if there are any.
 
         Returns:
             The loss, a scalar, and for each variable of the plan its gradient if it is trainable,
-            otherwise its new value; None for a state variable that the step leaves alone.
+            otherwise its new value; None for a state variable that the step leaves alone. Then
+            the gradient of the rows of each table.
         """
 
-    def loss(self, values: Sequence[tf.Tensor], batch: Batch) -> tuple[tf.Tensor, Any]:
+    def loss(
+        self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
+    ) -> tuple[tf.Tensor, Any]:
         """The loss in inference and the model's outputs (None where there are none)."""
 
 
@@ -53,6 +65,8 @@ class StepInput:
     Attributes:
         seeds: int64 ``[seed generators, 2]``, their states.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``.
+        ids: what it asks of embedding tables; None where there are none.
+        places: of each call of a layer, as in ``ids``, but tensors.
         tensors: all of them, flat.
         signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. These
             two are found when the input is made, ahead of the step.
@@ -60,12 +74,20 @@ class StepInput:
 
     seeds: tf.Tensor
     batch: Batch
+    ids: FoundIds | None = None
+    places: Sequence[tf.Tensor] = ()
     tensors: Sequence[tf.Tensor] = field(init=False)
     signature: object = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tensors", tf.nest.flatten((self.seeds, self.batch)))
-        object.__setattr__(self, "signature", _signature(self.batch))
+        flat = tf.nest.flatten((self.seeds, self.batch))
+        object.__setattr__(self, "tensors", [*flat, *self.places])
+        object.__setattr__(self, "signature", batch_signature(self.batch))
+
+    @property
+    def needed(self) -> RowsNeeded | None:
+        """The rows that it needs; None where there are no tables."""
+        return None if self.ids is None else self.ids.needed
 
 
 @dataclass(frozen=True)
@@ -78,11 +100,14 @@ class StepResult:
             even of the parameters that the step was given. Empty if not finite.
         loss: mean over the batch, with the model's own losses.
         finite: no element of the gradients is NaN or infinite, as it travels.
+        rows: what each shard gets for the rows of embedding tables, by the index of the table:
+            their gradients. Empty if not finite, or without tables.
     """
 
     gradients: tuple[Gradient, ...]
     loss: float
     finite: bool
+    rows: tuple[Mapping[int, Rows], ...] = ()
 
 
 class FlatStep:
@@ -91,7 +116,9 @@ class FlatStep:
     One trace for every batch shape, never a relaxed one: with other shapes TensorFlow may choose
     other kernels, and workers that saw batches in another order would get other bits. Shapes are
     few: a batch and the last of an epoch, and where micro-batches are cut by the speed of workers,
-    multiples of an eighth of ``batch_size``, of which a round of K has no more than 8 K.
+    multiples of an eighth of ``batch_size``, of which a round of K has no more than 8 K. How many
+    rows of an embedding table there are differs from batch to batch, and that alone is relaxed:
+    they are only gathered from, and their gradient is summed up in the order of the batch.
     """
 
     def __init__(
@@ -112,39 +139,83 @@ class FlatStep:
         self._function = tf.function(self._run)
         self._traces: dict[object, Trace] = {}
 
-    def __call__(self, parameters: Sequence[tf.Tensor], given: StepInput) -> StepResult:
+    def __call__(
+        self,
+        parameters: Sequence[tf.Tensor],
+        given: StepInput,
+        rows: Sequence[tf.Tensor] = (),
+    ) -> StepResult:
         """Computes the gradient of a batch at ``parameters``, per arena ``[length]``, on the host.
+
+        Args:
+            rows: of each table the rows that ``given`` needs, float32 ``[at least 1, width]``, on
+                the host.
 
         Raises:
             Exception: whatever the model, its loss or TensorFlow raises.
         """
         arenas = self._device.receive(parameters)
+        rows = self._device.receive(rows)
         trace = self._traces.get(given.signature)
         if trace is None:
-            trace = Trace(self._function.get_concrete_function(arenas, given.seeds, given.batch))
-            self._traces[given.signature] = trace
-        outputs = map(self._device.send, trace((*arenas, *given.tensors)))
+            with TRACING:
+                self._traces[given.signature] = trace = self._trace(arenas, given)
+        outputs = map(self._device.send, trace((*arenas, *given.tensors, *rows)))
         *buffers, (loss, power) = [np.asarray(memoryview(output)) for output in outputs]
-        return step_result(self._layout, self._compressor, buffers, loss, power)
+        dense = len(self._layout.spans)
+        result = step_result(
+            self._layout, self._compressor, buffers[:dense], loss, power, buffers[dense:]
+        )
+        if given.needed is None or not result.finite:
+            return result
+        return replace(result, rows=given.needed.split(buffers[dense:], self._plan.shards))
+
+    def _trace(self, arenas: tuple[tf.Tensor, ...], given: StepInput) -> Trace:
+        if given.ids is None:
+            return Trace(self._function.get_concrete_function(arenas, given.seeds, given.batch))
+        calls = given.ids.calls
+
+        def run(
+            arenas: tuple[tf.Tensor, ...],
+            seeds: tf.Tensor,
+            batch: Batch,
+            places: tuple[tf.Tensor, ...],
+            rows: tuple[tf.Tensor, ...],
+        ) -> tuple[tf.Tensor, ...]:
+            with self._device.scope():
+                tables = FetchedRows(rows, calls, places)
+                return self._differentiate(arenas, seeds, batch, tables)
+
+        concrete = tf.function(run).get_concrete_function(
+            arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids)
+        )
+        return Trace(concrete)
 
     def _run(
         self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
     ) -> tuple[tf.Tensor, ...]:
         # A traced function does not take over the scope that it is called in.
         with self._device.scope():
-            return self._differentiate(arenas, seeds, batch)
+            return self._differentiate(arenas, seeds, batch, None)
 
     def _differentiate(
-        self, arenas: tuple[tf.Tensor, ...], seeds: tf.Tensor, batch: Batch
+        self,
+        arenas: tuple[tf.Tensor, ...],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: FetchedRows | None,
     ) -> tuple[tf.Tensor, ...]:
         values = split_arenas(self._plan, arenas)
-        loss, changes = self._step.differentiate(values, seeds, batch)
+        loss, changes = self._step.differentiate(values, seeds, batch, tables)
         if loss.shape.rank != 0:
             raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
         spans = self._layout.spans
         buffers = [self._buffer(span, values, changes) for span in spans]
-        vitals = tf.stack([tf.cast(loss, tf.float64), power_of(buffers)])
-        return (*encoded(spans, buffers), vitals)
+        rows = []
+        if tables is not None:
+            rows = row_gradients(self._plan, tables, changes[len(values) :])
+        vitals = tf.stack([tf.cast(loss, tf.float64), power_of([*buffers, *rows])])
+        return (*encoded(spans, buffers), *rows, vitals)
 
     def _buffer(
         self, span: Span, values: Sequence[tf.Tensor], changes: Sequence[tf.Tensor | None]
@@ -202,6 +273,30 @@ def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers])
 
 
+def table_specs(plan: Plan, ids: FoundIds) -> tuple[tuple[tf.TensorSpec, ...], ...]:
+    """Of the places of each call, and of the rows of each table, as a step is traced for them."""
+    return (
+        tuple(tf.TensorSpec(shape, tf.int32) for shape in ids.shapes),
+        tuple(tf.TensorSpec([None, table.width], tf.float32) for table in plan.tables),
+    )
+
+
+def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> list[tf.Tensor]:
+    """The gradients of the rows of each table, dense, those of ids that came twice summed up."""
+    gradients = []
+    for table, rows, change in zip(plan.tables, tables.rows, changes, strict=True):
+        if isinstance(change, tf.IndexedSlices):
+            # In the order of the batch, whatever the number of threads.
+            change = tf.math.unsorted_segment_sum(change.values, change.indices, tf.shape(rows)[0])
+        elif change is None:
+            raise InvalidJob(
+                f"the loss does not depend on table {table.name!r} for this batch, but did when "
+                "the job was described; let it always do so"
+            )
+        gradients.append(change)
+    return gradients
+
+
 def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The buffers of ``spans`` as they travel."""
     return [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
@@ -213,14 +308,18 @@ def step_result(
     buffers: Sequence[Array],
     loss: float,
     power: float,
+    rows: Sequence[Array] = (),
 ) -> StepResult:
     """What leaves a step: ``buffers``, as :func:`encoded` made them, cut for the shards.
 
     Args:
-        power: :func:`power_of` the buffers before that.
+        power: :func:`power_of` the buffers before that, and of ``rows``.
+        rows: what else must be finite.
     """
     # A sum of squares that is finite has finite terms, but not the other way round.
-    if not math.isfinite(power) and not all(map(_finite, layout.spans, buffers)):
+    if not math.isfinite(power) and not (
+        all(map(_finite, layout.spans, buffers)) and all(np.isfinite(each).all() for each in rows)
+    ):
         return StepResult((), float(loss), False)
     gradients = layout.cut(buffers)
     if compressor is not None:
@@ -247,9 +346,10 @@ def _encode(buffer: tf.Tensor, encoding: Encoding) -> tf.Tensor:
     return tf.bitcast(tf.cast(buffer, encoding), tf.uint16)
 
 
-def _signature(nest: Any) -> object:
+def batch_signature(nest: Any) -> object:
+    """The structure, dtypes and shapes of a batch of tensors, hashable."""
     if isinstance(nest, dict):
-        return tuple((key, _signature(value)) for key, value in sorted(nest.items()))
+        return tuple((key, batch_signature(value)) for key, value in sorted(nest.items()))
     if isinstance(nest, list | tuple):
-        return (type(nest), *map(_signature, nest))
+        return (type(nest), *map(batch_signature, nest))
     return (nest.dtype, tuple(nest.shape))

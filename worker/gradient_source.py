@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, Gradient
 from psrpc.plan import Plan
+from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data import Array
+from worker.row_sets import ReceivedRows
 
-Pull = Callable[[str, Mapping[str, Array]], None]
-"""Receives the parameters of a kept snapshot, by its name, into whole arenas."""
+
+class Pull(Protocol):
+    """Receives values of a kept snapshot, by its name."""
+
+    def __call__(
+        self,
+        snapshot: str,
+        into: Mapping[str, Array] | None,
+        /,
+        *,
+        rows: ReceivedRows | None = None,
+    ) -> None:
+        """Parameters go into whole arenas; None receives ``rows`` alone."""
 
 
 class Result(Protocol):
@@ -31,6 +44,25 @@ class Result(Protocol):
     @property
     def finite(self) -> bool:
         """No element of the gradients is NaN or infinite."""
+
+    @property
+    def rows(self) -> Sequence[Mapping[int, Rows]]:
+        """What each shard gets for rows of embedding tables, by the index of the table: their
+        gradients. Empty if not finite, or without tables."""
+
+
+class WithoutTables:
+    """The part of a source that has to do with embedding tables, of one that has none."""
+
+    def rows_nbytes(self, _plan: Plan, /) -> int:
+        """See GradientSource, as for all methods here."""
+        return 0
+
+    def ahead(self, _batch: BatchId, /) -> Any | None:
+        return None
+
+    def place(self, _given: Any, /) -> ReceivedRows | None:
+        return None
 
 
 class GradientSource(Protocol):
@@ -53,6 +85,9 @@ class GradientSource(Protocol):
     def build(self) -> None:
         """Makes the model; called once, before anything else."""
 
+    def rows_nbytes(self, plan: Plan, /) -> int:
+        """About how much memory the rows of a batch take; 0 without tables."""
+
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         """The worker has joined: everything is for these from now on."""
 
@@ -72,8 +107,15 @@ class GradientSource(Protocol):
     def read(self, batch: BatchId) -> Any:
         """The data of ``batch``, for :meth:`gradient`."""
 
-    def gradient(self, batch: BatchId, given: Any) -> Result:
-        """The gradient of ``batch`` at the current parameters."""
+    def ahead(self, batch: BatchId, /) -> Any | None:
+        """What :meth:`read` will give, if it is there already."""
+
+    def place(self, given: Any, /) -> ReceivedRows | None:
+        """Where the rows of tables that a batch needs are to be received, by its data; None where
+        it needs none. Good until the second call after."""
+
+    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None, /) -> Result:
+        """The gradient of ``batch`` at the current parameters, and at its ``rows``."""
 
     def swap(self, version: int) -> None:
         """The spare parameters have been received: compute with them from now on. ``version`` is

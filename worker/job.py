@@ -87,6 +87,9 @@ class Job:
         scale_lr: ``linear`` multiplies the learning rate by the micro-batches of an update, for
             large batches (Goyal et al. 2017). Only rounds have several.
         warmup_epochs: over which ``scale_lr`` rises to that from 1; may be a fraction.
+        prefetch_rows: pull the rows of embedding tables for the next batch while this one is
+            computed, instead of with its push: a step waits less, and its rows are a step older,
+            which counts as staleness (async, ssp).
         seed: of the initial values, the order of records and dropout masks.
         init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``) or the
             directory of an earlier checkpoint. Relative to the working directory.
@@ -142,6 +145,7 @@ class Job:
     local_steps: int = 1
     scale_lr: ScaleLr | None = None
     warmup_epochs: float = 0.0
+    prefetch_rows: bool = False
     seed: int = 0
     init_from: str | Path | None = None
     engine: Engine = "keras"

@@ -13,7 +13,7 @@ from psrpc.encoding import Encoding, wire_encoding
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.build import serialized_optimizer
-from worker.compute import BatchReader, Compute
+from worker.compute import BatchReader, Compute, first_rows_nbytes
 from worker.data import Array
 from worker.devices import Device
 from worker.evaluator import Evaluator
@@ -24,6 +24,7 @@ from worker.job import Job
 from worker.local_sgd import LocalSgd
 from worker.local_steps import LocalReader
 from worker.replica import Replica
+from worker.row_sets import ReceivedRows
 from worker.waits import Waits
 
 
@@ -47,6 +48,7 @@ class KerasSource:
         self._plan: Plan | None = None
         self._evaluator: Evaluator | None = None
         self._replica: Replica
+        self._read: tuple[Plan, BatchReader] | None = None
         self._compute: Compute | None = None
 
     def __enter__(self) -> KerasSource:
@@ -68,6 +70,9 @@ class KerasSource:
     def build(self) -> None:
         self._replica = Replica(self._job)
 
+    def rows_nbytes(self, plan: Plan) -> int:
+        return first_rows_nbytes(self._job, plan, self._reader(plan)) if plan.tables else 0
+
     def prepare(self, plan: Plan, workspace: Workspace) -> None:
         if self._plan != plan:
             compute = self._make_compute(plan)
@@ -78,13 +83,20 @@ class KerasSource:
 
     def _make_compute(self, plan: Plan) -> Compute:
         job, device = self._job, self._device
-        read = BatchReader(job, device, self._replica.num_seeds())
+        read = self._reader(plan)
         if job.local_steps == 1:
             return Compute(self._replica, plan, device, read, self._waits)
         # The job's optimizer is this worker's; shards only add up how far it came.
         sgd = LocalSgd.of(serialized_optimizer(job, self._optimizer_arguments, []))
         local = LocalReader(read, job.batch_size)
         return Compute(self._replica, plan, device, local, self._waits, sgd)
+
+    def _reader(self, plan: Plan) -> BatchReader:
+        if self._read is None or self._read[0] != plan:
+            finder = self._replica.make_finder(plan)
+            seeds = self._replica.num_seeds()
+            self._read = plan, BatchReader(self._job, self._device, seeds, finder)
+        return self._read[1]
 
     def leave(self) -> None:
         if self._compute is not None:
@@ -103,8 +115,14 @@ class KerasSource:
     def read(self, batch: BatchId) -> Any:
         return self._made.read(batch)
 
-    def gradient(self, batch: BatchId, given: Any) -> StepResult:
-        return self._made.gradient(batch, given)
+    def ahead(self, batch: BatchId) -> Any | None:
+        return self._made.ahead(batch)
+
+    def place(self, given: Any) -> ReceivedRows | None:
+        return self._made.place(given)
+
+    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
+        return self._made.gradient(batch, given, rows)
 
     def swap(self, version: int) -> None:
         self._made.swap(version)

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from worker.data import Batch
+from worker.lookups import FetchedRows, LookUps, look_up
 
 
 class KerasStep:
@@ -34,27 +35,57 @@ class KerasStep:
         self._takes_training = "training" in inspect.signature(model.call).parameters
 
     def differentiate(
-        self, values: Sequence[tf.Tensor], seeds: tf.Tensor, batch: Batch
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: FetchedRows | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
         """See :class:`worker.flat.GradientStep`."""
-        watched = [v for v, train in zip(values, self._trainable, strict=True) if train]
+        rows = [] if tables is None else tables.rows
+        watched = [*[v for v, train in zip(values, self._trainable, strict=True) if train], *rows]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(watched)
-            loss, _, scope = self._call(values, seeds, batch, training=True)
+            loss, _, scope = self._call(values, seeds, batch, tables, training=True)
         gradients = iter(tape.gradient(loss, watched))
-        return loss, [
+        changes = [
             next(gradients) if train else scope.get_current_value(variable)
             for variable, train in zip(self._variables, self._trainable, strict=True)
         ]
+        return loss, [*changes, *gradients]
 
-    def loss(self, values: Sequence[tf.Tensor], batch: Batch) -> tuple[tf.Tensor, Any]:
+    def loss(
+        self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
+    ) -> tuple[tf.Tensor, Any]:
         """See :class:`worker.flat.GradientStep`."""
         seeds = tf.zeros([len(self._seeds), 2], tf.int64)
-        loss, outputs, _ = self._call(values, seeds, batch, training=False)
+        loss, outputs, _ = self._call(values, seeds, batch, tables, training=False)
         return loss, outputs
 
+    def run(
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: LookUps,
+        *,
+        training: bool,
+    ) -> None:
+        """See :class:`worker.id_finder.Model`."""
+        self._call(values, seeds, batch, tables, training=training)
+
+    def handles(self) -> Sequence[tf.Tensor]:
+        """See :class:`worker.id_finder.Model`; a run reads no variable."""
+        return ()
+
     def _call(
-        self, values: Sequence[tf.Tensor], seeds: tf.Tensor, batch: Batch, *, training: bool
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: LookUps | None,
+        *,
+        training: bool,
     ) -> tuple[tf.Tensor, Any, keras.StatelessScope]:
         mapping = [
             *zip(self._variables, values, strict=True),
@@ -62,7 +93,7 @@ class KerasStep:
         ]
         # Like ``stateless_call``, but through the model's ``__call__``, which casts inputs to the
         # model's dtype as ``fit`` does.
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with keras.StatelessScope(mapping, collect_losses=True) as scope, look_up(tables):
             arguments = {"training": training} if self._takes_training else {}
             outputs = self._model(batch[0], **arguments)
             own_losses = self._model.losses

@@ -91,6 +91,7 @@ FIELDS: dict[str, _Kind | None] = {
     "local_steps": _INTEGER,
     "scale_lr": _or_none(_NAME),
     "warmup_epochs": _FLOAT,
+    "prefetch_rows": _BOOLEAN,
     "seed": _INTEGER,
     "init_from": _or_none(_PATH),
     "engine": _NAME,

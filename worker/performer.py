@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import Any
 
 from pserver.client import Outcome, PushResult
 from pserver.workspace import Workspace
+from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
+from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import (
     Action,
@@ -44,6 +46,7 @@ from worker.actions import (
 from worker.conduct import batch_id, conduct, drive
 from worker.gradient_source import GradientSource
 from worker.router import Router
+from worker.row_sets import ReceivedRows
 from worker.standing import TICK_S, Standing
 from worker.step_times import StepTimes
 
@@ -71,6 +74,7 @@ class Performer:
         *,
         shm: bool = True,
         slow_down: float = 1.0,
+        prefetch_rows: bool = False,
     ) -> None:
         """Args:
         source: of the gradients; this object's from now on.
@@ -79,6 +83,7 @@ class Performer:
         times: where it is kept how long everything takes.
         shm: share memory with shards on this host.
         slow_down: make every step take so many times as long to compute, at least 1.
+        prefetch_rows: receive rows of tables for the next batch while one is computed (async).
         """
         self._source = source
         self._standing = standing
@@ -87,14 +92,23 @@ class Performer:
         self._times = times or StepTimes()
         self._shm = shm
         self._slow_down = slow_down
+        self._prefetch_rows = prefetch_rows
         self._built = False
         self._joined = ExitStack()
         self._router: Router | None = None
         self._ahead: ThreadPoolExecutor | None = None
+        self._fetch: ThreadPoolExecutor | None = None
         # The lease that was asked for ahead of time, and whether its batches are expected.
         self._following: Future[pb.Lease] | None = None
         self._expected = False
         self._gradients: tuple[Gradient, ...] = ()
+        self._row_gradients: Sequence[Mapping[int, Rows]] = ()
+        self._tables = False
+        # The round whose values were received last; None is the newest.
+        self._round: int | None = None
+        # Rows that have come for a batch that was not computed yet; and those of the gradient.
+        self._rows: tuple[BatchId, ReceivedRows] | None = None
+        self._used: ReceivedRows | None = None
         self._stepping = False
         self._perform: dict[type[Action], Callable[[Any], object]] = {
             Register: self._register,
@@ -151,14 +165,18 @@ class Performer:
         cluster = self._standing.get_cluster()
         plan = Plan.from_json(cluster.plan)
         # Anew each time: a shard that was given up may still use the last one.
+        self._tables = bool(plan.tables)
+        rows_nbytes = self._source.rows_nbytes(plan) if self._tables else 0
         workspace = self._joined.enter_context(
-            closing(Workspace(plan, self._source.wire, self._shm))
+            closing(Workspace(plan, self._source.wire, self._shm, rows_nbytes))
         )
         if workspace.why:
             log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
         self._source.prepare(plan, workspace)
         self._router = self._joined.enter_context(Router(cluster, plan, self._standing, workspace))
         self._ahead = ThreadPoolExecutor(1, "lease")
+        if self._tables and self._prefetch_rows:
+            self._fetch = ThreadPoolExecutor(1, "rows")
 
     def _rejoin(self, action: Rejoin) -> None:
         log.info("joining again", reason=action.reason)
@@ -173,8 +191,11 @@ class Performer:
         """Drops all that belongs to what was joined."""
         if self._ahead is not None:
             self._ahead.shutdown(wait=finish)
-        self._ahead = self._following = self._router = None
-        self._gradients = ()
+        if self._fetch is not None:
+            self._fetch.shutdown()
+        self._ahead = self._fetch = self._following = self._router = None
+        self._drop_gradients()
+        self._rows = None
         self._stepping = False
         self._joined.close()
         if self._built:
@@ -231,6 +252,15 @@ class Performer:
             batches = following.result().train.batches
             self._source.expect([batch_id(attempt.batch) for attempt in batches])
 
+    def _first_of_next(self) -> BatchId | None:
+        """The batch that the next task begins with, if that is known."""
+        following = self._following
+        if not self._tables or following is None or not following.done():
+            return None
+        if following.exception() is not None or not following.result().train.batches:
+            return None
+        return batch_id(following.result().train.batches[0].batch)
+
     def _expect(self, action: Expect) -> None:
         if action.instead:
             self._source.forget()
@@ -267,13 +297,44 @@ class Performer:
         self._times.took("pull")
 
     def _receive(self, action: Pull) -> None:
+        rows = self._ahead_rows(action.batch)
         try:
             # The spare set holds anything until the pull has succeeded.
-            self._shards.pull(action.round, self._source.spare, action.decision)
+            self._shards.pull(action.round, self._source.spare, action.decision, rows=rows)
         except RoundPassed as passed:
             self._passed(passed)
             raise
+        self._keep_rows(action.batch, rows)
+        self._round = action.round
         self._source.swap(self._shards.version)
+
+    def _ahead_rows(self, batch: BatchId | None) -> ReceivedRows | None:
+        """Where the rows of a batch to come are received, if it needs any and has been read: a
+        push or a pull is not to wait for data."""
+        if batch is None or not self._tables:
+            return None
+        given = self._source.ahead(batch)
+        return None if given is None else self._source.place(given)
+
+    def _keep_rows(self, batch: BatchId | None, rows: ReceivedRows | None) -> None:
+        self._rows = None if batch is None or rows is None else (batch, rows)
+
+    def _rows_of(self, batch: BatchId, given: object) -> ReceivedRows | None:
+        """The rows of ``batch``; received now if they have not come before."""
+        if not self._tables:
+            return None
+        kept, self._rows = self._rows, None
+        if kept is not None and kept[0] == batch:
+            return kept[1]
+        rows = self._source.place(given)
+        if rows is not None:
+            try:
+                self._shards.pull(self._round, None, rows=rows)
+            except RoundPassed as passed:
+                self._passed(passed)
+                raise
+            self._times.took("pull")
+        return rows
 
     def _compute(self, action: Compute) -> Computed:
         self._standing.check()
@@ -283,7 +344,9 @@ class Performer:
         times = self._times
         given = self._source.read(action.batch)
         times.took("data")
-        result = self._source.gradient(action.batch, given)
+        self._used = rows = self._rows_of(action.batch, given)
+        with self._prefetching(action.following):
+            result = self._source.gradient(action.batch, given, rows)
         computed_s = times.took("compute")
         if self._slow_down > 1:
             self._standing.pause((self._slow_down - 1) * computed_s)
@@ -293,21 +356,53 @@ class Performer:
                 "the gradient is NaN or infinite; the batch is skipped", batch=str(action.batch)
             )
         self._gradients = result.gradients
+        if rows is not None:
+            self._row_gradients = result.rows
         return Computed(result.loss, result.finite)
+
+    @contextmanager
+    def _prefetching(self, following: BatchId | None) -> Iterator[None]:
+        """Receives rows for the batch ``following`` meanwhile, if that is asked for."""
+        rows = None if self._fetch is None else self._ahead_rows(following)
+        if rows is None or self._fetch is None:
+            yield
+            return
+        # The router is this thread's again at the end.
+        fetched = self._fetch.submit(self._shards.pull, None, None, rows=rows)
+        try:
+            yield
+        finally:
+            wait([fetched])
+        fetched.result()
+        self._keep_rows(following, rows)
 
     def _push_pull(self, action: PushPull) -> Pushed:
         gradients = None if action.skip else self._gradients
+        following = action.following or self._first_of_next()
+        # Rows that were prefetched are there already.
+        rows = self._ahead_rows(following) if self._rows is None else None
         results = self._shards.push_pull(
-            action.batch, action.attempt, gradients, self._source.spare
+            action.batch,
+            action.attempt,
+            gradients,
+            self._source.spare,
+            rows=self._row_gradients,
+            bases=self._shards.bases(self._used),
+            following=rows,
         )
+        if rows is not None:
+            self._keep_rows(following, rows)
+        self._round = None
         self._source.swap(self._shards.version)
         return self._pushed(results, max([result.staleness for result in results]))
 
     def _push(self, action: Push) -> Pushed:
         gradients = None if action.skip else self._gradients
-        bases = self._shards.versions
+        bases = self._shards.bases(self._used)
         try:
-            results = self._shards.push(action.batch, action.attempt, gradients)
+            results = self._shards.push(
+                action.batch, action.attempt, gradients, rows=self._row_gradients, bases=bases
+            )
         except RoundPassed as passed:
             self._passed(passed)
             raise
@@ -317,7 +412,7 @@ class Performer:
         return self._pushed(results, max(0, *ages))
 
     def _pushed(self, results: Sequence[PushResult], staleness: int) -> Pushed:
-        self._gradients = ()
+        self._drop_gradients()
         # The exchanges were side by side.
         apply_s = max([result.apply_us for result in results]) * 1e-6
         self._times.applied(apply_s)
@@ -353,9 +448,13 @@ class Performer:
         self._times.begin()
         self._stepping = True
 
+    def _drop_gradients(self) -> None:
+        self._gradients = self._row_gradients = ()
+        self._used = None
+
     def _passed(self, passed: RoundPassed) -> None:
         self._stepping = False
-        self._gradients = ()
+        self._drop_gradients()
         log.info("the round went on without this micro-batch", reason=str(passed))
 
 

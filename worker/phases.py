@@ -38,6 +38,7 @@ def phases_of(job: Job) -> Phases:
     policies = [Policy(mode=mode, **fitting(mode, settings)) for mode in modes]
     _check_local_steps(job, policies)
     _check_rate(job, policies)
+    _check_prefetch(job, policies)
     if len(policies) == 1:
         return Phases(policies[0], job.epochs, None)
     assert job.then_after is not None  # _modes has refused it
@@ -54,6 +55,8 @@ def without_effect(job: Job, mode: Mode, given: Mapping[str, Any]) -> dict[str, 
     }
     if "sync" not in modes:
         names |= {"scale_lr", "warmup_epochs"}
+    if set(modes) == {"sync"}:
+        names.add("prefetch_rows")
     # Replicas do no harm, and a later change to sync may want them.
     names -= {"mode", "replicas"}
     return {name: default for name, default in _defaults(job).items() if name in names}
@@ -121,6 +124,16 @@ def _check_rate(job: Job, policies: list[Policy]) -> None:
         raise InvalidJob(
             f"scale_lr is {job.scale_lr!r}, but mode is {job.mode!r}: only rounds make one update "
             "of several micro-batches, so there is nothing to scale by"
+        )
+
+
+def _check_prefetch(job: Job, policies: list[Policy]) -> None:
+    if not isinstance(job.prefetch_rows, bool):
+        raise InvalidJob(f"prefetch_rows is {job.prefetch_rows!r}; expected true or false")
+    if job.prefetch_rows and all(policy.rounds for policy in policies):
+        raise InvalidJob(
+            f"prefetch_rows is for mode async or ssp, but mode is {job.mode!r}: a round is "
+            "computed from its own version of every row"
         )
 
 

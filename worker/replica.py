@@ -12,6 +12,7 @@ from psrpc.errors import InvalidArgument, JobMismatch
 from psrpc.plan import Plan, VariableSpec, aligned_empty
 from worker.build import build_loss, build_model
 from worker.data import Array, Batch
+from worker.id_finder import IdFinder
 from worker.job import Job
 from worker.keras_step import KerasStep
 from worker.loader import user_code
@@ -63,6 +64,13 @@ class Replica:
             seeds = seed_variables(self.model)
             return KerasStep(self.model, build_loss(self.job), variables, trainable, seeds)
         return ModuleStep(self.model, self._module_loss(), variables, trainable)
+
+    def make_finder(self, plan: Plan, *, training: bool = True) -> IdFinder | None:
+        """What finds the ids of a batch for the plan's tables; None where it has none."""
+        if not plan.tables:
+            return None
+        step = self.make_step(plan)
+        return IdFinder(step, plan.variables, plan.tables, plan.shards, training=training)
 
     def num_seeds(self) -> int:
         """How many seed generators the model has."""

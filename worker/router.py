@@ -14,8 +14,10 @@ from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import PsError
 from psrpc.plan import Plan
+from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2, types_pb2
 from worker.data import Array
+from worker.row_sets import ReceivedRows
 from worker.standing import Standing
 
 Result = TypeVar("Result")
@@ -111,15 +113,19 @@ class Router:
     def pull(
         self,
         source: Source,
-        into: Mapping[str, Array],
+        into: Mapping[str, Array] | None,
         decision: types_pb2.Decision | None = None,
+        *,
+        rows: ReceivedRows | None = None,
     ) -> None:
         """Receives the newest parameters (None), those of a round (its number; ``decision`` is
-        that of the round before) or of a kept snapshot (its name)."""
+        that of the round before) or of a kept snapshot (its name), and ``rows`` with them. Without
+        ``into`` only rows are received."""
 
         def pull(shard: int) -> PullInfo:
+            wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
             return self._clients[shard].pull(
-                self._fences[shard], self._standing.worker, source, into, decision
+                self._fences[shard], self._standing.worker, source, into or {}, decision, wanted
             )
 
         self._pulling = True
@@ -127,18 +133,36 @@ class Router:
             pulled = self._all(pull)
         finally:
             self._pulling = False
+        versions = [info.version for info in pulled]
+        if rows is not None:
+            rows.versions = tuple(versions)
         # Kept snapshots are for evaluations, which may come in the middle of a round.
-        if not isinstance(source, str):
-            self._versions = [info.version for info in pulled]
+        if into is not None and not isinstance(source, str):
+            self._versions = versions
+
+    def bases(self, rows: ReceivedRows | None = None) -> tuple[int, ...]:
+        """Of each shard, the version that a gradient is computed from: of parameters and ``rows``
+        the older one."""
+        if rows is None:
+            return self.versions
+        return tuple(map(min, self._versions, rows.versions))
 
     def push(
-        self, batch: BatchId, attempt: int, gradients: Sequence[Gradient] | None
+        self,
+        batch: BatchId,
+        attempt: int,
+        gradients: Sequence[Gradient] | None,
+        *,
+        rows: Sequence[Mapping[int, Rows]] = (),
+        bases: Sequence[int] = (),
     ) -> list[PushResult]:
-        """Stages a gradient on all shards (sync); None is one that is not finite."""
+        """Stages a gradient on all shards (sync); None is one that is not finite. ``rows`` are
+        what each shard gets for tables; ``bases`` as of :meth:`bases`, of the parameters by
+        default."""
+        messages = self._pushes(batch, attempt, gradients, rows, bases)
 
         def push(shard: int) -> PushResult:
-            message = self._push(shard, batch, attempt, gradients)
-            return self._clients[shard].push(self._fences[shard], message)
+            return self._clients[shard].push(self._fences[shard], messages[shard])
 
         return self._all(push, finishing=True)
 
@@ -148,16 +172,25 @@ class Router:
         attempt: int,
         gradients: Sequence[Gradient] | None,
         into: Mapping[str, Array],
+        *,
+        rows: Sequence[Mapping[int, Rows]] = (),
+        bases: Sequence[int] = (),
+        following: ReceivedRows | None = None,
     ) -> list[PushResult]:
-        """Applies a gradient on all shards (async) and receives the newest parameters; None is a
-        gradient that is not finite: the batch is recorded as skipped."""
+        """Applies a gradient on all shards (async) and receives the newest parameters, and rows for
+        the batch that follows; None is a gradient that is not finite: the batch is recorded as
+        skipped. See :meth:`push`."""
+        messages = self._pushes(batch, attempt, gradients, rows, bases)
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
-            message = self._push(shard, batch, attempt, gradients)
-            return self._clients[shard].push_pull(self._fences[shard], message, into)
+            wanted = None if following is None else following.wanted(shard)
+            client, fence = self._clients[shard], self._fences[shard]
+            return client.push_pull(fence, messages[shard], into, wanted)
 
         answers = self._all(push_pull, finishing=True)
         self._versions = [info.version for _, info in answers]
+        if following is not None:
+            following.versions = self.versions
         return [result for result, _ in answers]
 
     @property
@@ -171,11 +204,26 @@ class Router:
         pending, why = sorted(self._pending), dict(self._why)
         return ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
 
-    def _push(
-        self, shard: int, batch: BatchId, attempt: int, gradients: Sequence[Gradient] | None
-    ) -> Push:
-        mine = None if gradients is None else gradients[shard]
-        return Push(self._standing.worker, batch, attempt, self._versions[shard], mine)
+    def _pushes(
+        self,
+        batch: BatchId,
+        attempt: int,
+        gradients: Sequence[Gradient] | None,
+        rows: Sequence[Mapping[int, Rows]],
+        bases: Sequence[int],
+    ) -> list[Push]:
+        worker, bases = self._standing.worker, bases or self._versions
+        return [
+            Push(
+                worker,
+                batch,
+                attempt,
+                base,
+                None if gradients is None else gradients[shard],
+                rows[shard] if rows and gradients is not None else None,
+            )
+            for shard, base in enumerate(bases)
+        ]
 
     def _announcer(self, shard: int) -> Callable[[str], None]:
         def announce(reason: str) -> None:

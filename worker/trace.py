@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,10 @@ import tensorflow as tf
 
 _CONFIG = tf.compat.v1.ConfigProto(allow_soft_placement=True).SerializeToString()
 """As TensorFlow itself calls its functions: what has no GPU kernel runs on the CPU."""
+
+TRACING = threading.RLock()
+"""Held while a model is traced: two threads do it, the trainer's and the one that reads ahead, and
+a Keras model is not made for both at once."""
 
 
 class Trace:

@@ -57,6 +57,7 @@ class Trainer:
                 self._times,
                 shm=self._shm,
                 slow_down=self._slow_down,
+                prefetch_rows=self._loaded.job.prefetch_rows,
             ) as performer,
         ):
             performer.run()

@@ -19,6 +19,7 @@ from psrpc.errors import JobFailed, PsError
 from psrpc.logs import configure, get_logger
 from psrpc.plan import Plan
 from psrpc.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.chaos.schedule import GATE
 from tests.chaos.witness import (
@@ -32,7 +33,7 @@ from tests.chaos.witness import (
     initial_values,
 )
 from worker.ending import Stopped
-from worker.gradient_source import Pull
+from worker.gradient_source import Pull, WithoutTables
 from worker.performer import Performer
 from worker.standing import Standing
 
@@ -51,9 +52,10 @@ class WitnessResult:
     gradients: tuple[Gradient, ...]
     loss: float
     finite: bool
+    rows: tuple[Mapping[int, Rows], ...] = ()
 
 
-class WitnessSource:
+class WitnessSource(WithoutTables):
     """The witness model as a ``worker.gradient_source.GradientSource``. Looks at all that it
     receives; the last batches wait until the gate is open."""
 
@@ -89,7 +91,7 @@ class WitnessSource:
     def read(self, batch: BatchId) -> int:
         return self._options.number(batch)
 
-    def gradient(self, batch: BatchId, given: int) -> WitnessResult:
+    def gradient(self, batch: BatchId, given: int, _rows: object = None) -> WitnessResult:
         options = self._options
         time.sleep(options.pace_ms / 1000)
         while given >= GATE * options.total_batches and not self._gate.exists():

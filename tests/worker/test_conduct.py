@@ -96,9 +96,10 @@ class Driver:
         self.expects(Join())
         self.expects(Lease(), lease)
 
-    def applies(self, index: int) -> None:
-        self.expects(Compute(batch(index)), Computed(0.5, True))
-        self.expects(PushPull(batch(index), index + 1), Pushed(2))
+    def applies(self, index: int, following: int | None = None) -> None:
+        after = None if following is None else batch(following)
+        self.expects(Compute(batch(index), after), Computed(0.5, True))
+        self.expects(PushPull(batch(index), index + 1, following=after), Pushed(2))
         self.expects(Settle())
         self.expects(Done(DoneBatch(batch(index), index + 1, 0.5, 2)))
 
@@ -116,12 +117,12 @@ class Driver:
 def test_a_task_is_run_in_order_and_the_next_is_asked_for_at_its_half() -> None:
     worker = Driver()
     worker.joins(task(0, 1, 2, 3))
-    worker.expects(Pull())
+    worker.expects(Pull(batch=batch(0)))
     worker.expects(Expect((batch(0), batch(1), batch(2), batch(3))))
-    worker.applies(0)
-    worker.applies(1)
+    worker.applies(0, following=1)
+    worker.applies(1, following=2)
     worker.expects(LeaseAhead())
-    worker.applies(2)
+    worker.applies(2, following=3)
     worker.applies(3)
     worker.expects(TakeLease(), task(4))
     # One batch is half done before it begins; parameters came with the last push.
@@ -134,7 +135,7 @@ def test_a_task_is_run_in_order_and_the_next_is_asked_for_at_its_half() -> None:
 def test_a_batch_that_is_not_finite_is_pushed_as_skipped() -> None:
     worker = Driver()
     worker.joins(task(0))
-    worker.expects(Pull())
+    worker.expects(Pull(batch=batch(0)))
     worker.expects(Expect((batch(0),)))
     worker.expects(LeaseAhead())
     worker.expects(Compute(batch(0)), Computed(7.0, False))
@@ -146,7 +147,7 @@ def test_a_batch_that_is_not_finite_is_pushed_as_skipped() -> None:
 def test_shards_that_had_a_batch_have_not_used_its_gradient_unless_asked_again() -> None:
     worker = Driver()
     worker.joins(task(0))
-    worker.expects(Pull())
+    worker.expects(Pull(batch=batch(0)))
     worker.expects(Expect((batch(0),)))
     worker.expects(LeaseAhead())
     worker.expects(Compute(batch(0)), Computed(0.5, True))
@@ -158,7 +159,7 @@ def test_shards_that_had_a_batch_have_not_used_its_gradient_unless_asked_again()
 def test_a_refused_batch_is_reported_and_its_gradient_settled_by_shard() -> None:
     worker = Driver()
     worker.joins(task(0))
-    worker.expects(Pull())
+    worker.expects(Pull(batch=batch(0)))
     worker.expects(Expect((batch(0),)))
     worker.expects(LeaseAhead())
     worker.expects(Compute(batch(0)), Computed(0.5, True))
@@ -177,13 +178,13 @@ def test_a_task_that_is_to_be_fresh_begins_with_a_pull() -> None:
     worker = Driver()
     fresh = pb.Lease(train=pb.TrainTask(batches=[attempt(1), attempt(2)], fresh=True))
     worker.joins(task(0))
-    worker.expects(Pull())
+    worker.expects(Pull(batch=batch(0)))
     worker.expects(Expect((batch(0),)))
     worker.expects(LeaseAhead())
     worker.applies(0)
     worker.expects(TakeLease(), fresh)
-    worker.expects(Pull())
-    worker.applies(1)
+    worker.expects(Pull(batch=batch(1)))
+    worker.applies(1, following=2)
     worker.expects(LeaseAhead())
     worker.applies(2)
     worker.expects(TakeLease(), task(3))
@@ -197,7 +198,7 @@ def test_a_backup_worker_pulls_the_newest_and_says_how_old_its_gradient_was() ->
     worker = Driver()
     worker.joins(pb.Lease(round=newest))
     worker.expects(Expect((batch(1),), instead=True))
-    worker.expects(Pull(None, decision))
+    worker.expects(Pull(None, decision, batch(1)))
     worker.expects(Compute(batch(1)), Computed(0.5, True))
     worker.expects(Push(batch(1), 2), Pushed(2))
     worker.expects(Settle())
@@ -212,7 +213,7 @@ def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -
     worker = Driver()
     worker.joins(work(0, 0))
     worker.expects(Expect((batch(0),), instead=True))
-    worker.expects(Pull(0))
+    worker.expects(Pull(0, batch=batch(0)))
     worker.expects(Compute(batch(0)), Computed(0.5, True))
     worker.expects(Push(batch(0), 1), Pushed())
     worker.expects(Settle())
@@ -224,7 +225,7 @@ def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -
     worker.expects(Settle())
     worker.expects(Commit(0, DoneBatch(batch(1), 2, 0.5)), work(1, 2, decision))
     worker.expects(Expect((batch(2),), instead=True))
-    worker.expects(Pull(1, decision))
+    worker.expects(Pull(1, decision, batch(2)))
     worker.expects(Compute(batch(2)), Computed(0.5, True))
     # The guess was right, so another is made.
     worker.expects(Expect((batch(3),), instead=True))
@@ -239,28 +240,32 @@ def test_a_round_that_a_shard_has_applied_takes_the_gradient_back() -> None:
     worker = Driver()
     worker.joins(work(0, 0))
     worker.expects(Expect((batch(0),), instead=True))
-    worker.expects(Pull(0))
+    worker.expects(Pull(0, batch=batch(0)))
     worker.expects(Compute(batch(0)), Computed(0.5, True))
     worker.expects(Push(batch(0), 1), Pushed(had=(1,), asked_again=frozenset({1})))
     worker.expects(TakeBack())
     assert worker.action == Commit(0, DoneBatch(batch(0), 1, 0.5))
 
 
-@pytest.mark.parametrize("late", ["pull", "push"])
+@pytest.mark.parametrize("late", ["pull", "compute", "push"])
 def test_a_round_that_has_passed_is_left_to_others(late: str) -> None:
     worker = Driver()
     worker.joins(work(3, 0))
     worker.expects(Expect((batch(0),), instead=True))
     if late == "pull":
-        worker.fails(Pull(3), RoundPassed("round 4"))
+        worker.fails(Pull(3, batch=batch(0)), RoundPassed("round 4"))
+    elif late == "compute":
+        worker.expects(Pull(3, batch=batch(0)))
+        # Rows of tables had to be received first.
+        worker.fails(Compute(batch(0)), RoundPassed("round 4"))
     else:
-        worker.expects(Pull(3))
+        worker.expects(Pull(3, batch=batch(0)))
         worker.expects(Compute(batch(0)), Computed(0.5, True))
         worker.fails(Push(batch(0), 1), RoundPassed("round 4"))
     worker.expects(TakeBack())
     worker.expects(Lease(), work(4, 1))
     worker.expects(Expect((batch(1),), instead=True))
-    assert worker.action == Pull(4)
+    assert worker.action == Pull(4, batch=batch(1))
 
 
 def test_work_other_than_batches_is_reported() -> None:
@@ -277,7 +282,7 @@ def test_work_other_than_batches_is_reported() -> None:
     worker.expects(ReportWork(pb.MergeDone(evaluation="e")))
     worker.expects(Lease(), pb.Lease(wait=pb.Wait(reason="a checkpoint")))
     worker.expects(Lease(after="a checkpoint"), task(0))
-    assert worker.action == Pull()
+    assert worker.action == Pull(batch=batch(0))
 
 
 @pytest.mark.parametrize("where", [Register, Join, Lease, Pull, PushPull, Done, TakeLease])
@@ -293,7 +298,7 @@ def test_a_newer_generation_makes_the_worker_join_anew(where: type[Action]) -> N
     worker.fails(worker.action, StaleGeneration("generation 2 has begun"))
     worker.expects(Rejoin("generation 2 has begun"))
     worker.joins(task(5))
-    worker.expects(Pull())
+    worker.expects(Pull(batch=batch(5)))
     assert worker.action == Expect((batch(5),))
 
 
@@ -301,18 +306,18 @@ def test_the_parameters_of_a_round_are_not_those_of_the_round_in_another_generat
     worker = Driver()
     worker.joins(work(3, 0))
     worker.expects(Expect((batch(0),), instead=True))
-    worker.expects(Pull(3))
+    worker.expects(Pull(3, batch=batch(0)))
     worker.fails(Compute(batch(0)), StaleGeneration("generation 2"))
     worker.expects(Rejoin("generation 2"))
     worker.joins(work(3, 0))
     worker.expects(Expect((batch(0),), instead=True))
-    assert worker.action == Pull(3)
+    assert worker.action == Pull(3, batch=batch(0))
 
 
 def test_a_worker_that_has_to_join_anew_while_it_does_so_begins_again() -> None:
     worker = Driver()
     worker.joins(task(0))
-    worker.fails(Pull(), StaleGeneration("generation 2"))
+    worker.fails(Pull(batch=batch(0)), StaleGeneration("generation 2"))
     worker.fails(Rejoin("generation 2"), StaleGeneration("generation 3"))
     worker.expects(Rejoin("generation 3"))
     worker.fails(Register(), StaleGeneration("generation 4"))
@@ -334,7 +339,7 @@ def test_a_worker_that_has_to_join_anew_while_it_does_so_begins_again() -> None:
 def test_what_ends_a_worker_is_said_to_the_coordinator(error: Exception, fatal: bool) -> None:
     worker = Driver()
     worker.joins(task(0))
-    worker.fails(Pull(), error)
+    worker.fails(Pull(batch=batch(0)), error)
     worker.leaves(Leave(str(error), fatal), type(error))
 
 
@@ -499,6 +504,7 @@ class World:
             kind: type[Exception] = self._draw(st.sampled_from(ERRORS))
             return kind("so it is")
         late = isinstance(action, Push) or (isinstance(action, Pull) and action.round is not None)
+        late = late or (isinstance(action, Compute) and self._sync)
         return RoundPassed("so it is") if late and drawn < 25 else None
 
     def answer(self, action: Action) -> object:

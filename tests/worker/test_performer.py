@@ -23,13 +23,14 @@ from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.policy import Policy
+from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator, serve_script
 from tests.worker.shards import SGD, NoSink, Shards, serve_shards
 from worker.data import Array
 from worker.ending import Stopped
-from worker.gradient_source import GradientSource, Pull
+from worker.gradient_source import GradientSource, Pull, WithoutTables
 from worker.performer import Performer
 from worker.standing import Standing
 from worker.step_times import StepTimes
@@ -51,9 +52,10 @@ class Result:
     gradients: tuple[Gradient, ...]
     loss: float = 0.5
     finite: bool = True
+    rows: tuple[Mapping[int, Rows], ...] = ()
 
 
-class Source:
+class Source(WithoutTables):
     """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
 
     def __init__(
@@ -87,7 +89,7 @@ class Source:
     def read(self, batch: BatchId) -> int:
         return batch.first
 
-    def gradient(self, batch: BatchId, given: int) -> Result:
+    def gradient(self, batch: BatchId, given: int, _rows: object = None) -> Result:
         if given == self._stop_at:
             self._standing.stop()
         self._during(given)

@@ -1,0 +1,312 @@
+"""A Keras layer whose rows live on the shards."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import keras
+import tensorflow as tf
+
+from psrpc.errors import InvalidJob
+from psrpc.tables import Eviction
+from worker.lookups import Asked, Found, present
+from worker.rows import IdRule, OutOfVocabulary
+from worker.table_options import TableOptions, table_initializer, table_optimizer
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+
+STRINGS = (1 << 63) - 25
+"""Strings of a table without a vocabulary come to ids below this, a prime. Load-bearing."""
+
+
+def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
+    """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
+    never changes, modulo ``vocabulary``, or modulo :data:`STRINGS` where there is none."""
+    return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
+
+
+@keras.saving.register_keras_serializable("worker")
+class Embedding(keras.layers.Layer):  # type: ignore[misc]
+    """Turns ids into rows of a table that lives on the shards alone; it has no weights.
+
+    Ids are integers or strings, in a dense tensor ``[...]``, a ``tf.RaggedTensor`` or a
+    ``tf.SparseTensor`` ``[batch, ...]``. The rows have the layer's compute dtype, and the shape
+
+    * ``[..., width]`` without a combiner (ragged ids give a ragged tensor; sparse ids need one);
+    * with a combiner, which reduces the last axis of the ids, ``[..., width]`` of a dense
+      ``[..., k]``, and ``[batch, width]`` of ragged and sparse ids: their sum, their ``mean``, or
+      their sum divided by the square root of their number (``sqrtn``); zeros of no ids.
+
+    Which ids there are is found by running the model up to its Embedding layers, ahead of the
+    step. So they must not depend on parameters or rows, and a layer must not be called inside of
+    a loop or a condition that TensorFlow runs.
+
+    Outside of a job there are no rows, and calling it is an error. ``coordinator export`` puts an
+    ordinary ``keras.layers.Embedding`` in its place where the vocabulary is fixed.
+
+    Args:
+        width: elements of a row.
+        vocabulary: ids are 0 to ``vocabulary - 1``, strings hashed to these; None: any int64.
+        combiner: how several ids become one vector: ``sum``, ``mean`` or ``sqrtn``.
+        initializer: of rows: ``RandomUniform``, ``RandomNormal``, ``Constant``, ``Zeros``,
+            ``Ones`` or a name. Values depend on the job's seed, the table and the id alone.
+        optimizer: of the rows: SGD, Adagrad, Adam or Ftrl of Keras, or ``RowwiseAdagrad``; None is
+            the job's.
+        min_count: updates that an id has to take part in before it gets a row of its own.
+        max_rows: rows over all shards; None is no limit.
+        evict: which rows make room for others then: ``age``, those not updated for longest, or
+            ``frequency``, those updated least often; None: a full table is an error.
+        out_of_vocabulary: what an id outside the vocabulary is: an ``error``, ``clip``\\ ped to the
+            nearest id, or ``drop``\\ ped: zeros, and no part of what is combined.
+        padding: the id, or string, that stands for none and is dropped.
+        table: its name; the layer's own where it is None. Layers that name one table share it.
+
+    Raises:
+        InvalidJob: an argument is not what it can be, or the ids are not; says which.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        vocabulary: int | None = None,
+        *,
+        combiner: Combiner | None = None,
+        initializer: Any = "uniform",
+        optimizer: Any = None,
+        min_count: int = 1,
+        max_rows: int | None = None,
+        evict: Eviction | None = None,
+        out_of_vocabulary: OutOfVocabulary = "error",
+        padding: int | str | None = None,
+        table: str | None = None,
+        **layer: Any,
+    ) -> None:
+        super().__init__(**layer)
+        for what, value, none in (
+            ("width", width, False),
+            ("vocabulary", vocabulary, True),
+            ("min_count", min_count, False),
+            ("max_rows", max_rows, True),
+        ):
+            self._check_whole(what, value, none)
+        self._check_choice("combiner", combiner, (*get_args(Combiner), None))
+        self._check_choice("evict", evict, (*get_args(Eviction), None))
+        self._check_choice("out_of_vocabulary", out_of_vocabulary, get_args(OutOfVocabulary))
+        if evict is not None and max_rows is None:
+            raise self._refused(f"has evict={evict!r}, but no max_rows; nothing would be evicted")
+        if out_of_vocabulary != "error" and vocabulary is None:
+            raise self._refused(
+                f"has out_of_vocabulary={out_of_vocabulary!r}, but no vocabulary; every id is in it"
+            )
+        if isinstance(padding, bool) or not isinstance(padding, int | str | None):
+            raise self._refused(f"has padding={padding!r}; expected an id or a string")
+        self.width = width
+        self.vocabulary = vocabulary
+        self.combiner = combiner
+        self.padding = padding
+        self.out_of_vocabulary: OutOfVocabulary = out_of_vocabulary
+        self.options = TableOptions(
+            name=self.name if table is None else table,
+            width=width,
+            vocabulary=vocabulary,
+            initializer=table_initializer(self.name, initializer),
+            optimizer=table_optimizer(self.name, optimizer),
+            min_count=min_count,
+            max_rows=max_rows,
+            eviction=evict,
+            layer=self.name,
+        )
+        self._initializer = initializer
+        # What an export gives the layer: all rows of its table.
+        self._rows: keras.layers.Embedding | None = None
+
+    # -- Keras's side -------------------------------------------------------------------------
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def call(self, inputs: Any) -> Any:
+        """The rows of ``inputs``; see the class."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return self._ragged(inputs)
+        if isinstance(inputs, tf.SparseTensor):
+            return self._sparse(inputs)
+        rows, there = self._find(inputs)
+        if self.combiner is None:
+            return tf.cast(rows, self.compute_dtype)
+        if there is None:
+            total = tf.reduce_sum(rows, -2)
+            count = tf.cast(tf.shape(inputs)[-1], rows.dtype)
+        else:
+            # What is not there is zero.
+            total = tf.reduce_sum(rows, -2)
+            count = tf.reduce_sum(tf.cast(there, rows.dtype), -1)[..., tf.newaxis]
+        return self._combined(total, count)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """As Keras asks for it when a functional model is made."""
+        self._check_dtype(inputs.dtype)
+        shape = tuple(inputs.shape)
+        if self.combiner is not None:
+            self._check_rank(len(shape))
+            shape = shape[:-1]
+        return keras.KerasTensor((*shape, self.width), dtype=self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """As Keras asks for it."""
+        shape = tuple(input_shape)
+        return (*(shape if self.combiner is None else shape[:-1]), self.width)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer anew."""
+        options, initializer = self.options, self._initializer
+        if not isinstance(initializer, str):
+            initializer = keras.saving.serialize_keras_object(initializer)
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "vocabulary": self.vocabulary,
+            "combiner": self.combiner,
+            "initializer": initializer,
+            "optimizer": options.optimizer,
+            "min_count": options.min_count,
+            "max_rows": options.max_rows,
+            "evict": options.eviction,
+            "out_of_vocabulary": self.out_of_vocabulary,
+            "padding": self.padding,
+            "table": options.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """The inverse of :meth:`get_config`."""
+        config = dict(config)
+        if isinstance(config["initializer"], dict):
+            config["initializer"] = keras.initializers.deserialize(config["initializer"])
+        return cls(**config)
+
+    # -- kinds of ids -------------------------------------------------------------------------
+
+    def _ragged(self, inputs: tf.RaggedTensor) -> Any:
+        rows, there = self._find(inputs.flat_values)
+        if self.combiner is None:
+            return inputs.with_flat_values(tf.cast(rows, self.compute_dtype))
+        if inputs.ragged_rank != 1 or inputs.flat_values.shape.rank != 1:
+            raise self._refused(
+                f"was given ragged ids of shape {inputs.shape}; expected [batch, None] to combine"
+            )
+        return self._segments(rows, there, inputs.value_rowids(), inputs.nrows(), inputs.shape[0])
+
+    def _sparse(self, inputs: tf.SparseTensor) -> Any:
+        if self.combiner is None or inputs.shape.rank != 2:
+            raise self._refused(
+                f"was given sparse ids of shape {inputs.shape}; expected [batch, n] and a combiner"
+            )
+        rows, there = self._find(inputs.values)
+        count = inputs.dense_shape[0]
+        return self._segments(rows, there, inputs.indices[:, 0], count, inputs.shape[0])
+
+    def _segments(
+        self,
+        rows: tf.Tensor,
+        there: tf.Tensor | None,
+        segments: tf.Tensor,
+        batch: tf.Tensor,
+        known: int | None,
+    ) -> tf.Tensor:
+        ones = tf.ones_like(segments, rows.dtype) if there is None else tf.cast(there, rows.dtype)
+        total = tf.math.unsorted_segment_sum(rows, segments, batch)
+        count = tf.math.unsorted_segment_sum(ones, segments, batch)[:, tf.newaxis]
+        combined = self._combined(total, count)
+        combined.set_shape([known, self.width])
+        return combined
+
+    def _combined(self, total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        if self.combiner != "sum":
+            # No ids are zeros, not 0 / 0.
+            count = tf.maximum(count, 1)
+            total /= tf.sqrt(count) if self.combiner == "sqrtn" else count
+        return tf.cast(total, self.compute_dtype)
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def _find(self, inputs: tf.Tensor) -> Found:
+        """The rows of ids in a dense tensor."""
+        if not isinstance(inputs, tf.Tensor):
+            inputs = tf.convert_to_tensor(inputs)
+        self._check_dtype(inputs.dtype.name)
+        if self.combiner is not None:
+            self._check_rank(inputs.shape.rank)
+        padding = self.padding
+        if inputs.dtype == tf.string:
+            ids = string_ids(inputs, self.vocabulary)
+            if padding is not None:
+                # No string has this id.
+                ids = tf.where(inputs == str(padding), tf.constant(-1, tf.int64), ids)
+                padding = -1
+        elif isinstance(padding, str):
+            raise self._refused(f"has padding={padding!r}, but was given numbers; give the id")
+        else:
+            ids = tf.cast(inputs, tf.int64)
+        asked = Asked(self.options, IdRule(self.name, self.out_of_vocabulary, padding), ids)
+        source = present()
+        if self._rows is not None:
+            return self._all_rows(asked)
+        if source is None:
+            raise self._refused(
+                f"has no rows here: those of table {self.options.name!r} live on the shards of a "
+                "running job; `coordinator export` writes a model that has them"
+            )
+        return source.find(asked)
+
+    def fill(self, values: Any) -> None:
+        """Gives the layer all rows of its table, float32 ``[vocabulary, width]``, so that it works
+        by itself from now on: for a model that is exported."""
+        rows = keras.layers.Embedding(self.vocabulary, self.width, name="rows")
+        rows.build((None,))
+        rows.set_weights([values])
+        self._rows = rows
+
+    def _all_rows(self, asked: Asked) -> Found:
+        assert self._rows is not None  # fill has set it
+        assert self.vocabulary is not None  # only such tables have all rows
+        ids, rule = asked.ids, asked.rule
+        there = None
+        if rule.drops:
+            there = tf.ones_like(ids, tf.bool) if rule.padding is None else ids != rule.padding
+            if rule.out_of_vocabulary == "drop":
+                there &= (ids >= 0) & (ids < self.vocabulary)
+        if there is not None or rule.out_of_vocabulary == "clip":
+            ids = tf.clip_by_value(ids, 0, self.vocabulary - 1)
+        rows = tf.cast(self._rows(ids), tf.float32)
+        if there is not None:
+            rows = tf.where(there[..., tf.newaxis], rows, tf.zeros_like(rows))
+        return rows, there
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _check_dtype(self, dtype: str) -> None:
+        if dtype != "string" and not dtype.startswith(("int", "uint")):
+            raise self._refused(
+                f"was given ids of dtype {dtype}; expected integers or strings, say "
+                "keras.Input(shape, dtype='int64') or tf.cast"
+            )
+
+    def _check_rank(self, rank: int | None) -> None:
+        if not rank:
+            raise self._refused("was given a scalar; there is nothing to combine")
+
+    def _check_whole(self, what: str, value: Any, none: bool) -> None:
+        if none and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._refused(f"has {what} {value!r}; expected a whole number of at least 1")
+
+    def _check_choice(self, what: str, value: Any, choices: tuple[Any, ...]) -> None:
+        if value not in choices:
+            shown = " or ".join(repr(choice) for choice in choices)
+            raise self._refused(f"has {what} {value!r}; expected {shown}")
+
+    def _refused(self, why: str) -> InvalidJob:
+        error = InvalidJob(f"layer {self.name!r} {why}")
+        # Keras leaves a message alone that it has added its own words to.
+        error._keras_call_info_injected = True  # type: ignore[attr-defined]
+        return error

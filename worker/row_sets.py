@@ -1,0 +1,84 @@
+"""Where the rows of batches are received: two areas, taken in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.rows_wanted import RowsWanted
+from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
+from psrpc.tables import TableSpec
+from worker.rows import RowsNeeded, RowValues
+
+HEADROOM = 1.5
+"""An area has room for so many times the rows of a first batch."""
+
+
+@dataclass(eq=False)
+class ReceivedRows:
+    """The rows of one batch, and where they are received.
+
+    Attributes:
+        values: of each table, float32 ``[n, width]``, where n is at least 1; aligned.
+        versions: of each shard, the version that its part has; set by who has received it.
+    """
+
+    needed: RowsNeeded
+    values: tuple[RowValues, ...] = field(repr=False)
+    versions: tuple[int, ...] = ()
+
+    def wanted(self, shard: int, *, rows_only: bool = False) -> RowsWanted:
+        """What to ask ``shard`` for."""
+        parts = self.needed.on_shard(shard)
+        return RowsWanted(
+            {table: self.needed.ids[table][part] for table, part in parts.items()},
+            {table: self.values[table][part] for table, part in parts.items()},
+            rows_only,
+        )
+
+
+class RowSets:
+    """Gives out places for rows. One thread uses it.
+
+    Each is good until the second call after: those of a batch may be in use while the next batch's
+    are received. Rows that do not fit their area have memory of their own.
+    """
+
+    def __init__(
+        self, tables: Sequence[TableSpec], areas: Sequence[npt.NDArray[np.uint8]] = ()
+    ) -> None:
+        """``areas`` are uint8, each starts on a 64-byte boundary; none: all memory is their own."""
+        self._tables = tables
+        self._areas = [area for area in areas if area.size] or [np.empty(0, np.uint8)]
+        self._turn = 0
+
+    def place(self, needed: RowsNeeded) -> ReceivedRows:
+        """Where the rows of a batch go."""
+        area = self._areas[self._turn % len(self._areas)]
+        self._turn += 1
+        values: list[RowValues] = []
+        start = 0
+        for table, ids in zip(self._tables, needed.ids, strict=True):
+            # A row that is there even if there is no id: what is dropped is gathered from it.
+            shape = (max(1, ids.size), table.width)
+            nbytes = shape[0] * shape[1] * 4
+            if start + nbytes <= area.size:
+                flat = area[start : start + nbytes].view(np.float32)
+                start += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            else:
+                flat = aligned_empty(shape[0] * shape[1], "float32")
+            if not ids.size:
+                flat.fill(0)
+            values.append(flat.reshape(shape))
+        return ReceivedRows(needed, tuple(values))
+
+
+def rows_nbytes(tables: Sequence[TableSpec], needed: RowsNeeded) -> int:
+    """Bytes of the rows of a batch, as they lie in an area."""
+    return sum(
+        -(-max(1, ids.size) * table.width * 4 // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        for table, ids in zip(tables, needed.ids, strict=True)
+    )
