@@ -63,7 +63,7 @@ def run_ours(run: int, case: Case, transport: Transport) -> Sample:
     try:
         with Cluster(case.job, workers=case.workers, transport=transport) as cluster:
             workers = cluster.wait()
-        if case.workload in DENSE:
+        if case.in_ms:
             figure = Figure(step_ms(workers, WARMUP))
         else:
             rate = steps_per_s(workers, WARMUP, LEAST_S)

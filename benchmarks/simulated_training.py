@@ -34,6 +34,7 @@ from worker.devices import Device, configure_devices
 from worker.evaluator import Evaluator
 from worker.loader import load_job
 from worker.replica import Replica
+from worker.row_sets import ReceivedRows
 from worker.waits import Waits
 
 
@@ -123,7 +124,12 @@ class Model:
             evaluation=name, snapshot=name, start=0, stop=self.job.eval.num_records
         )
 
-        def pull(_name: str, into: Mapping[str, Array]) -> None:
+        def pull(
+            _name: str, into: Mapping[str, Array] | None, /, *, rows: ReceivedRows | None = None
+        ) -> None:
+            # Jobs of these have no embedding tables.
+            assert into is not None
+            assert rows is None
             for arena, values in parameters.items():
                 np.copyto(into[arena], values)
 

@@ -93,9 +93,9 @@ class SleepingSource(WithoutTables):
 
     def gradient(
         self,
-        batch: BatchId,
+        batch: BatchId,  # noqa: ARG002
         given: int,
-        _rows: object = None,  # noqa: ARG002
+        _rows: object = None,
     ) -> SleptResult:
         time.sleep(given * self._example_s)
         return self._result

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.peers import PEERS, Figure
-from benchmarks.workloads import DENSE, TARGETS, Case, Transport
+from benchmarks.workloads import DENSE, ROWS, TARGETS, Case, Transport
 
 OURS: dict[Transport, str] = {"shm": "shared memory", "tcp": "TCP", "tcp_bf16": "TCP bf16"}
 
 NAMES = dict([*OURS.items(), *PEERS.items()])
 
 MISSING = "–"
+
+_IN_MS = "Milliseconds a step (less is better), medians.\n\n"
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,16 @@ class Results:
 
 
 def tables(results: Results, cases: Sequence[Case]) -> str:
-    """Markdown: the dense cases, the MNIST cases, and what is missing and why."""
+    """Markdown: the dense cases, those of embedding tables, the MNIST cases, and what is missing
+    and why."""
     dense = [case for case in cases if case.workload in DENSE]
-    mnist = [case for case in cases if case.workload not in DENSE]
+    rows = [case for case in cases if case.workload in ROWS]
+    mnist = [case for case in cases if not case.in_ms]
     parts = []
     if dense:
-        parts.append("Milliseconds a step (less is better), medians.\n\n" + _dense(results, dense))
+        parts.append(_IN_MS + _dense(results, dense))
+    if rows:
+        parts.append(_IN_MS + _rows(results, rows))
     if mnist:
         parts.append("Steps per second of all workers, medians.\n\n" + _mnist(results, mnist))
     missing = [f"- {case}, {NAMES.get(who, who)}: {why}" for case, who, why in results.misses()]
@@ -127,6 +133,19 @@ def _dense(results: Results, cases: Sequence[Case]) -> str:
     return markdown(header, [_row(results, case, (*OURS, *peers), _FLOORS) for case in cases])
 
 
+def _rows(results: Results, cases: Sequence[Case]) -> str:
+    peers = ("tf", "torch", "ray")
+    header = [
+        "workload",
+        OURS["shm"],
+        OURS["tcp"],
+        *(NAMES[peer] for peer in peers),
+        "shared memory ÷ best peer",
+        "TCP ÷ TF",
+    ]
+    return markdown(header, [_row(results, case, ("shm", "tcp", *peers), ()) for case in cases])
+
+
 def _mnist(results: Results, cases: Sequence[Case]) -> str:
     header = ["workload", "shared memory", "TCP", "TF", "shared memory ÷ TF", "TCP ÷ TF"]
     return markdown(header, [_row(results, case, ("shm", "tcp", "tf"), ()) for case in cases])
@@ -146,4 +165,4 @@ def _row(results: Results, case: Case, whose: Sequence[str], floors: Sequence[st
 
 
 def _value(case: Case, figure: Figure) -> float | None:
-    return figure.ms if case.workload in DENSE else figure.steps_per_s
+    return figure.ms if case.in_ms else figure.steps_per_s

@@ -53,11 +53,37 @@ class Mnist:
     epochs: int
 
 
+@dataclass(frozen=True)
+class RowsDrawn:
+    """A table of 1,000,000 x 64 zeros, updated by SGD at 1e-3 in ``steps`` steps.
+
+    A step draws ``count`` ids, fetches their rows, and has ``1e-3 * row + 1e-6`` of each applied.
+
+    Attributes:
+        zipf: ids are drawn by Zipf's law, the r-th with a probability of about 1 / r, so that few
+            of a step are different; they are drawn uniformly otherwise, as the peers do.
+    """
+
+    count: int
+    steps: int
+    zipf: bool = False
+    vocabulary: int = 1_000_000
+    width: int = 64
+
+
 DENSE = {
     "dense_1x64MB": Dense(1, (16384, 1024), steps=100),
     "dense_16x4MB": Dense(16, (1024, 1024), steps=100),
     "dense_256x16KB": Dense(256, (64, 64), steps=600),
 }
+
+ROWS = {
+    "emb_4096": RowsDrawn(4096, steps=1000),
+    "emb_65536": RowsDrawn(65_536, steps=150),
+    "emb_4096_zipf": RowsDrawn(4096, steps=1000, zipf=True),
+    "emb_65536_zipf": RowsDrawn(65_536, steps=150, zipf=True),
+}
+"""Enough steps that most rows exist in most of them: the peers' tables have all from the start."""
 
 MNIST = {
     "mnist_sigmoid": Mnist((784, 100, 10), "sigmoid", 100, 0.001, 0.0, epochs=20),
@@ -77,7 +103,7 @@ class Case:
     @property
     def name(self) -> str:
         """As the peers' scripts call it."""
-        return self.workload if self.workload in DENSE else f"{self.workload}_{self.workers}w"
+        return f"{self.workload}_{self.workers}w" if self.workload in MNIST else self.workload
 
     @property
     def job(self) -> Path:
@@ -85,9 +111,16 @@ class Case:
         return JOBS / f"{self.workload}.py"
 
     @property
+    def in_ms(self) -> bool:
+        """Whether it is counted in milliseconds a step, and not in steps per second."""
+        return self.workload not in MNIST
+
+    @property
     def peers(self) -> tuple[str, ...]:
         """Those that run it."""
-        return ("tf", "torch", "ray") if self.workload in DENSE else ("tf",)
+        if self.workload in ROWS and ROWS[self.workload].zipf:
+            return ()
+        return ("tf", "torch", "ray") if self.in_ms else ("tf",)
 
     @property
     def transports(self) -> tuple[Transport, ...]:
@@ -96,7 +129,7 @@ class Case:
 
 
 CASES = (
-    *(Case(workload) for workload in DENSE),
+    *(Case(workload) for workload in (*DENSE, *ROWS)),
     *(Case(workload, workers) for workload in MNIST for workers in (1, 3)),
 )
 
@@ -104,6 +137,8 @@ TARGETS: dict[str, dict[Transport, float]] = {
     "dense_1x64MB": {"shm": 2.0, "tcp": 1.3, "tcp_bf16": 1.8},
     "dense_16x4MB": {"shm": 1.5, "tcp": 1.1, "tcp_bf16": 1.5},
     "dense_256x16KB": {"shm": 2.0, "tcp": 4.0},
+    "emb_4096": {"shm": 2.0, "tcp": 1.5},
+    "emb_65536": {"shm": 2.0, "tcp": 1.3},
     "mnist_sigmoid_1w": {"shm": 2.5, "tcp": 2.0},
     "mnist_sigmoid_3w": {"shm": 3.0, "tcp": 2.5},
     "mnist_dnn_1w": {"shm": 2.5, "tcp": 2.0},

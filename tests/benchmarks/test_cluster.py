@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from benchmarks.cluster import Cluster, RunFailed
+from benchmarks.row_job import draw
 from benchmarks.steps import step_ms
-from benchmarks.workloads import CASES, MNIST, Dense
+from benchmarks.workloads import CASES, MNIST, Dense, RowsDrawn
+from coordinator.table_export import export_tables
+from psrpc.batch import BatchId
 from psrpc.checkpoint import load_variables
+from psrpc.manifest import read_manifest
 from worker.loader import load_job
 
 pytestmark = pytest.mark.slow
@@ -30,6 +35,33 @@ def test_a_dense_job_makes_its_steps_with_the_gradient_of_the_peers() -> None:
     for value in trained.values():
         np.testing.assert_allclose(value, expected, rtol=1e-5)
     assert not cluster.run_dir.exists()
+
+
+def test_a_job_of_rows_makes_its_steps_with_the_gradient_of_the_peers(tmp_path: Path) -> None:
+    job = tmp_path / "rows.py"
+    job.write_text(
+        "from benchmarks.row_job import row_job\n"
+        "from benchmarks.workloads import RowsDrawn\n\n"
+        "job = row_job(RowsDrawn(50, steps=30, vocabulary=20, width=3))\n"
+    )
+    with Cluster(job, shards=2) as cluster:
+        (steps,) = cluster.wait()
+        checkpoint = max((cluster.run_dir / "checkpoints").glob("step-*"))
+        (table,) = export_tables(checkpoint, read_manifest(checkpoint), tmp_path)
+    assert len(steps.starts) == 30
+    drawn = RowsDrawn(50, steps=30, vocabulary=20, width=3)
+    ids, _ = draw(drawn, np.arange(30)[:, np.newaxis], np.zeros((30, 1), np.float32))
+    order = load_job(job).job.train
+    expected = np.zeros(20, np.float32)
+    for step in range(30):
+        (x, _) = order.read(0, BatchId(0, step, 1))
+        times = np.bincount(x[0], minlength=20).astype(np.float32)
+        expected -= np.float32(1e-3) * times * (np.float32(1e-3) * expected + np.float32(1e-6))
+    found = load_file(table.path)
+    assert found["ids"].tolist() == np.unique(ids).tolist()
+    np.testing.assert_allclose(
+        found["rows"], expected[found["ids"], np.newaxis] + np.zeros(3), rtol=1e-5
+    )
 
 
 def test_a_job_that_fails_says_why() -> None:

@@ -1,0 +1,6 @@
+"""coordinator up benchmarks/jobs/emb_4096.py, from the repository's root."""
+
+from benchmarks.row_job import row_job
+from benchmarks.workloads import ROWS
+
+job = row_job(ROWS["emb_4096"])
