@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import keras
@@ -23,6 +26,28 @@ def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
     """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
     never changes, modulo ``vocabulary``, or modulo :data:`STRINGS` where there is none."""
     return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
+
+
+class _Whole(threading.local):
+    """Tables that layers hold which are made by this thread, and where they hold them."""
+
+    def __init__(self) -> None:
+        self.tables: Mapping[str, Any] = {}
+        self.held: list[keras.layers.Embedding] = []
+
+
+_whole = _Whole()
+
+
+@contextmanager
+def holding(tables: Mapping[str, Any]) -> Iterator[list[keras.layers.Embedding]]:
+    """Layers that this thread makes within hold all rows of their tables, float32 ``[vocabulary,
+    width]``, and work by themselves. Gives the layers of Keras in which they hold them."""
+    _whole.tables, _whole.held = tables, []
+    try:
+        yield _whole.held
+    finally:
+        _whole.tables, _whole.held = {}, []
 
 
 @keras.saving.register_keras_serializable("worker")
@@ -117,8 +142,14 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             layer=self.name,
         )
         self._initializer = initializer
-        # What an export gives the layer: all rows of its table.
+        self._strings = False
+        # All rows of its table, in a model that is to be exported.
         self._rows: keras.layers.Embedding | None = None
+        if self.options.name in _whole.tables:
+            self._rows = keras.layers.Embedding(vocabulary, width, name="rows")
+            self._rows.build((None,))
+            self._rows.set_weights([_whole.tables[self.options.name]])
+            _whole.held.append(self._rows)
 
     # -- Keras's side -------------------------------------------------------------------------
 
@@ -144,6 +175,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     def compute_output_spec(self, inputs: Any) -> Any:
         """As Keras asks for it when a functional model is made."""
         self._check_dtype(inputs.dtype)
+        self._strings |= inputs.dtype == "string"
         shape = tuple(inputs.shape)
         if self.combiner is not None:
             self._check_rank(len(shape))
@@ -257,16 +289,19 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             )
         return source.find(asked)
 
-    def fill(self, values: Any) -> None:
-        """Gives the layer all rows of its table, float32 ``[vocabulary, width]``, so that it works
-        by itself from now on: for a model that is exported."""
-        rows = keras.layers.Embedding(self.vocabulary, self.width, name="rows")
-        rows.build((None,))
-        rows.set_weights([values])
-        self._rows = rows
+    @property
+    def more_than_keras(self) -> str:
+        """What ``keras.layers.Embedding`` cannot do of what this layer does; empty if all."""
+        if self.combiner is not None:
+            return f"combiner={self.combiner!r}"
+        if self.padding is not None:
+            return f"padding={self.padding!r}"
+        if self.out_of_vocabulary != "error":
+            return f"out_of_vocabulary={self.out_of_vocabulary!r}"
+        return "ids that are strings" if self._strings else ""
 
     def _all_rows(self, asked: Asked) -> Found:
-        assert self._rows is not None  # fill has set it
+        assert self._rows is not None  # the caller has looked
         assert self.vocabulary is not None  # only such tables have all rows
         ids, rule = asked.ids, asked.rule
         there = None
@@ -284,6 +319,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     # -- checks -------------------------------------------------------------------------------
 
     def _check_dtype(self, dtype: str) -> None:
+        if self._rows is not None:
+            # Of an exported model. Keras also traces models of the user's own class with floats,
+            # whatever they are called with, and its own layer casts these, too.
+            return
         if dtype != "string" and not dtype.startswith(("int", "uint")):
             raise self._refused(
                 f"was given ids of dtype {dtype}; expected integers or strings, say "

@@ -10,6 +10,7 @@ from typing import Any
 
 from pserver.updates.allowlist import AVERAGES
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError
+from worker.data import Array, Batch, map_arrays
 from worker.loader import UserCodeFailed, load_job
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
@@ -39,17 +40,22 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
 def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> None:
     """See :func:`export_main`.
 
-    Where the optimizer keeps moving averages of the parameters, they are what is exported, as
-    Keras does at the end of ``fit``.
+    Embedding tables are exported whole: as Keras's own Embedding in a Keras file, and as variables
+    of a SavedModel. Where the optimizer keeps moving averages of the parameters, they are what is
+    exported, as Keras does at the end of ``fit``.
 
     Raises:
         InvalidJob: the job cannot be built, or the checkpoint is of another model.
         CheckpointError: the checkpoint cannot be read.
         InvalidArgument: ``to`` is no form that can be written, or is there already.
     """
+    import keras
+
     from psrpc.checkpoint import load_variables
     from psrpc.manifest import read_manifest
+    from worker.embedding import holding
     from worker.replica import Replica
+    from worker.table_export import plain_keras, whole_tables
 
     kind = save_name(to)
     target = Path(to)
@@ -60,14 +66,22 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     if not target.parent.is_dir():
         raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
     # Before the first update there are no averages yet, only the zeros they start from.
-    averages = AVERAGES if read_manifest(checkpoint).global_step else None
-    values = load_variables(checkpoint, prefer_slot=averages)
-    replica = Replica(load_job(job, settings).job)
+    manifest = read_manifest(checkpoint)
+    averages = AVERAGES if manifest.global_step else None
+    values = dict(load_variables(checkpoint, prefer_slot=averages))
+    tables = whole_tables(checkpoint, manifest)
+    # A SavedModel has what our layers do; Keras's files have Keras's layers.
+    with holding(tables if kind == "saved_model" else {}) as held:
+        replica = Replica(load_job(job, settings).job)
+    values |= {layer.embeddings.path: layer.get_weights()[0] for layer in held}
     try:
         replica.assign(values)
     except InvalidArgument as error:
         raise InvalidJob(f"{checkpoint} does not fit the model of {job}: {error}") from None
-    save = _saver(replica.model, kind, to)
+    model = replica.model
+    if tables and kind != "saved_model" and isinstance(model, keras.Model):
+        model = plain_keras(model, tables, to)
+    save = _saver(model, kind, to, _signature(replica.example) if tables else None)
     # Whole or not at all: written beside its place and moved there.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
         written = Path(folder) / target.name
@@ -87,7 +101,19 @@ def save_name(to: str) -> str:
     raise InvalidArgument(f"--to {to}: expected {FORMS}")
 
 
-def _saver(model: Any, kind: str, to: str) -> Callable[[Path], Any]:
+def _signature(example: Batch) -> list[Any]:
+    """What a model is called with. Keras takes the inputs of a model of the user's own class for
+    floats, which ids are not."""
+    import tensorflow as tf
+
+    def spec(array: Array) -> tf.TensorSpec:
+        tensor = tf.convert_to_tensor(array)
+        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+    return [map_arrays(spec, example[0])]
+
+
+def _saver(model: Any, kind: str, to: str, signature: list[Any] | None) -> Callable[[Path], Any]:
     import keras
     import tensorflow as tf
 
@@ -96,10 +122,20 @@ def _saver(model: Any, kind: str, to: str) -> Callable[[Path], Any]:
             return lambda path: model.save_weights(path)
         if kind == "keras":
             return lambda path: model.save(path)
-        return lambda path: model.export(str(path), verbose=False)
+        # Models that say what their inputs are know best.
+        own = {} if signature is None or _says_inputs(model) else {"input_signature": signature}
+        return lambda path: model.export(str(path), verbose=False, **own)
     if kind != "saved_model":
         raise InvalidArgument(
             f"--to {to} is a Keras file, but the model is a tf.Module; give a directory (with / at "
             "its end) for a SavedModel"
         )
     return lambda path: tf.saved_model.save(model, str(path))
+
+
+def _says_inputs(model: Any) -> bool:
+    """Whether it is a functional or a sequential model."""
+    try:
+        return bool(model.inputs)
+    except (AttributeError, ValueError):
+        return False
