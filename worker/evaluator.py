@@ -17,13 +17,14 @@ from worker.build import build_metrics
 from worker.compute import with_ids
 from worker.data import Batch, check_count
 from worker.devices import Device
-from worker.flat import StepInput, split_arenas, table_specs
+from worker.flat import StepInput, split_arenas
 from worker.gradient_source import Pull
 from worker.keras_step import KerasStep
 from worker.loader import user_code
 from worker.lookups import FetchedRows, NoRows
 from worker.module_step import ModuleStep
 from worker.replica import Replica
+from worker.row_gradients import table_specs
 from worker.row_sets import ReceivedRows, RowSets
 from worker.trace import TRACING, Trace
 

@@ -26,6 +26,7 @@ from worker.devices import Device
 from worker.id_finder import FoundIds
 from worker.layout import Layout, Span
 from worker.lookups import FetchedRows, LookUps
+from worker.row_gradients import row_gradients, table_specs
 from worker.rows import RowsNeeded
 from worker.trace import TRACING, Trace
 
@@ -271,30 +272,6 @@ def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
     """A float64 that is finite only if all of ``buffers`` are: half of their sum of squares. One
     pass over memory, instead of a look at each element."""
     return tf.add_n([tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers])
-
-
-def table_specs(plan: Plan, ids: FoundIds) -> tuple[tuple[tf.TensorSpec, ...], ...]:
-    """Of the places of each call, and of the rows of each table, as a step is traced for them."""
-    return (
-        tuple(tf.TensorSpec(shape, tf.int32) for shape in ids.shapes),
-        tuple(tf.TensorSpec([None, table.width], tf.float32) for table in plan.tables),
-    )
-
-
-def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> list[tf.Tensor]:
-    """The gradients of the rows of each table, dense, those of ids that came twice summed up."""
-    gradients = []
-    for table, rows, change in zip(plan.tables, tables.rows, changes, strict=True):
-        if isinstance(change, tf.IndexedSlices):
-            # In the order of the batch, whatever the number of threads.
-            change = tf.math.unsorted_segment_sum(change.values, change.indices, tf.shape(rows)[0])
-        elif change is None:
-            raise InvalidJob(
-                f"the loss does not depend on table {table.name!r} for this batch, but did when "
-                "the job was described; let it always do so"
-            )
-        gradients.append(change)
-    return gradients
 
 
 def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:

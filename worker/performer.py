@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Any
 
@@ -46,6 +46,7 @@ from worker.actions import (
 from worker.conduct import batch_id, conduct, drive
 from worker.gradient_source import GradientSource
 from worker.router import Router
+from worker.row_fetcher import RowFetcher
 from worker.row_sets import ReceivedRows
 from worker.standing import TICK_S, Standing
 from worker.step_times import StepTimes
@@ -97,17 +98,15 @@ class Performer:
         self._joined = ExitStack()
         self._router: Router | None = None
         self._ahead: ThreadPoolExecutor | None = None
-        self._fetch: ThreadPoolExecutor | None = None
+        self._rows: RowFetcher | None = None
         # The lease that was asked for ahead of time, and whether its batches are expected.
         self._following: Future[pb.Lease] | None = None
         self._expected = False
         self._gradients: tuple[Gradient, ...] = ()
         self._row_gradients: Sequence[Mapping[int, Rows]] = ()
-        self._tables = False
         # The round whose values were received last; None is the newest.
         self._round: int | None = None
-        # Rows that have come for a batch that was not computed yet; and those of the gradient.
-        self._rows: tuple[BatchId, ReceivedRows] | None = None
+        # What the gradient was computed from.
         self._used: ReceivedRows | None = None
         self._stepping = False
         self._perform: dict[type[Action], Callable[[Any], object]] = {
@@ -165,8 +164,7 @@ class Performer:
         cluster = self._standing.get_cluster()
         plan = Plan.from_json(cluster.plan)
         # Anew each time: a shard that was given up may still use the last one.
-        self._tables = bool(plan.tables)
-        rows_nbytes = self._source.rows_nbytes(plan) if self._tables else 0
+        rows_nbytes = self._source.rows_nbytes(plan) if plan.tables else 0
         workspace = self._joined.enter_context(
             closing(Workspace(plan, self._source.wire, self._shm, rows_nbytes))
         )
@@ -175,8 +173,14 @@ class Performer:
         self._source.prepare(plan, workspace)
         self._router = self._joined.enter_context(Router(cluster, plan, self._standing, workspace))
         self._ahead = ThreadPoolExecutor(1, "lease")
-        if self._tables and self._prefetch_rows:
-            self._fetch = ThreadPoolExecutor(1, "rows")
+        self._rows = self._joined.enter_context(
+            RowFetcher(
+                self._source,
+                self._router,
+                tables=bool(plan.tables),
+                prefetch=self._prefetch_rows,
+            )
+        )
 
     def _rejoin(self, action: Rejoin) -> None:
         log.info("joining again", reason=action.reason)
@@ -191,11 +195,8 @@ class Performer:
         """Drops all that belongs to what was joined."""
         if self._ahead is not None:
             self._ahead.shutdown(wait=finish)
-        if self._fetch is not None:
-            self._fetch.shutdown()
-        self._ahead = self._fetch = self._following = self._router = None
+        self._ahead = self._following = self._router = self._rows = None
         self._drop_gradients()
-        self._rows = None
         self._stepping = False
         self._joined.close()
         if self._built:
@@ -255,7 +256,7 @@ class Performer:
     def _first_of_next(self) -> BatchId | None:
         """The batch that the next task begins with, if that is known."""
         following = self._following
-        if not self._tables or following is None or not following.done():
+        if following is None or not following.done():
             return None
         if following.exception() is not None or not following.result().train.batches:
             return None
@@ -285,6 +286,11 @@ class Performer:
         assert self._router is not None  # conduct has joined
         return self._router
 
+    @property
+    def _fetcher(self) -> RowFetcher:
+        assert self._rows is not None  # conduct has joined
+        return self._rows
+
     # -- steps --------------------------------------------------------------------------------
 
     def _pull(self, action: Pull) -> None:
@@ -297,44 +303,19 @@ class Performer:
         self._times.took("pull")
 
     def _receive(self, action: Pull) -> None:
-        rows = self._ahead_rows(action.batch)
+        fetcher = self._fetcher
+        # Whatever has come before is older.
+        fetcher.drop()
+        rows = fetcher.ahead(action.batch)
         try:
             # The spare set holds anything until the pull has succeeded.
             self._shards.pull(action.round, self._source.spare, action.decision, rows=rows)
         except RoundPassed as passed:
             self._passed(passed)
             raise
-        self._keep_rows(action.batch, rows)
+        fetcher.came(action.batch, rows)
         self._round = action.round
         self._source.swap(self._shards.version)
-
-    def _ahead_rows(self, batch: BatchId | None) -> ReceivedRows | None:
-        """Where the rows of a batch to come are received, if it needs any and has been read: a
-        push or a pull is not to wait for data."""
-        if batch is None or not self._tables:
-            return None
-        given = self._source.ahead(batch)
-        return None if given is None else self._source.place(given)
-
-    def _keep_rows(self, batch: BatchId | None, rows: ReceivedRows | None) -> None:
-        self._rows = None if batch is None or rows is None else (batch, rows)
-
-    def _rows_of(self, batch: BatchId, given: object) -> ReceivedRows | None:
-        """The rows of ``batch``; received now if they have not come before."""
-        if not self._tables:
-            return None
-        kept, self._rows = self._rows, None
-        if kept is not None and kept[0] == batch:
-            return kept[1]
-        rows = self._source.place(given)
-        if rows is not None:
-            try:
-                self._shards.pull(self._round, None, rows=rows)
-            except RoundPassed as passed:
-                self._passed(passed)
-                raise
-            self._times.took("pull")
-        return rows
 
     def _compute(self, action: Compute) -> Computed:
         self._standing.check()
@@ -344,8 +325,8 @@ class Performer:
         times = self._times
         given = self._source.read(action.batch)
         times.took("data")
-        self._used = rows = self._rows_of(action.batch, given)
-        with self._prefetching(action.following):
+        rows = self._fetch_rows(action.batch, given)
+        with self._fetcher.prefetching(action.following):
             result = self._source.gradient(action.batch, given, rows)
         computed_s = times.took("compute")
         if self._slow_down > 1:
@@ -360,27 +341,21 @@ class Performer:
             self._row_gradients = result.rows
         return Computed(result.loss, result.finite)
 
-    @contextmanager
-    def _prefetching(self, following: BatchId | None) -> Iterator[None]:
-        """Receives rows for the batch ``following`` meanwhile, if that is asked for."""
-        rows = None if self._fetch is None else self._ahead_rows(following)
-        if rows is None or self._fetch is None:
-            yield
-            return
-        # The router is this thread's again at the end.
-        fetched = self._fetch.submit(self._shards.pull, None, None, rows=rows)
+    def _fetch_rows(self, batch: BatchId, given: object) -> ReceivedRows | None:
+        """The rows of embedding tables that ``batch`` needs."""
         try:
-            yield
-        finally:
-            wait([fetched])
-        fetched.result()
-        self._keep_rows(following, rows)
+            self._used = self._fetcher.of(batch, given, self._round)
+        except RoundPassed as passed:
+            self._passed(passed)
+            raise
+        if self._used is not None:
+            self._times.took("pull")
+        return self._used
 
     def _push_pull(self, action: PushPull) -> Pushed:
         gradients = None if action.skip else self._gradients
         following = action.following or self._first_of_next()
-        # Rows that were prefetched are there already.
-        rows = self._ahead_rows(following) if self._rows is None else None
+        rows = self._fetcher.ahead(following)
         results = self._shards.push_pull(
             action.batch,
             action.attempt,
@@ -390,8 +365,7 @@ class Performer:
             bases=self._shards.bases(self._used),
             following=rows,
         )
-        if rows is not None:
-            self._keep_rows(following, rows)
+        self._fetcher.came(following, rows)
         self._round = None
         self._source.swap(self._shards.version)
         return self._pushed(results, max([result.staleness for result in results]))
