@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -16,6 +16,7 @@ from coordinator.description import JobDescription
 from coordinator.saving import CHECKPOINTS
 from coordinator.stopping import STOPPED
 from pserver.engine import ShardEngine
+from pserver.tables.tables import Tables
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
@@ -45,6 +46,9 @@ BEST = {"metric": "loss", "lower": False}
 HOPELESS = "no checkpoint"
 """How a job has ended that cannot be resumed."""
 
+TOGETHER = "checkpoints that rotted together"
+"""What is counted when a file rots that several are linked to."""
+
 LIVENESS_S = 300.0
 """The job must have ended so long after the last fault."""
 
@@ -62,6 +66,16 @@ class Life(Protocol):
 
     def terminate(self) -> None:
         """SIGTERM."""
+
+
+class FinalPart(NamedTuple):
+    """What a shard holds at the end; ``name`` is of its process."""
+
+    name: str
+    shard: int
+    values: npt.NDArray[Any]
+    velocity: npt.NDArray[Any] | None
+    tables: Tables
 
 
 class Cluster:
@@ -188,8 +202,8 @@ class Cluster:
             if life.engine._held.standing.generation == generation:
                 yield repr(life.process), life.engine
 
-    def final_parts(self) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[Any] | None]]:
-        """Parameters and velocity of every shard that is there at the end."""
+    def final_parts(self) -> Iterator[FinalPart]:
+        """Of every shard that is there at the end."""
         for life in self.lives.values():
             if not isinstance(life, Shard) or not life.process.alive:
                 continue
@@ -199,7 +213,13 @@ class Cluster:
                 velocity = None
                 if self.options.momentum:
                     velocity = life.updates.slots().elements[SLOT][ARENA]
-                yield repr(life.process), life.updates.snapshot()[ARENA], velocity
+                yield FinalPart(
+                    repr(life.process),
+                    life.index,
+                    life.updates.snapshot()[ARENA],
+                    velocity,
+                    life.engine._held.tables,
+                )
 
     def _describe(self) -> JobDescription:
         options = self.options
@@ -215,6 +235,7 @@ class Cluster:
                 {"name": v.name, "shape": list(v.shape), "dtype": v.dtype, "role": v.role}
                 for v in self.witness.plan.variables
             ],
+            tables=[table.to_json() for table in self.witness.plan.tables],
             optimizer=optimizer(options.momentum),
             checkpoint_every=options.checkpoint_every,
             keep_checkpoints=options.keep_checkpoints,
@@ -265,8 +286,11 @@ class Cluster:
         if not everybody or self.faults.over:
             return
         process = self.random.choice(everybody)
-        if kind == "rot" and not self.disk.rot(RUN_DIR / CHECKPOINTS):
-            return
+        if kind == "rot":
+            rotten = self.disk.rot(RUN_DIR / CHECKPOINTS)
+            if not rotten:
+                return
+            self.counts[TOGETHER] += rotten > 1
         self.faults.fired[kind] += 1
         self.schedule.trace(kind, process)
         match kind:

@@ -1,4 +1,4 @@
-"""An update engine that counts batches whatever they weigh."""
+"""An update engine and tables that count batches whatever they weigh."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.plan import Plan
+from psrpc.tables import Ids, Rows
+from tests.sim.table_witness import COLUMNS, RARE, SEEN
 from tests.sim.witness import ARENA
 
 NDArray = npt.NDArray[Any]
@@ -31,3 +34,28 @@ class CountingEngine(NumpyEngine):
             witness = gradients[ARENA][: self._rows]
             np.copyto(witness, np.float32(-1.0 / rate_scale), where=witness != 0)
         super().apply(gradients, rate_scale)
+
+
+class CountingTables(Tables):
+    """The real ones; but an update adds to a row of ``seen`` how many records it stands for, and 1
+    to that of ``rare``, whatever weights and rate it comes with."""
+
+    def __init__(self, plan: Plan, shard: int, own: Ids) -> None:
+        """``own`` are the ids of ``seen`` that stand for one record."""
+        super().__init__(plan, shard)
+        self._own = np.sort(own)
+
+    def apply(
+        self, rows: Mapping[int, Rows], rate_scale: float, iterations: int, version: int
+    ) -> None:
+        """See :class:`pserver.tables.tables.Tables`."""
+        counted = dict(rows)
+        if SEEN in rows:
+            ids, values = rows[SEEN].ids, rows[SEEN].values
+            one = np.abs(values[np.isin(ids, self._own), 0]).max()
+            counts = np.rint(values[:, :1] / one)
+            counted[SEEN] = Rows(ids, counts * (COLUMNS / np.float32(rate_scale)))
+        if RARE in rows:
+            ids = rows[RARE].ids
+            counted[RARE] = Rows(ids, np.full((len(ids), 1), -1.0 / rate_scale, np.float32))
+        super().apply(counted, rate_scale, iterations, version)

@@ -18,11 +18,13 @@ FULL_S = (0.05, 8.0)
 
 
 class File:
-    """``lasts`` once its bytes were synced."""
+    """``lasts`` once its bytes were synced; ``rotten`` once some have changed by themselves. It may
+    have several names."""
 
     def __init__(self, writer: str) -> None:
         self.data = b""
         self.lasts = False
+        self.rotten = False
         self.writer = writer
 
 
@@ -89,32 +91,38 @@ class Disk:
         self.faults = faults
         self.root = Directory()
         self.full_until = -1.0
-        self._rotten: set[str] = set()
 
     def lose(self, writers: set[str]) -> None:
         """The machines of these processes lose power."""
         if self.root.lose(writers, self.random):
             self.faults.fired["writes lost"] += 1
 
-    def rot(self, checkpoints: PurePath) -> bool:
-        """A bit flips in a file of the newest checkpoint, if there is an older one; whether."""
+    def rot(self, checkpoints: PurePath) -> int:
+        """A bit flips in a file of the newest checkpoint, and so in all others that it is linked
+        into, if there is another one that stays good; in how many it did."""
         try:
             names = self.directory(checkpoints).names
         except OSError:
-            return False
-        found = sorted((name for name in names if not name.startswith(".")), key=_age)
-        if len(found) < 2 or found[-1] in self._rotten or found[-2] in self._rotten:
-            return False
-        self._rotten.add(found[-1])
-        newest = names[found[-1]]
-        assert isinstance(newest, Directory)
-        name = self.random.choice(sorted(newest.names))
-        file = newest.names[name]
+            return 0
+        held = []
+        for name in sorted((name for name in names if not name.startswith(".")), key=_age):
+            directory = names[name]
+            assert isinstance(directory, Directory)
+            held.append([file for _, file in sorted(directory.names.items())])
+        if not held or _rotten(held[-1]):
+            return 0
+        file = self.random.choice(held[-1])
         assert isinstance(file, File)
+        with_it = [files for files in held if file in files]
+        # What a job can go on from then is the one before those that have it.
+        before = held[: -len(with_it)]
+        if not before or _rotten(before[-1]):
+            return 0
+        file.rotten = True
         at = self.random.randrange(len(file.data))
         flipped = file.data[at] ^ 1 << self.random.randrange(8)
         file.data = file.data[:at] + bytes([flipped]) + file.data[at + 1 :]
-        return True
+        return len(with_it)
 
     def lacking(self, path: PurePath) -> str:
         """What of a directory a power cut would take away, in words; empty if nothing."""
@@ -281,6 +289,10 @@ def _age(checkpoint: str) -> tuple[int, str]:
     """Checkpoints are ordered by generation, then by step."""
     step, _, generation = checkpoint.partition(".g")
     return int(generation or 1), step
+
+
+def _rotten(files: Iterable[File | Directory]) -> bool:
+    return any(isinstance(file, File) and file.rotten for file in files)
 
 
 def _apply(names: dict[str, File | Directory], change: dict[str, File | Directory | None]) -> None:

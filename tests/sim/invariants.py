@@ -19,6 +19,8 @@ from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.policy_book import PolicyBook
 from tests.sim.schedule import Process
+from tests.sim.table_book import TableBook
+from tests.sim.table_witness import Contents
 from tests.sim.witness import ARENA
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Invariants:
         self._witness = cluster.witness
         self._options = cluster.options
         self.policies = PolicyBook(cluster, self._fail)
+        self.tables = TableBook(cluster, self._fail)
         self._shards: dict[str, tuple[int, int, int]] = {}
         self._workers: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._leases: dict[int, tuple[str, str]] = {}
@@ -94,6 +97,14 @@ class Invariants:
             applied,
             slots.iterations,
         )
+        self.tables.check_held(
+            name,
+            shard.index,
+            engine._held.tables,
+            updates.snapshot()[ARENA],
+            self._witness.expected(applied),
+            slots.iterations,
+        )
         if begun and engine.identity.settings.rounds:
             # A checkpoint of an async time holds other batches on one shard than on another.
             stands = (standing.version, applied if self._options.alike else None)
@@ -104,16 +115,14 @@ class Invariants:
                     f" {there}"
                 )
 
-    def check_snapshot(self, shard: Shard, snapshot: Snapshot) -> None:
-        """A cut agrees on parameters, slots and applied-set."""
-        slots = snapshot.slots
-        self._agree(
-            f"a snapshot of {shard.process}",
-            snapshot.values.arrays[ARENA],
-            slots.elements[SLOT][ARENA] if self._options.momentum else None,
-            list(snapshot.applied),
-            slots.iterations,
-        )
+    def check_snapshot(self, shard: Shard, snapshot: Snapshot) -> tuple[Contents, ...] | None:
+        """A cut agrees on parameters, slots, applied-set and rows; returns the rows."""
+        slots, part = snapshot.slots, snapshot.values.arrays[ARENA]
+        who, applied = f"a snapshot of {shard.process}", list(snapshot.applied)
+        velocity = slots.elements[SLOT][ARENA] if self._options.momentum else None
+        self._agree(who, part, velocity, applied, slots.iterations)
+        trained = self._witness.expected(applied)
+        return self.tables.check_cut(who, shard.index, snapshot, part, trained)
 
     def _agree(
         self, who: str, part: NDArray, velocity: NDArray | None, applied: list[Any], updates: int
@@ -265,6 +274,7 @@ class Invariants:
             lacking = self._cluster.disk.lacking(RUN_DIR / name)
             if lacking:
                 self._fail(f"{name} is said to be committed, and {lacking} would not last")
+            self.tables.check_committed(name)
 
     def check_end(self) -> None:
         """The job is done: every batch is in every shard, once; sync runs have the bits that
@@ -272,12 +282,14 @@ class Invariants:
         witness, options = self._witness, self._options
         final = witness.final() if options.known and options.policy.rounds else None
         whole = witness.whole()
-        for name, part, velocity in self._cluster.final_parts():
+        for name, shard, part, velocity, tables in self._cluster.final_parts():
             found = witness.updates(part, velocity)
             if _differ(found, whole):
                 self._fail(f"{name} ends with {_counts(found)}; expected {_counts(whole)}")
+            self.tables.check_trained(name, shard, tables, part, whole)
             if final is not None:
-                bits, slots = final
+                bits, slots, rows = final
+                self.tables.check_bits(name, tables, rows[shard])
                 if part.tobytes() != bits.tobytes():
                     self._fail(f"{name} ends with other bits than without faults")
                 if velocity is not None and velocity.tobytes() != _bytes(slots):
@@ -299,6 +311,9 @@ class Invariants:
             sums = self._witness.updates(state.values[ARENA], velocity)
             if _differ(sums, whole):
                 self._fail(f"{found} holds {_counts(sums)} of shard {shard}; {_counts(whole)}")
+            if self._options.tables:
+                tables = self.tables.read(f"{CHECKPOINTS}/{found.name}", shard)
+                self.tables.check_trained(found, shard, tables, state.values[ARENA], whole)
 
     def _check_evaluated(self) -> None:
         """The final evaluation is there, and is of the final state."""
@@ -308,7 +323,7 @@ class Invariants:
         if values is None:
             self._fail(f"the final state is not evaluated, only {sorted(self._cluster.results)}")
         elif self._options.alike or not self._options.momentum:
-            parts = [part for _, part, _ in self._cluster.final_parts()]
+            parts = [final.values for final in self._cluster.final_parts()]
             loss = sum(float(part[: self._witness.rows].sum()) for part in parts)
             if len(parts) == self._options.shards and abs(values["loss"] - loss) > EXACT:
                 self._fail(f"the final evaluation is {values['loss']}; expected {loss}")

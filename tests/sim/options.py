@@ -24,7 +24,9 @@ class Options:
     Things go wrong for ``faults_s``, from when training begins, or with ``early`` from the start.
     ``patience_s`` is how long a worker waits for a shard; with ``shared_memory`` it joins anew
     after a call that had no answer. ``far`` has the processes that messages take long to, and how
-    long at most."""
+    long at most. The job has the first ``tables`` embedding tables of
+    ``tests.sim.table_witness``; with ``prefetch`` rows of a batch come while the one before it is
+    computed."""
 
     policy: Policy
     then: Policy | None
@@ -52,6 +54,8 @@ class Options:
     faults_s: float
     rates: Mapping[str, float]
     planned: Mapping[str, int]
+    tables: int = 0
+    prefetch: bool = False
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -74,6 +78,13 @@ class Options:
     def batch_records(self) -> int:
         """Records of a batch."""
         return self.batch_size * self.local_steps
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that the table ``recent`` may have, over all shards: as many as one update of any
+        policy has, and one more."""
+        most = max(policy.open or 1 for policy in self.policies)
+        return self.shards * (most * self.batch_records + 1)
 
     @property
     def total_batches(self) -> int:
@@ -160,7 +171,18 @@ def draw(random: Random) -> Options:
         rates=rates,
         planned=planned,
     )
-    return _with_policies(random, options)
+    options = _with_policies(random, options)
+    # Last, so that everything else of a seed is as it was before there were tables.
+    return _with_tables(random, options)
+
+
+def _with_tables(random: Random, options: Options) -> Options:
+    """The same, maybe with embedding tables, which do not go with everything."""
+    if random.random() < 0.5 or options.local_steps > 1:
+        return options
+    if any(policy.delay_compensation for policy in options.policies):
+        return options
+    return replace(options, tables=random.choice((2, 4, 4)), prefetch=random.random() < 0.3)
 
 
 def _with_policies(random: Random, options: Options) -> Options:

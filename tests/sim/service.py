@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.assembly import Extent
-from pserver.requests import PullRequest
+from pserver.requests import PullRequest, RowsRequest
+from pserver.table_ids import TableIds
 from psrpc.errors import NotReady, PsError
 from psrpc.plan import Plan
 from tests.sim.network import Respond
@@ -27,10 +28,20 @@ PATIENCE_S = 54.0
 
 
 @dataclass(frozen=True, slots=True)
+class Tensors:
+    """What follows the header of an ``Initialize`` or a push: values or a gradient, the gradients
+    of the rows that the header names, and the ids of rows that a ``PushPull`` wants."""
+
+    arena: NDArray | None
+    rows: tuple[NDArray, ...] = ()
+    wanted: TableIds = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
 
-    gradient: NDArray | None
+    tensors: Tensors
     meanwhile: Callable[[], object]
 
     def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
@@ -50,8 +61,10 @@ class Sent:
     ) -> None:
         """See :class:`pserver.arrival.Arrival`."""
         self.meanwhile()
-        if self.gradient is not None:
-            np.copyto(into[ARENA], self.gradient.view(into[ARENA].dtype))
+        if self.tensors.arena is not None:
+            np.copyto(into[ARENA], self.tensors.arena.view(into[ARENA].dtype))
+        for array, given in zip((rows or {}).values(), self.tensors.rows, strict=True):
+            np.copyto(array, given)
 
 
 @dataclass(slots=True)
@@ -88,8 +101,8 @@ class Service:
                     return
                 answer = engine.pull(request, 0.0)
             else:
-                header, gradient = request
-                sent = Sent(gradient, self.meanwhile)
+                header, tensors = request
+                sent = Sent(tensors, self.meanwhile)
                 if method == "Initialize":
                     answer = engine.initialize(header, sent, 0.0)
                 elif method == "Push":
@@ -97,7 +110,8 @@ class Service:
                     self._cluster.invariants.check_accepted(self._shard, header, answer)
                 else:
                     assert method == "PushPull"
-                    answer = engine.push_pull(header, sent, 0.0, "plain")
+                    wanted = RowsRequest(tensors.wanted) if tensors.wanted else None
+                    answer = engine.push_pull(header, sent, 0.0, "plain", wanted)
                     self._cluster.invariants.check_accepted(self._shard, header, answer[0])
         except PsError as error:
             self.changed()

@@ -32,12 +32,13 @@ from psrpc.errors import (
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
-from tests.sim.counting import CountingEngine
+from tests.sim.counting import CountingEngine, CountingTables
 from tests.sim.disk import View
 from tests.sim.place import CALL_S, COORDINATOR
 from tests.sim.schedule import Effect, Process, Signal, Steps
 from tests.sim.service import Service
 from tests.sim.stream import Stream
+from tests.sim.table_witness import Contents
 from tests.sim.writer import Writer
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ class Shard:
             self.updates = CountingEngine(optimizer, plan, self.index, rows)
         clock = self._schedule.clock
         self.engine = ShardEngine(identity, plan, self.updates, self._writer, clock)
+        if not self._cluster.options.known:
+            own = self._cluster.witness.tables.ids[self.index].own
+            self.engine._held.tables = CountingTables(plan, self.index, own)
         self.process.spawn(self._writer.run())
         why: PsError | None = yield from self._follow(self.engine)
         return why
@@ -280,13 +284,18 @@ class Shard:
         assert self._writer is not None
         restored = self._writer.files.read(name)
         self._cluster.counts["shards restored"] += 1
-        return restored
+        tables = self._cluster.invariants.tables
+        return tables.watched(restored, name, self.index, self._storage)
 
     # -- snapshots ---------------------------------------------------------------------------
 
-    def cut(self, snapshot: Snapshot) -> None:
-        """A snapshot was taken."""
-        self._cluster.invariants.check_snapshot(self, snapshot)
+    def cut(self, snapshot: Snapshot) -> tuple[Contents, ...] | None:
+        """A snapshot was taken; returns the rows that are to be written with it."""
+        return self._cluster.invariants.check_snapshot(self, snapshot)
+
+    def written(self, report: pb.ReportSnapshotRequest, rows: tuple[Contents, ...] | None) -> None:
+        """It was written, or could not be."""
+        self._cluster.invariants.tables.written(report, rows)
 
     def report(self, request: pb.ReportSnapshotRequest) -> Steps:
         """Tells what came of it."""

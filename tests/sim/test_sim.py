@@ -17,6 +17,7 @@ import structlog
 from pserver.applied import AppliedSet
 from psrpc.batch import BatchId
 from psrpc.policy import SETTINGS
+from tests.sim.cluster import TOGETHER
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
@@ -90,6 +91,9 @@ def test_seeds_are_of_every_policy() -> None:
         sum(bool(one.changes) for one in options),
         sum(one.local_steps > 1 for one in options),
         sum(one.known for one in options),
+        sum(one.tables > 0 for one in options),
+        sum(one.tables > 0 and one.policy.rounds for one in options),
+        sum(one.prefetch for one in options),
     ):
         assert count > MANY / 20
 
@@ -109,6 +113,60 @@ def test_policies_change_while_things_go_wrong(ruled: bool) -> None:
         if changed["changes made"] >= 5:
             return
     pytest.fail("policies did not change")
+
+
+TABLES = (
+    "rows pulled with a push",
+    "rows pulled alone",
+    "rows prefetched",
+    "rows written whole",
+    "rows continued",
+    "rows restored",
+    "rows evicted",
+    "shard restarts",
+)
+
+
+@pytest.mark.slow
+def test_tables_go_through_all_that_there_is() -> None:
+    """Rows take every way, and come back from every kind of part."""
+    seen: Counter[str] = Counter()
+    for seed in range(200):
+        if draw(Random(seed)).tables:
+            verdict = run_seed(seed)
+            assert not verdict.failure, str(verdict)
+            seen += verdict.counts
+        if all(seen[what] >= 3 for what in TABLES):
+            return
+    pytest.fail(f"rows have not seen everything: {seen}")
+
+
+@pytest.mark.slow
+def test_checkpoints_that_share_parts_rot_together() -> None:
+    """And a job goes on from one that does not."""
+    rotten: Counter[str] = Counter()
+    for seed in range(300):
+        options = draw(Random(seed))
+        if not options.tables or options.total_batches < 8:
+            continue
+        options = replace(
+            options,
+            shards=1,
+            changes=(),
+            checkpoint_every=1,
+            keep_checkpoints=5,
+            batch_s=1.0,
+            rates={},
+            planned={"rot": 6, "crash": 3},
+            far={},
+            early=False,
+        )
+        verdict = run_options(seed, options)
+        assert not verdict.failure, str(verdict)
+        rotten += verdict.counts
+        if rotten[TOGETHER] >= 3 and rotten["fall-backs"] >= 3:
+            return
+    pytest.fail(f"parts did not rot: {rotten}")
 
 
 def test_a_seed_is_the_same_twice() -> None:
@@ -223,3 +281,28 @@ def test_a_rename_is_kept_whole_or_not_at_all() -> None:
         disk.lose({process.name})
         seen.add(tuple(disk.directory(RUN).names))
     assert seen == {("old",), ("new",)}
+
+
+def test_linked_files_rot_together_while_another_stays_good() -> None:
+    disk, view, process = _disk()
+    for step in range(3):
+        view.make_directory(RUN / f"step-{step}")
+    view.write(RUN / "step-0" / "a", [b"old"])
+    view.write(RUN / "step-1" / "a", [b"1"])
+    view.link(RUN / "step-1" / "a", RUN / "step-2" / "a")
+    assert disk.rot(RUN) == 2
+    damaged = view.open(RUN / "step-2" / "a").read()
+    assert damaged != b"1"
+    assert view.open(RUN / "step-1" / "a").read() == damaged
+    assert view.open(RUN / "step-0" / "a").read() == b"old"
+    assert disk.rot(RUN) == 0
+    disk.lose({process.name})
+
+
+def test_no_file_rots_that_all_checkpoints_have() -> None:
+    disk, view, _ = _disk()
+    for step in range(2):
+        view.make_directory(RUN / f"step-{step}")
+    view.write(RUN / "step-0" / "a", [b"1"])
+    view.link(RUN / "step-0" / "a", RUN / "step-1" / "a")
+    assert disk.rot(RUN) == 0

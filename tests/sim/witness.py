@@ -20,11 +20,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.staging import Part, weighted_mean
+from pserver.staging import Part, mean_rows, weighted_mean
+from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId, cut_batch
 from psrpc.plan import Plan, VariableSpec, make_plan
+from psrpc.tables import Rows
 from tests.sim.options import Options
+from tests.sim.table_witness import TableWitness, specs
 
 NDArray = npt.NDArray[Any]
 
@@ -45,7 +48,9 @@ def optimizer(momentum: bool) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def witness_plan(shards: int, records: int) -> Plan:
+def witness_plan(
+    shards: int, records: int, tables: int = 0, momentum: bool = False, most_rows: int = 1
+) -> Plan:
     """The same three variables on every shard, each of whole units. ``records`` are of all
     epochs."""
     rows = -(-records // UNIT) * UNIT
@@ -57,6 +62,7 @@ def witness_plan(shards: int, records: int) -> Plan:
         ],
         shards,
         "cut",
+        specs(tables, optimizer(momentum), UNIT, most_rows),
     )
 
 
@@ -65,7 +71,12 @@ class Witness:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.plan = witness_plan(options.shards, options.records * options.epochs)
+        self.records = records = options.records * options.epochs
+        """Of all epochs."""
+        self.plan = witness_plan(
+            options.shards, records, options.tables, options.momentum, options.most_rows
+        )
+        self.tables = TableWitness(self.plan, records, self.entries)
         self.batches = [
             cut_batch(epoch, index, options.records, options.batch_records)
             for epoch in range(options.epochs)
@@ -103,6 +114,13 @@ class Witness:
         plus *= scale
         np.negative(plus, out=gradient[self.rows + UNIT :])
         return gradient
+
+    def row_gradients(self, batch: BatchId, gradient: NDArray, shard: int) -> tuple[NDArray, ...]:
+        """Those of the tables' rows that belong to a shard's part of a gradient, see
+        :meth:`TableWitness.gradients`."""
+        plus = gradient[self.rows : self.rows + UNIT]
+        scale = self._scale(batch) if self.options.known else None
+        return self.tables.gradients(batch, shard, plus, scale)
 
     def entries(self, batch: BatchId) -> slice:
         """Where the records of a batch are in ``witness``."""
@@ -163,13 +181,15 @@ class Witness:
             )
         )
 
-    def final(self) -> tuple[NDArray, NDArray | None]:
-        """Sync: shard 0's parameters and velocity at the end, by the update engine alone."""
+    def final(self) -> tuple[NDArray, NDArray | None, list[Tables]]:
+        """Sync: shard 0's parameters and velocity at the end, and all shards' tables, by the update
+        engine alone."""
         options = self.options
         plan = witness_plan(1, options.records * options.epochs)
         engine = NumpyEngine(optimizer(options.momentum), plan, 0)
         engine.load({ARENA: np.zeros(plan.arenas[0].length, np.float32)})
         parameters = np.zeros(self.plan.arenas[0].length, np.float32)
+        tables = [Tables(self.plan, shard) for shard in range(options.shards)]
         for epoch in range(options.epochs):
             for first in range(0, options.batches, options.policy.open):
                 members = self._round_of(self.batches[epoch * options.batches + first])
@@ -177,11 +197,24 @@ class Witness:
                     continue
                 total = sum(batch.count for batch in members)
                 parts = []
+                rows: list[list[Part]] = [[] for _ in tables]
                 for batch in members:
                     gradient = self.gradient(batch, parameters, 0)
                     assert gradient is not None
-                    parts.append(Part(np.float32(batch.count / total), {ARENA: gradient}))
+                    weight = np.float32(batch.count / total)
+                    parts.append(Part(weight, {ARENA: gradient}))
+                    for shard, mine in enumerate(rows):
+                        mine.append(Part(weight, {}, self._rows(batch, gradient, shard)))
+                updates = engine.slots().iterations
+                for own, mine in zip(tables, rows, strict=True):
+                    own.apply(mean_rows(tuple(mine)), 1.0, updates, updates + 1)
                 engine.apply(weighted_mean(tuple(parts)))
                 self.shard_part(parameters, 0)[:] = engine.snapshot()[ARENA]
         slots = engine.slots().elements
-        return engine.snapshot()[ARENA], slots["momentums"][ARENA] if options.momentum else None
+        velocity = slots["momentums"][ARENA] if options.momentum else None
+        return engine.snapshot()[ARENA], velocity, tables
+
+    def _rows(self, batch: BatchId, gradient: NDArray, shard: int) -> dict[int, Rows]:
+        values = self.row_gradients(batch, gradient, shard)
+        wanted = self.tables.wanted(batch, shard)
+        return {table: Rows(ids, v) for (table, ids), v in zip(wanted, values, strict=True)}

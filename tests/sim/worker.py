@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,17 +13,20 @@ from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.requests import InitializeRequest, PullRequest, PushRequest, PushResult, Values
 from pserver.staging import Attempt
+from pserver.table_ids import row_extents
 from pserver.wire import from_decision
 from psrpc.batch import BatchId
 from psrpc.errors import DeadlinePassed, NotReady, PsError, Unreachable
 from psrpc.retry import RetryPolicy
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import CALL_S, COORDINATOR, POLL_S, SHA
+from tests.sim.received_rows import ReceivedRows
 from tests.sim.router import Router
 from tests.sim.schedule import Effect, Process, Schedule, Signal, Steps
-from tests.sim.witness import ARENA
+from tests.sim.service import Tensors
+from tests.sim.witness import ARENA, NDArray
 from worker import actions as does
-from worker.conduct import conduct
+from worker.conduct import batch_id, conduct
 from worker.ending import Stopped
 from worker.membership import Membership
 from worker.performer import POLL_S as POLL_PAUSE_S
@@ -48,6 +52,11 @@ class Worker:
         self._parameters = self._witness.initial()
         self._versions = [0] * cluster.options.shards
         self._batch: BatchId | None = None
+        self._round: int | None = None
+        """Of what was pulled last; None is the newest."""
+        self._rows = ReceivedRows(cluster, process)
+        self._bases: tuple[int, ...] = ()
+        """The versions that the gradient is computed from."""
         self._ahead: _Ahead | None = None
         self._doing = ""
         self._due = Signal(cluster.schedule)
@@ -125,6 +134,7 @@ class Worker:
                     while self._ahead.result is None:
                         yield self._ahead.signal.wait()
                 self._ahead = None
+                self._rows.drop()
                 member.rejoins()
                 yield self._schedule.sleep(PAUSE_S)
                 member.check()
@@ -140,8 +150,7 @@ class Worker:
             case does.Pull():
                 yield from self._pull(action)
             case does.Compute():
-                yield self._schedule.sleep(self._cluster.options.batch_s)
-                self._batch = action.batch
+                yield from self._compute(action)
                 finite = action.batch not in self._witness.skipped
                 answer = does.Computed(1.0 if finite else float("nan"), finite)
             case does.PushPull() | does.Push():
@@ -223,24 +232,68 @@ class Worker:
     def _pull(self, action: does.Pull) -> Steps:
         decision = None if action.decision is None else from_decision(action.decision)
         requests = [
-            PullRequest(fence, self._membership.worker, action.round, decision)
-            for fence in self._fences
+            PullRequest(fence, self._membership.worker, action.round, decision, rows=rows)
+            for fence, rows in zip(self._fences, self._rows.wanted(action.batch), strict=True)
         ]
         answers, _ = yield from self._call_all("Pull", requests)
-        self._receive(answers)
+        self._round = action.round
+        self._rows.drop()
+        self._receive(answers, action.batch)
         self._cluster.invariants.check_pull(self, self._parameters, action.round)
 
-    def _receive(self, answers: Sequence[Values]) -> None:
+    def _receive(self, answers: Sequence[Values], batch: BatchId | None) -> None:
+        """Takes over parameters, and rows of ``batch`` if there is one."""
         generation = self._membership.generation
         for shard, values in enumerate(answers):
             self._cluster.invariants.check_values(self, values, generation)
             np.copyto(self._witness.shard_part(self._parameters, shard), values.arrays[ARENA])
             self._versions[shard] = values.version
         self._cluster.invariants.check_worker(self, generation, tuple(self._versions))
+        if batch is not None:
+            self._rows.receive(batch, answers, self._parameters, self._versions)
+
+    def _pull_rows(self, batch: BatchId) -> Steps:
+        """Rows alone, of the same round or the newest."""
+        worker = self._membership.worker
+        requests = [
+            PullRequest(fence, worker, self._round, rows=rows, rows_only=True)
+            for fence, rows in zip(self._fences, self._rows.wanted(batch), strict=True)
+        ]
+        answers, _ = yield from self._call_all("Pull", requests)
+        self._cluster.counts["rows pulled alone"] += 1
+        for values in answers:
+            self._cluster.invariants.check_values(self, values, self._membership.generation)
+        self._rows.receive(batch, answers, self._parameters, self._versions)
+
+    def _compute(self, action: does.Compute) -> Steps:
+        options = self._cluster.options
+        self._bases = tuple(self._versions)
+        if options.tables:
+            if not self._rows.has(action.batch):
+                yield from self._pull_rows(action.batch)
+            self._bases = tuple(map(min, self._versions, self._rows.take()))
+        self._batch = action.batch
+        if options.tables and options.prefetch and action.following is not None:
+            yield from self._pull_rows(action.following)
+            self._cluster.counts["rows prefetched"] += 1
+        yield self._schedule.sleep(options.batch_s)
+
+    def _following(self, action: does.PushPull) -> BatchId | None:
+        """The batch whose rows come with a push, if they have not come before."""
+        if not self._cluster.options.tables or not self._rows.none:
+            return None
+        ahead = None if self._ahead is None else self._ahead.result
+        if action.following is None and isinstance(ahead, pb.Lease) and ahead.train.batches:
+            return batch_id(ahead.train.batches[0].batch)
+        return action.following
+
+    # -- gradients -----------------------------------------------------------------------------
 
     def _push(self, action: does.Push | does.PushPull) -> Steps:
         assert action.batch == self._batch
         requests = []
+        following = self._following(action) if isinstance(action, does.PushPull) else None
+        wanted = self._rows.wanted(following)
         for shard, fence in enumerate(self._fences):
             part = self._witness.shard_part(self._parameters, shard)
             self._cluster.invariants.policies.check_fresh(self.process, action.attempt, part)
@@ -250,18 +303,27 @@ class Worker:
                 fence=fence,
                 worker=self._membership.worker,
                 attempt=Attempt(action.batch, action.attempt),
-                base_version=self._versions[shard],
+                base_version=self._bases[shard],
                 examples=action.batch.count,
                 skipped=action.skip,
                 extents=() if gradient is None else (Extent(0, gradient.nbytes, "plain"),),
             )
-            requests.append((header, gradient))
+            rows: tuple[NDArray, ...] = ()
+            if gradient is not None and self._cluster.options.tables:
+                ids = self._witness.tables.wanted(action.batch, shard)
+                extents = (*header.extents, *row_extents(self._witness.plan, ids))
+                header = replace(header, extents=extents, rows=ids)
+                rows = self._witness.row_gradients(action.batch, gradient, shard)
+            requests.append((header, Tensors(gradient, rows, wanted[shard])))
         method = type(action).__name__
         answers, asked_again = yield from self._call_all(method, requests)
         results: list[PushResult] = answers
         if isinstance(action, does.PushPull):
             results = [result for result, _ in answers]
-            self._receive([values for _, values in answers])
+            self._round = None
+            if following is not None:
+                self._cluster.counts["rows pulled with a push"] += 1
+            self._receive([values for _, values in answers], following)
             self._cluster.invariants.check_pull(self, self._parameters, None)
         return does.Pushed(
             max(result.staleness for result in results),
@@ -276,17 +338,20 @@ class Worker:
         for shard, fence in enumerate(self._fences):
             part = self._witness.shard_part(values, shard)
             header = InitializeRequest(fence, (Extent(0, part.nbytes, "plain"),))
-            requests.append((header, part))
+            requests.append((header, Tensors(part)))
         yield from self._call_all("Initialize", requests)
 
     def _evaluate(self, task: pb.EvaluateTask) -> Steps:
+        worker, every = self._membership.worker, self._rows.every()
         requests = [
-            PullRequest(fence, self._membership.worker, task.snapshot) for fence in self._fences
+            PullRequest(fence, worker, task.snapshot, rows=rows)
+            for fence, rows in zip(self._fences, every, strict=True)
         ]
         answers, _ = yield from self._call_all("Pull", requests)
         parameters = self._witness.initial()
         for shard, values in enumerate(answers):
             np.copyto(self._witness.shard_part(parameters, shard), values.arrays[ARENA])
+            self._rows.check(shard, every[shard], values, parameters)
         self._cluster.invariants.check_pull(self, parameters, task.snapshot)
         yield self._schedule.sleep(self._cluster.options.batch_s)
         records = task.stop - task.start

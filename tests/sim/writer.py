@@ -8,6 +8,7 @@ from pserver.requests import Snapshot, SnapshotOrder
 from pserver.snapshots import SnapshotFiles, SnapshotWriter
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.schedule import Signal, Steps
+from tests.sim.table_witness import Contents
 
 if TYPE_CHECKING:
     from tests.sim.shard import Shard
@@ -21,6 +22,7 @@ class Writer(SnapshotWriter):
 
     def __init__(self, files: SnapshotFiles, shard: Shard) -> None:
         self._outgoing: list[pb.ReportSnapshotRequest] = []
+        self._cuts: dict[str, tuple[Contents, ...] | None] = {}
         super().__init__(files, self._outgoing.append)
         self.files = files
         self._shard = shard
@@ -28,7 +30,7 @@ class Writer(SnapshotWriter):
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
-        self._shard.cut(snapshot)
+        self._cuts[order.name] = self._shard.cut(snapshot)
         super().taken(order, snapshot)
 
     def _put(self, work: Any) -> None:
@@ -46,6 +48,7 @@ class Writer(SnapshotWriter):
             if work.snapshot is not None:
                 yield schedule.sleep(schedule.random.uniform(*WRITE_S))
                 report = self.files.write(work.order, work.snapshot)
+                self._shard.written(report, self._cuts[work.order.name])
                 self._held -= 1
             self._tell(report)
             while self._outgoing:
