@@ -192,7 +192,18 @@ def test_rows_that_are_prefetched_are_a_step_older_and_say_so(
         assert reported == {1: 0, 2: 1, 3: 1}
 
 
-def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot() -> None:
+def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone: list[object] = []
+
+    def watched(router: Router, source: Any, into: Any, *others: Any, **rows: Any) -> None:
+        if into is None:
+            alone.append(source)
+        pull(router, source, into, *others, **rows)
+
+    pull = Router.pull
+    monkeypatch.setattr(Router, "pull", watched)
     evaluated = {"user": np.arange(20) % USERS, "film": np.arange(20) % FILMS}
     truth = np.linspace(-1, 1, 20).astype(np.float32)
     job = ratings_job(True, eval=Arrays(evaluated, truth), metrics=["mae"])
@@ -235,6 +246,9 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot() -> None:
             for request in coordinator.of(pb.ReportWorkRequest)
             if request.HasField("evaluated")
         ]
+    # Rows that come by themselves are of the round, or of the snapshot.
+    assert alone.count("step-00000000") == 3
+    assert {1} <= set(alone) <= {0, 1, "step-00000000"}
     # Of the tables as they were, although a round has been applied since.
     rows = before.values["users"][evaluated["user"]] * before.values["films"][evaluated["film"]]
     out = rows @ before.values["kernel"][:, 0] + before.values["bias"]
