@@ -131,9 +131,9 @@ class Faulty:
 
 
 @contextmanager
-def faulty(folder: Path, *args: str) -> Iterator[Faulty]:
+def faulty(folder: Path, *args: str, job: Path = GATED) -> Iterator[Faulty]:
     with by_hand(folder) as hand, closing(Gate(folder, epoch=EPOCHS - 1)) as gate:
-        run = ("up", GATED, "--run-dir", hand.run_dir)
+        run = ("up", job, "--run-dir", hand.run_dir)
         process = hand.start("up", "coordinator", *run, *COMMON, *args, **gate.environment)
         with Faulty(hand.run_dir, process, gate) as cluster:
             yield cluster
