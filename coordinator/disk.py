@@ -21,6 +21,7 @@ from psrpc.storage import DISK, Storage
 log = get_logger()
 
 Result = TypeVar("Result")
+Warnings = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,14 @@ class DiskWork(Protocol):
         """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
         :meth:`Checkpoints.retain` does."""
 
+    def retain(
+        self,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Warnings], None],
+    ) -> None:
+        """Removes old checkpoints alone."""
+
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """Finds the newest good checkpoint besides ``refused``, names and why."""
 
@@ -101,6 +110,15 @@ class ThreadedDisk:
     ) -> None:
         """See :class:`DiskWork`."""
         self._start(lambda: commit(self._checkpoints, taken, generation, scores, in_use), done)
+
+    def retain(
+        self,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Warnings], None],
+    ) -> None:
+        """See :class:`DiskWork`."""
+        self._start(lambda: retain(self._checkpoints, scores, in_use), done)
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """See :class:`DiskWork`."""
@@ -139,10 +157,17 @@ def commit(
         return Committed(taken, generation, str(error))
     except Exception as error:  # not foreseen; without an answer the job would wait for ever
         return Committed(taken, generation, repr(error))
+    return Committed(taken, generation, warnings=retain(checkpoints, scores, in_use))
+
+
+def retain(
+    checkpoints: Checkpoints, scores: Mapping[tuple[int, int], float], in_use: Collection[str]
+) -> Warnings:
+    """Removes old checkpoints; returns warnings. Blocks."""
     try:
-        return Committed(taken, generation, warnings=checkpoints.retain(scores, in_use))
+        return checkpoints.retain(scores, in_use)
     except OSError as error:
-        return Committed(taken, generation, warnings=(f"old checkpoints stay: {error}",))
+        return (f"old checkpoints stay: {error}",)
 
 
 def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:
