@@ -40,7 +40,8 @@ def bars(
     axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
     axes.set_ylabel(ylabel)
     axes.set_title(title)
-    axes.legend(fontsize=8)
+    # Beside the bars: there is no corner that none of them reaches.
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _write(figure, path)
 
 
