@@ -32,8 +32,9 @@ $(INSTALLED): pyproject.toml scripts/setup
 demo: $(INSTALLED)
 	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
 
+# In the order of the files: by default those with few tests come last, and they are the slow ones.
 test: $(INSTALLED)
-	$(PYTEST) -n 2 --dist loadfile
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not docker and not slow"

@@ -40,7 +40,8 @@ def bars(
     axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
     axes.set_ylabel(ylabel)
     axes.set_title(title)
-    axes.legend(fontsize=8)
+    # Beside the bars: there is no corner that none of them reaches.
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _write(figure, path)
 
 
@@ -71,7 +72,8 @@ def lines(
 
 
 def histograms(path: Path, counts: Mapping[str, Sequence[float]], *, title: str) -> None:
-    """One small histogram for each name: how many gradients had staleness 0, 1, …"""
+    """One small histogram for each name: how many gradients had staleness 0, 1, …, up to the
+    largest that one gradient in a thousand of any of them had."""
     plt = _pyplot()
     columns = 4
     rows = max(1, -(-len(counts) // columns))
@@ -79,11 +81,15 @@ def histograms(path: Path, counts: Mapping[str, Sequence[float]], *, title: str)
         rows, columns, figsize=(WIDTH_INCHES, 1.7 * rows), squeeze=False, sharex=True
     )
     cells = list(grid.flat)
+    largest = max(
+        (at for v in counts.values() for at, n in enumerate(v) if n > sum(v) / 1000), default=0
+    )
     for axes, (name, values) in zip(cells, counts.items(), strict=False):
         total = sum(values) or 1
         axes.bar(range(len(values)), [value / total for value in values], width=0.9)
         axes.set_title(name, fontsize=7)
         axes.tick_params(labelsize=6)
+        axes.set_xlim(-0.6, largest + 0.6)
         axes.set_ylim(0, 1)
     for axes in cells[len(counts) :]:
         axes.axis("off")

@@ -7,7 +7,7 @@ Nothing here blocks or awaits: time comes in with each call, slow work on the di
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.bell import Bell
 from coordinator.changes import Changes
@@ -311,20 +311,34 @@ class Course:
         if isinstance(outcome, Failed):
             orders.failed(outcome)
         elif outcome is not None and outcome.order.write:
-            in_use = (*orders.evaluations.snapshots, self.generations.restoring)
             scores = self.training.scores()
-            self._disk.commit(outcome, self.run.generation, scores, in_use, self._committed)
+            self._disk.commit(outcome, self.run.generation, scores, self._in_use, self._committed)
             return
         elif outcome is not None:
             orders.taken(outcome.order)
         self.advance()
 
+    def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
+        """An evaluation's results. Raises InvalidArgument."""
+        self.training.merged(evaluation, values)
+        if self.run.description.keep_best is not None:
+            # Its checkpoint was kept for it, and the best one may be another now.
+            self._disk.retain(self.training.scores(), self._in_use, self._warn)
+
+    @property
+    def _in_use(self) -> tuple[str, ...]:
+        """Names of checkpoints that are still to be evaluated or restored."""
+        return (*self.training.orders.evaluations.snapshots, self.generations.restoring)
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for warning in warnings:
+            self.training.warn(warning)
+
     def _committed(self, result: Committed) -> None:
         """A manifest was written, or could not be; the generation may be another since."""
         order, orders = result.taken.order, self.training.orders
         present = result.generation == self._begun
-        for warning in result.warnings:
-            self.training.warn(warning)
+        self._warn(result.warnings)
         if not result.error:
             self.newest_checkpoint = f"{CHECKPOINTS}/{order.name}"
             log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
@@ -427,5 +441,4 @@ class Course:
     def _take_warnings(self) -> None:
         for source in (self.generations, self._curves):
             warnings, source.warnings = source.warnings, []
-            for warning in warnings:
-                self.training.warn(warning)
+            self._warn(warnings)

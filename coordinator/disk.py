@@ -21,6 +21,7 @@ from psrpc.storage import DISK, Storage
 log = get_logger()
 
 Result = TypeVar("Result")
+Warnings = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class DiskWork(Protocol):
         """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
         :meth:`Checkpoints.retain` does."""
 
+    def retain(
+        self,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Warnings], None],
+    ) -> None:
+        """Removes old checkpoints alone."""
+
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """Finds the newest good checkpoint besides ``refused``, names and why."""
 
@@ -103,6 +112,15 @@ class ThreadedDisk:
     ) -> None:
         """See :class:`DiskWork`."""
         self._start(lambda: commit(self._checkpoints, taken, generation, scores, in_use), done)
+
+    def retain(
+        self,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Warnings], None],
+    ) -> None:
+        """See :class:`DiskWork`."""
+        self._start(lambda: retain(self._checkpoints, scores, in_use), done)
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """See :class:`DiskWork`."""
@@ -141,12 +159,19 @@ def commit(
         return Committed(taken, generation, str(error))
     except Exception as error:  # not foreseen; without an answer the job would wait for ever
         return Committed(taken, generation, repr(error))
-    try:
-        warnings = checkpoints.retain(scores, in_use)
-    except OSError as error:
-        warnings = (f"old checkpoints stay: {error}",)
+    warnings = retain(checkpoints, scores, in_use)
     damaged = checkpoints.is_damaged(taken.order.name)
     return Committed(taken, generation, warnings=warnings, damaged=damaged)
+
+
+def retain(
+    checkpoints: Checkpoints, scores: Mapping[tuple[int, int], float], in_use: Collection[str]
+) -> Warnings:
+    """Removes old checkpoints; returns warnings. Blocks."""
+    try:
+        return checkpoints.retain(scores, in_use)
+    except OSError as error:
+        return (f"old checkpoints stay: {error}",)
 
 
 def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:

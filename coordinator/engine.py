@@ -261,7 +261,7 @@ class Engine:
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
         """A worker has turned metric states into results. Raises as above."""
         if self._admit(caller):
-            self.course.training.merged(evaluation, values)
+            self.course.merged(evaluation, values)
             self.course.advance()
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:

@@ -54,9 +54,9 @@ class MicroBatch:
         return {held.worker for held in self.attempts.values()} | self.revoked
 
     @property
-    def since(self) -> float:
-        """When the oldest of its attempts was leased; there is one."""
-        return min(held.since for held in self.attempts.values())
+    def oldest(self) -> Held:
+        """That of its attempts which was leased first; there is one."""
+        return min(self.attempts.values(), key=lambda held: held.since)
 
     def attempt_of(self, worker: str) -> int | None:
         """The attempt that ``worker`` holds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
 TASK_S = 0.5
 """Work that a lease should hold: long enough to hide the round trip, short enough to lose."""
@@ -48,6 +48,20 @@ class Speeds:
         """``worker`` has computed one more micro-batch."""
         if took_s > 0:
             self._known[worker] = _blend(self._known.get(worker), records / took_s)
+
+    def measure_unfinished(self, worker: str, records: int, took_s: float) -> None:
+        """``worker`` has given a micro-batch up that long after it was leased, and so needs longer
+        than that for it, if it began at once: what it is known for counts where that is slower."""
+        expected_s = self.expected_s(worker, records)
+        if expected_s is None or took_s > expected_s:
+            self.measure(worker, records, took_s)
+
+    def expected_s(self, worker: str, records: int) -> float | None:
+        """How long ``worker`` needs for a micro-batch: as the median of the others where it is not
+        known, and None where nobody is."""
+        if not self._known:
+            return None
+        return records / self._known.get(worker, median(self._known.values()))
 
     def ratio(self, worker: str) -> float | None:
         """The speed of ``worker`` over the mean of all whose speed is known; None if its is not."""

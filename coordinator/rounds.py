@@ -93,8 +93,10 @@ class Rounds:
         self._finished_epochs: list[int] = []
         self._examples = sum(len(positions) for positions in done.values()) - skipped_records
         self._deadline = Deadline(policy.round_deadline_s, self._tally)
-        self._speculation = Speculation() if policy.speculate else None
         self._speeds = Speeds()
+        self._speculation = Speculation(self._speeds) if policy.speculate else None
+        self._left: dict[str, tuple[Held, int]] = {}
+        """By worker, an attempt of a decided round that it has not committed, and its records."""
         self._draining = False
         self._open: list[MicroBatch] = []
         """In batch-id order; all of one epoch."""
@@ -195,6 +197,7 @@ class Rounds:
     def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
         """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
         one that another worker is late with."""
+        self._measure_left(worker, now)
         for micro in self._open:
             number = micro.attempt_of(worker)
             if number is not None and micro.committed is None:
@@ -205,7 +208,8 @@ class Rounds:
                 micro_batch = MicroBatch(self._uncut.cut(self._speeds.ratio(worker)))
                 self._open.append(micro_batch)
             return self._hand_out(micro_batch, worker, now)
-        second = self._speculation.second(self._open) if self._speculation else None
+        speculation = self._speculation
+        second = speculation.second(self._open, worker, now) if speculation is not None else None
         if second is None:
             return Wait(self.waiting_for())
         micro, due = second
@@ -239,9 +243,11 @@ class Rounds:
         if micro.committed is None or micro.committed.attempt != report.attempt:
             self._speeds.measure(held.worker, report.batch.count, now - held.since)
         if micro.committed is not None:
+            if micro.committed.attempt != report.attempt:
+                # Its worker is done with it.
+                del micro.attempts[report.attempt]
+                micro.superseded.add(report.attempt)
             return Committed(None, f"attempt {micro.committed.attempt} was committed first")
-        if self._speculation is not None:
-            self._speculation.measure(now - held.since)
         # The newest version when it was leased, or a newer one that the worker says it had.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
@@ -277,6 +283,10 @@ class Rounds:
             if self._todo.finish(batch):
                 self._finished_epochs.append(batch.epoch)
         self._rounds_left += self._rounds_of(epoch) - before
+        for micro in named:
+            for number, held in micro.attempts.items():
+                if micro.committed is not None and number != micro.committed.attempt:
+                    self._left[held.worker] = held, micro.batch.count
         self._open = [micro for micro in self._open if micro not in named]
         self._decided.append(decision)
         self._round += 1
@@ -295,6 +305,7 @@ class Rounds:
         """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
         their micro-batches before :meth:`release`."""
         self._speeds.forget(worker)
+        self._left.pop(worker, None)
         taken = [(micro.batch, micro.revoke(worker)) for micro in self._open]
         return [Attempt(batch, number) for batch, number in taken if number is not None]
 
@@ -381,6 +392,13 @@ class Rounds:
             and self._partial[batch.epoch].overlaps(batch.first, batch.first + batch.count)
             for batch in batches
         )
+
+    def _measure_left(self, worker: str, now: float) -> None:
+        """``worker`` asks for work, so it is done with what it had of a decided round."""
+        left = self._left.pop(worker, None)
+        if left is not None:
+            held, records = left
+            self._speeds.measure_unfinished(worker, records, now - held.since)
 
     def _hand_out(self, micro: MicroBatch, worker: str, now: float) -> Round:
         number = self._next_attempt

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from statistics import median
 
 from coordinator.micro_batch import MicroBatch
+from coordinator.pace import Speeds
 
-RECENT = 64
-"""Attempts that say how long one takes."""
+OVERDUE = 2
+"""An attempt that has taken so many times as long as the idle worker would need is stuck, whatever
+was measured of who holds it."""
 
 
 class Speculation:
-    """Knows how long attempts take, from lease to commit, and so who is late. Not thread-safe."""
+    """Knows who would be done later than a worker that begins now: the time to the end decides,
+    and not the time since the beginning (Zaharia et al. 2008, "Improving MapReduce Performance in
+    Heterogeneous Environments"). So an attempt that is about to end is left alone, and one of a
+    worker that is known to be slow is doubled as soon as somebody is idle."""
 
-    def __init__(self) -> None:
-        self._took_s: deque[float] = deque(maxlen=RECENT)
+    def __init__(self, speeds: Speeds) -> None:
+        self._speeds = speeds
 
-    def measure(self, took_s: float) -> None:
-        """An attempt was committed, the first of its micro-batch."""
-        self._took_s.append(took_s)
-
-    def second(self, micros: Iterable[MicroBatch]) -> tuple[MicroBatch, float] | None:
-        """The micro-batch of which a worker that has nothing else to do should make a second
-        attempt, and from when on: the one that was held longest, once that is longer than half
-        of the attempts took. None if there is none, or nothing was measured yet."""
-        late = [micro for micro in micros if micro.may_be_doubled]
-        if not late or not self._took_s:
+    def second(
+        self, micros: Iterable[MicroBatch], worker: str, now: float
+    ) -> tuple[MicroBatch, float] | None:
+        """The micro-batch of which ``worker``, which has nothing else to do, should make a second
+        attempt, and from when on. None if there is none, or nothing was measured yet."""
+        found = [
+            (max(due, now), -end, micro)
+            for micro in micros
+            if micro.may_be_doubled and (times := self._times(micro, worker, now)) is not None
+            for due, end in (times,)
+        ]
+        if not found:
             return None
-        oldest = min(late, key=lambda micro: micro.since)
-        return oldest, oldest.since + median(self._took_s)
+        due, _, micro = min(found, key=lambda item: item[:2])
+        return micro, due
+
+    def _times(self, micro: MicroBatch, worker: str, now: float) -> tuple[float, float] | None:
+        """From when on a second attempt is worth while, and when the first one should end."""
+        held = micro.oldest
+        records = micro.batch.count
+        own_s = self._speeds.expected_s(worker, records)
+        theirs_s = self._speeds.expected_s(held.worker, records)
+        if own_s is None or theirs_s is None:
+            return None
+        end = held.since + theirs_s
+        due = now if now + own_s < end else held.since + max(theirs_s, OVERDUE * own_s)
+        return due, end

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from coordinator.checkpoints import Checkpoints
-from coordinator.disk import Choice, Committed, choose, commit
+from coordinator.disk import Choice, Committed, Warnings, choose, commit, retain
 from coordinator.run import Run
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
@@ -50,6 +50,15 @@ class SlowDisk:
             done(commit(self._checkpoints, taken, generation, scores, in_use))
 
         self._soon(work)
+
+    def retain(
+        self,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Warnings], None],
+    ) -> None:
+        """See :class:`coordinator.disk.DiskWork`."""
+        self._soon(lambda: done(retain(self._checkpoints, scores, in_use)))
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """See :class:`coordinator.disk.DiskWork`."""
