@@ -26,16 +26,17 @@ class Speculation:
     ) -> tuple[MicroBatch, float] | None:
         """The micro-batch of which ``worker``, which has nothing else to do, should make a second
         attempt, and from when on. None if there is none, or nothing was measured yet."""
-        found = [
-            (max(due, now), -end, micro)
-            for micro in micros
-            if micro.may_be_doubled and (times := self._times(micro, worker, now)) is not None
-            for due, end in (times,)
-        ]
+        found = []
+        for micro in micros:
+            times = self._times(micro, worker, now) if micro.may_be_doubled else None
+            if times is not None:
+                due, end = times
+                # Of several that are due, the one that would end last.
+                found.append((max(due, now), -end, micro))
         if not found:
             return None
-        due, _, micro = min(found, key=lambda item: item[:2])
-        return micro, due
+        due, _, late = min(found, key=lambda item: item[:2])
+        return late, due
 
     def _times(self, micro: MicroBatch, worker: str, now: float) -> tuple[float, float] | None:
         """From when on a second attempt is worth while, and when the first one should end."""
