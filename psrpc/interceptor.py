@@ -19,7 +19,10 @@ from psrpc.status import CODES, details, trailing_metadata
 log = get_logger()
 
 
-def _remake(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandler[Any, Any]:
+def remake(
+    handler: Any, behaviour: Callable[..., Any], raw: bool = False
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """``handler`` with another behaviour, which with ``raw`` is given requests as bytes."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -28,12 +31,13 @@ def _remake(handler: Any, behaviour: Callable[..., Any]) -> grpc.RpcMethodHandle
     }[(handler.request_streaming, handler.response_streaming)]
     return make(
         behaviour,
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=None if raw else handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
 
 
-def _behaviour(handler: Any) -> Callable[..., Any]:
+def behaviour_of(handler: Any) -> Callable[..., Any]:
+    """What a handler does, of whatever kind it is."""
     found: Callable[..., Any] = (
         handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     )
@@ -52,7 +56,7 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         handler = continuation(handler_call_details)
         if handler is None:
             return None
-        inner = _behaviour(handler)
+        inner = behaviour_of(handler)
         method = handler_call_details.method
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
@@ -68,7 +72,7 @@ class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 _abort(context, error, method)
 
         streaming = handler.response_streaming
-        return _remake(handler, call_streaming if streaming else call)
+        return remake(handler, call_streaming if streaming else call)
 
 
 def _abort(context: grpc.ServicerContext, error: PsError, method: str) -> NoReturn:
@@ -91,7 +95,7 @@ class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         if not handler:  # the stubs forget that an unknown method has none
             return handler
-        inner = _behaviour(handler)
+        inner = behaviour_of(handler)
         method = handler_call_details.method
 
         async def call(request: Any, context: Any) -> Any:
@@ -108,7 +112,7 @@ class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await _abort_aio(context, error, method)
 
         streaming = handler.response_streaming
-        return _remake(handler, call_streaming if streaming else call)
+        return remake(handler, call_streaming if streaming else call)
 
 
 async def _abort_aio(context: Any, error: PsError, method: str) -> NoReturn:

@@ -1,0 +1,188 @@
+"""Asks whether a peer may make a call, before its request is read, for both kinds of server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from psrpc.errors import AccessDenied
+from psrpc.identity import identity_of
+from psrpc.interceptor import behaviour_of, remake
+from psrpc.logs import get_logger
+from psrpc.permissions import roles_of
+from psrpc.security import TOKEN_KEY, Security
+from psrpc.status import details, trailing_metadata
+
+log = get_logger()
+
+_BEARER = b"Bearer "
+
+_MOST_TOLD = 256
+"""Different refusals that the log tells of."""
+
+Refusal = tuple[grpc.StatusCode, AccessDenied]
+
+
+class Authorizer:
+    """Decides about calls to one server. Thread-safe."""
+
+    def __init__(self, security: Security) -> None:
+        """``security`` is the server's own; it has certificates."""
+        self._security = security
+        self._job = security.job
+        self._told: set[str] = set()
+
+    def refusal(self, method: str, context: Any) -> Refusal | None:
+        """Why the call with ``context`` may not be made, None if it may."""
+        refused = (
+            self._of_token(method, context)
+            if self._security.by_token
+            else self._of_certificate(method, context)
+        )
+        if refused is not None and len(self._told) < _MOST_TOLD:
+            why = str(refused[1])
+            if why not in self._told:
+                self._told.add(why)
+                log.warning("refused", method=method, peer=context.peer(), why=why)
+        return refused
+
+    def _of_certificate(self, method: str, context: Any) -> Refusal | None:
+        uris: Sequence[bytes] = context.auth_context().get("peer_uri") or ()
+        peer = identity_of(uris[0]) if len(uris) == 1 else None
+        if peer is None:
+            return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
+                f"the certificate of whoever calls {_short(method)} names no role of job "
+                f"{self._job}; make one with `coordinator certs`"
+            )
+        if peer.job != self._job:
+            return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
+                f"a {peer} calls {_short(method)} of job {self._job}; say --certs with the "
+                "directory of that job, or the address of the other"
+            )
+        roles = roles_of(method)
+        if peer.role not in roles:
+            return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
+                f"a {peer.role} may not call {_short(method)}; expected "
+                f"{' or '.join(sorted(roles)) or 'nobody'}"
+            )
+        return None
+
+    def _of_token(self, method: str, context: Any) -> Refusal | None:
+        sent = [value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY]
+        token = _bytes(sent[0]) if len(sent) == 1 else b""
+        if not token.startswith(_BEARER) or not self._security.knows_token(token[len(_BEARER) :]):
+            what = "another token" if sent else "no token"
+            return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
+                f"{_short(method)} was called with {what}; say --token-file with a copy of the "
+                f"file that job {self._job} uses"
+            )
+        if not roles_of(method):
+            return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
+                f"nobody may call {_short(method)}"
+            )
+        return None
+
+
+class AuthorizationInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """For servers with threads; the first of a server's interceptors."""
+
+    def __init__(self, security: Security) -> None:
+        self._authorizer = Authorizer(security)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """See grpc.ServerInterceptor."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        inner = behaviour_of(handler)
+        read = _reader(handler)
+        method = handler_call_details.method
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            refused = self._authorizer.refusal(method, context)
+            if refused is not None:
+                _abort(context, refused)
+            if read is not None:
+                try:
+                    request = read(request)
+                except Exception:
+                    context.abort(grpc.StatusCode.INTERNAL, _UNREADABLE)
+            return inner(request, context)
+
+        return remake(handler, call, raw=read is not None)
+
+
+class AioAuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """For asyncio servers; the first of a server's interceptors."""
+
+    def __init__(self, security: Security) -> None:
+        self._authorizer = Authorizer(security)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(handler_call_details)
+        if not handler:  # the stubs forget that an unknown method has none
+            return handler
+        inner = behaviour_of(handler)
+        read = _reader(handler)
+        method = handler_call_details.method
+
+        async def admit(request: Any, context: Any) -> Any:
+            refused = self._authorizer.refusal(method, context)
+            if refused is not None:
+                code, error = refused
+                await context.abort(code, details(error), trailing_metadata(error))
+            if read is None:
+                return request
+            try:
+                return read(request)
+            except Exception:
+                await context.abort(grpc.StatusCode.INTERNAL, _UNREADABLE)
+
+        async def call(request: Any, context: Any) -> Any:
+            return await inner(await admit(request, context), context)
+
+        async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
+            async for response in inner(await admit(request, context), context):
+                yield response
+
+        streaming = handler.response_streaming
+        return remake(handler, call_streaming if streaming else call, raw=read is not None)
+
+
+_UNREADABLE = "Exception deserializing request!"
+"""What gRPC says of a request that is no message."""
+
+
+def _reader(handler: Any) -> Callable[[bytes], Any] | None:
+    """What makes a message of a request; None where gRPC reads messages as the handler asks for
+    them, which is after the call to it."""
+    read: Callable[[bytes], Any] | None = handler.request_deserializer
+    return None if handler.request_streaming else read
+
+
+def _abort(context: grpc.ServicerContext, refused: Refusal) -> NoReturn:
+    code, error = refused
+    context.set_trailing_metadata(trailing_metadata(error))
+    context.abort(code, details(error))
+
+
+def _short(method: str) -> str:
+    return method.rpartition("/")[2]
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

@@ -1,0 +1,55 @@
+"""Which role may call which RPC: one table. What is not in it may be called by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from psrpc.identity import Role
+
+_COORDINATOR = "/psrpc.v1.Coordinator/"
+_SHARD = "/psrpc.v1.ParameterServer/"
+_HEALTH = "/grpc.health.v1.Health/"
+
+_EVERYBODY = frozenset(Role)
+_SHARDS = frozenset({Role.SHARD})
+_WORKERS = frozenset({Role.WORKER})
+_OPERATORS = frozenset({Role.OPERATOR})
+
+PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
+    {
+        _COORDINATOR + "GetJob": frozenset({Role.WORKER, Role.OPERATOR}),
+        _COORDINATOR + "RegisterShard": _SHARDS,
+        _COORDINATOR + "ReportShardReady": _SHARDS,
+        _COORDINATOR + "HeartbeatShard": _SHARDS,
+        _COORDINATOR + "Watch": _SHARDS,
+        _COORDINATOR + "ReportSnapshot": _SHARDS,
+        _COORDINATOR + "RegisterWorker": _WORKERS,
+        _COORDINATOR + "HeartbeatWorker": _WORKERS,
+        # Where the shards are: for whoever looks rows up, too.
+        _COORDINATOR + "GetCluster": frozenset({Role.WORKER, Role.OPERATOR, Role.READER}),
+        _COORDINATOR + "LeaseWork": _WORKERS,
+        _COORDINATOR + "CommitBatch": _WORKERS,
+        _COORDINATOR + "ReportWork": _WORKERS,
+        _COORDINATOR + "LeaveWorker": _WORKERS,
+        _COORDINATOR + "SetPolicy": _OPERATORS,
+        _COORDINATOR + "GetJobStatus": _OPERATORS,
+        _SHARD + "Initialize": _WORKERS,
+        _SHARD + "Pull": _WORKERS,
+        _SHARD + "PushGradients": _WORKERS,
+        _SHARD + "Exchange": _WORKERS,
+        _SHARD + "LookUp": frozenset({Role.OPERATOR, Role.READER}),
+        _SHARD + "GetStatus": frozenset({Role.WORKER, Role.OPERATOR}),
+        _HEALTH + "Check": _EVERYBODY,
+        _HEALTH + "List": _EVERYBODY,
+        _HEALTH + "Watch": _EVERYBODY,
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _OPERATORS,
+    }
+)
+"""Full name of an RPC, as it is on the wire, and who may call it."""
+
+
+def roles_of(method: str) -> frozenset[Role]:
+    """Who may call the RPC with the full name ``method``, e.g. ``/psrpc.v1.Coordinator/GetJob``."""
+    return PERMISSIONS.get(method, frozenset())

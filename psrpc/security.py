@@ -1,0 +1,309 @@
+"""How this process shows who it is and knows others: made once when it starts, used by all.
+
+Without certificates everything is plaintext, and stays on this machine unless it was said to be
+``insecure``. With them, everything is TLS: a server shows its certificate, and a client its own or,
+where a token file is named, the token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import os
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+import grpc
+
+from psrpc.certificates import (
+    Certificates,
+    Stamp,
+    read_certificates,
+    read_secret,
+    stamp_of,
+    stamp_of_file,
+)
+from psrpc.errors import InvalidArgument
+from psrpc.identity import Identity, Role
+from psrpc.logs import get_logger
+
+log = get_logger()
+
+CERTS_VARIABLE = "PSERVER_CERTS"
+TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
+
+TOKEN_KEY = "authorization"
+"""Call metadata in which a token travels, as ``Bearer TOKEN``. Load-bearing."""
+
+SHORTEST_TOKEN = 16
+
+SOON = timedelta(days=7)
+"""Certificates that expire within this time are warned of."""
+
+
+class Security:
+    """What a process has been told about security. Thread-safe.
+
+    Attributes:
+        role: what the process is; None for plaintext without one.
+        insecure: whether plaintext may leave this machine.
+    """
+
+    def __init__(
+        self,
+        role: Role | None = None,
+        certs: Path | None = None,
+        token_file: Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        """Nothing is read here; see :meth:`from_options`, which checks all of it."""
+        self.role = role
+        self.insecure = insecure
+        self._directory = certs
+        self._token_file = token_file
+        self._lock = threading.Lock()
+        self._read: tuple[Stamp, Certificates] | None = None
+        self._token: tuple[tuple[int, int, int], bytes] | None = None
+
+    @classmethod
+    def from_options(
+        cls,
+        role: Role,
+        certs: Path | None = None,
+        token_file: Path | None = None,
+        insecure: bool = False,
+    ) -> Self:
+        """Reads and checks what the options name.
+
+        Args:
+            role: of this process.
+            certs: directory with ``ca.crt`` and the role's certificate and key.
+            token_file: holds the secret that stands for every role.
+            insecure: plaintext on any address.
+
+        Raises:
+            InvalidArgument: options that contradict each other, or files that cannot be used; says
+                which, and what to do.
+        """
+        if insecure and certs is not None:
+            raise InvalidArgument(
+                f"--insecure and --certs {certs} contradict each other; leave one of them out"
+            )
+        if token_file is not None and certs is None:
+            raise InvalidArgument(
+                f"--token-file {token_file} needs --certs DIR with the job's ca.crt: a token is "
+                "never sent in plaintext"
+            )
+        security = cls(role, certs, token_file, insecure)
+        if certs is not None:
+            found = security._certificates()
+            left = found.expires - datetime.now(UTC)
+            if left < SOON:
+                log.warning(
+                    "certificates expire soon",
+                    expires=f"{found.expires:%Y-%m-%d %H:%M} UTC",
+                    fix=f"coordinator certs renew {certs}",
+                )
+        if token_file is not None:
+            security._secret()
+        return security
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether everything is TLS."""
+        return self._directory is not None
+
+    @property
+    def by_token(self) -> bool:
+        """Whether clients show a token instead of a certificate."""
+        return self._token_file is not None
+
+    @property
+    def job(self) -> str:
+        """The job that the certificates are for; empty in plaintext."""
+        return self._certificates().job if self.encrypted else ""
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who this process is; None in plaintext."""
+        if self._directory is None or self.role is None:
+            return None
+        return Identity(self.job, self.role)
+
+    def options(self) -> list[str]:
+        """The options that give another process of this job the same."""
+        options = []
+        if self._directory is not None:
+            options += ["--certs", str(self._directory)]
+        if self._token_file is not None:
+            options += ["--token-file", str(self._token_file)]
+        return [*options, *(["--insecure"] if self.insecure else [])]
+
+    def stamp(self) -> Stamp:
+        """Another one when what clients use has been replaced."""
+        stamp = () if self._directory is None else stamp_of(self._directory, self._needed())
+        return stamp if self._token_file is None else (*stamp, stamp_of_file(self._token_file))
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a client, from the files as they are; from those read before, where they cannot be
+        used now. Only where :attr:`encrypted`."""
+        found = self._certificates()
+        if self.by_token:
+            # gRPC sends call credentials over TLS and over nothing else.
+            return grpc.composite_channel_credentials(
+                grpc.ssl_channel_credentials(found.ca),
+                grpc.access_token_call_credentials(self._secret().decode()),
+            )
+        assert found.own is not None
+        return grpc.ssl_channel_credentials(found.ca, *found.own)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a server; changed files are read at the next handshake."""
+        served = self._certificates()
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal served
+            found = self._certificates()
+            if found is served:
+                return None
+            served = found
+            return _configuration(found)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(served),
+            fetch,  # type: ignore[arg-type]  # the stubs forget that None means no change
+            require_client_authentication=not self.by_token,
+        )
+
+    def knows_token(self, sent: bytes) -> bool:
+        """Whether ``sent`` is the token, in a time that tells nothing about it."""
+        return hmac.compare_digest(sent, self._secret())
+
+    def _needed(self) -> Role | None:
+        """Whose certificate is read; None where the authority's is enough."""
+        shown = self.role is not None and (self.role.serves or not self.by_token)
+        return self.role if shown else None
+
+    def _certificates(self) -> Certificates:
+        """What the files hold now, or held when they could last be used.
+
+        Raises:
+            InvalidArgument: they never could.
+        """
+        assert self._directory is not None
+        with self._lock:
+            stamp = stamp_of(self._directory, self._needed())
+            known = self._read
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                found = read_certificates(self._directory, self._needed(), datetime.now(UTC))
+                if known is not None and found.job != known[1].job:
+                    raise InvalidArgument(
+                        f"{self._directory} now has certificates of job {found.job}; expected "
+                        f"{known[1].job}"
+                    )
+            except InvalidArgument as error:
+                if known is None:
+                    raise
+                # Perhaps half of them are replaced; the rest changes the stamp again.
+                log.warning("new certificates cannot be used", why=str(error))
+                self._read = (stamp, known[1])
+                return known[1]
+            if known is not None:
+                log.info("certificates replaced", expires=f"{found.expires:%Y-%m-%d %H:%M} UTC")
+            self._read = (stamp, found)
+            return found
+
+    def _secret(self) -> bytes:
+        """The token, as :meth:`_certificates` does it."""
+        assert self._token_file is not None
+        with self._lock:
+            stamp = stamp_of_file(self._token_file)
+            known = self._token
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                found = _read_token(self._token_file)
+            except InvalidArgument as error:
+                if known is None:
+                    raise
+                log.warning("the new token cannot be used", why=str(error))
+                found = known[1]
+            self._token = (stamp, found)
+            return found
+
+
+PLAINTEXT = Security()
+"""Without certificates: everything stays on this machine."""
+
+
+def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
+    """Defines ``--certs``, ``--token-file`` and ``--insecure``.
+
+    Args:
+        listens: whether the command serves, too.
+    """
+    group = parser.add_argument_group("security")
+    group.add_argument(
+        "--certs",
+        type=Path,
+        metavar="DIR",
+        help="the job's certificates, as `coordinator certs init` makes them "
+        f"(default: ${CERTS_VARIABLE})",
+    )
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="instead of certificates for each role: one secret, sent over TLS; of --certs only "
+        f"ca.crt{' and the own certificate' if listens else ''} is needed then "
+        f"(default: ${TOKEN_VARIABLE})",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="plaintext "
+        + ("on other addresses than this machine's own" if listens else "to other machines")
+        + ": whoever reaches the port can change the model",
+    )
+
+
+def from_arguments(
+    role: Role, args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Security:
+    """What the options of :func:`add_security_arguments` ask for; they go before the environment.
+
+    Raises:
+        InvalidArgument: see :meth:`Security.from_options`.
+    """
+    certs: Path | None = args.certs
+    token_file: Path | None = args.token_file
+    if not args.insecure:
+        certs = certs or _path(environment, CERTS_VARIABLE)
+        token_file = token_file or _path(environment, TOKEN_VARIABLE)
+    return Security.from_options(role, certs, token_file, args.insecure)
+
+
+def _path(environment: Mapping[str, str], variable: str) -> Path | None:
+    value = environment.get(variable, "")
+    return Path(value) if value else None
+
+
+def _read_token(path: Path) -> bytes:
+    token = read_secret(path).strip()
+    # What may stand in call metadata.
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not all(32 < c < 127 for c in token):
+        raise InvalidArgument(
+            f"{path} holds no token; expected one line of at least {SHORTEST_TOKEN} letters and "
+            f"digits, as this makes it: (umask 077; openssl rand -hex 32 > {path})"
+        )
+    return token
+
+
+def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
+    assert found.own is not None
+    return grpc.ssl_server_certificate_configuration([found.own], root_certificates=found.ca)
