@@ -21,7 +21,7 @@ MAX_COUNTS = 256
 class ShardFigures:
     """Of a shard. ``staleness_counts[s]`` is the number of pushes that were applied with staleness
     s, the last entry counts all above; ``workers`` are the same counts by who pushed. ``apply_s``
-    are the seconds of its updates."""
+    are the seconds of its updates; see HeartbeatShardRequest for the others."""
 
     version: int = 0
     applied: int = 0
@@ -35,6 +35,8 @@ class ShardFigures:
     too_stale: int = 0
     uncompensated: int = 0
     apply_s: float = 0.0
+    gradient_nbytes: int = 0
+    memory_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

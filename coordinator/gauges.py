@@ -74,11 +74,26 @@ def version_skew(course: Course) -> int:
 
 def _version(shard: Shard, moment: float) -> float:
     assert shard.earlier is not None
-    then, version = shard.earlier
+    then, before = shard.earlier
+    version = before.version
     if shard.told <= then:
         return shard.figures.version
     part = max(0.0, moment - then) / (shard.told - then)
     return version + part * (shard.figures.version - version)
+
+
+def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, float]:
+    """Updates and bytes of gradients per second between its last two signs of life; 0 from who has
+    been silent for ``silence_s``."""
+    if shard.earlier is None or now - shard.told > silence_s:
+        return 0.0, 0.0
+    then, before = shard.earlier
+    span = shard.told - then
+    if span <= 0:
+        return 0.0, 0.0
+    updates = max(0, shard.figures.version - before.version)
+    nbytes = max(0, shard.figures.gradient_nbytes - before.gradient_nbytes)
+    return updates / span, nbytes / span
 
 
 def staleness_counts(course: Course) -> tuple[int, ...]:

@@ -44,8 +44,8 @@ class Shard:
     figures: ShardFigures = field(default_factory=ShardFigures)
     told: float = 0.0
     """When it told its figures."""
-    earlier: tuple[float, int] | None = None
-    """When it told them the time before, in the same generation, and the version of then."""
+    earlier: tuple[float, ShardFigures] | None = None
+    """When it told them the time before, in the same generation, and the figures of then."""
 
     def __str__(self) -> str:
         return f"shard {self.index} at {self.address}" if self.address else f"shard {self.index}"
@@ -181,7 +181,7 @@ class Membership:
         """A sign of life of a shard. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         again = shard.figures.generation == figures.generation
-        shard.earlier = (shard.told, shard.figures.version) if again else None
+        shard.earlier = (shard.told, shard.figures) if again else None
         shard.figures, shard.told = figures, now
         self._shard_seen(shard, now)
 

@@ -74,6 +74,8 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         too_stale=message.too_stale,
         uncompensated=message.uncompensated,
         apply_s=_seconds(message.apply_s),
+        gradient_nbytes=message.gradient_nbytes,
+        memory_nbytes=message.memory_nbytes,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from coordinator.course import Course
+from coordinator.course import LEASE_S, Course
 from coordinator.gauges import (
     counts,
     counts_of_worker,
     late,
     ratios,
     refused,
+    shard_rates,
     staleness_counts,
     version_skew,
 )
@@ -83,6 +84,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
 
 
 def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
+    updates_per_s, gradient_nbytes_per_s = shard_rates(shard, now, LEASE_S)
     return pb.ShardStatus(
         shard=shard.index,
         address=shard.address,
@@ -97,6 +99,11 @@ def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
         too_stale=shard.figures.too_stale,
         uncompensated=shard.figures.uncompensated,
         apply_s=shard.figures.apply_s,
+        gradient_nbytes=shard.figures.gradient_nbytes,
+        memory_nbytes=shard.figures.memory_nbytes,
+        updates_per_s=updates_per_s,
+        gradient_nbytes_per_s=gradient_nbytes_per_s,
+        incarnation=shard.incarnation,
     )
 
 

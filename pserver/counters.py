@@ -25,6 +25,7 @@ class Counters:
         too_stale: pushes that were staler than the policy allows.
         uncompensated: stale pushes that should have been corrected for it and could not be.
         apply_s: seconds spent in updates.
+        gradient_nbytes: bytes of gradients that have come, as they were encoded.
     """
 
     applied: int = 0
@@ -35,6 +36,7 @@ class Counters:
     too_stale: int = 0
     uncompensated: int = 0
     apply_s: float = 0.0
+    gradient_nbytes: int = 0
     staleness: list[int] = field(default_factory=_zeros)
     workers: dict[str, list[int]] = field(default_factory=dict)
 

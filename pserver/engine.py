@@ -265,6 +265,7 @@ class ShardEngine:
         # A skipped push announces nothing, and nothing may arrive.
         with arriving_gradient as arrived, self._changed:
             pulls = pull is not None
+            self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
             result = self._accept(request, None if request.skipped else arrived, pulls)
             return result, None if pull is None else self._newest(request, pull, rows)
 

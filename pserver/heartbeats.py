@@ -19,6 +19,7 @@ from psrpc.errors import (
     StaleGeneration,
 )
 from psrpc.logs import get_logger
+from psrpc.process import resident_nbytes
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.waiting import Announcer
 
@@ -157,6 +158,7 @@ class Heartbeats:
             failure=self.failure,
             waiting_for=self.doing,
             leaving=self._leaving,
+            memory_nbytes=resident_nbytes(),
         )
         if self.engine is None:
             return request
@@ -173,6 +175,7 @@ class Heartbeats:
         request.too_stale = report.counters.too_stale
         request.uncompensated = report.counters.uncompensated
         request.apply_s = report.counters.apply_s
+        request.gradient_nbytes = report.counters.gradient_nbytes
         request.waiting_for = self.doing or report.waiting_for
         request.failure = self.engine.failure or self.failure
         return request

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 MALLOC_SETTINGS = {
@@ -47,6 +48,15 @@ def apply_malloc_settings() -> None:
         return
     os.environ.update(with_malloc_settings(dict(os.environ)))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def resident_nbytes() -> int:
+    """Resident memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def die_with_parent() -> None:

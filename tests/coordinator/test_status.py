@@ -121,6 +121,24 @@ def test_staleness_is_counted_over_shards_and_per_worker(job: Job) -> None:
     assert list(job.status.staleness_counts) == [1, 4, 1]
 
 
+def test_the_load_of_a_shard_is_that_of_its_last_second(job: Job) -> None:
+    one = job.shards[0]
+    one.version = 4
+    one.heartbeat(gradient_nbytes=100, memory_nbytes=5000)
+    job.clock.advance(2.0)
+    one.version = 10
+    one.heartbeat(gradient_nbytes=500, memory_nbytes=7000)
+    shard = job.status.shards[0]
+    assert (shard.gradient_nbytes, shard.memory_nbytes) == (500, 7000)
+    assert (shard.updates_per_s, shard.gradient_nbytes_per_s) == (3.0, 200.0)
+    assert shard.incarnation == one.incarnation
+    # Of a process that was restarted nothing is known yet, and of a silent one nothing any more.
+    one.heartbeat(gradient_nbytes=1)
+    assert job.status.shards[0].gradient_nbytes_per_s == 0.0
+    job.clock.advance(20.0)
+    assert job.status.shards[0].updates_per_s == 0.0
+
+
 def test_version_skew_is_of_one_moment(job: Job) -> None:
     one, two = job.shards
     for seconds, shard, version in (
