@@ -24,7 +24,7 @@ from psrpc.checkpoint import (
     commit,
     newest_good,
 )
-from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import TEMPORARY
 from psrpc.plan import Plan
@@ -63,11 +63,14 @@ class Checkpoints:
             if free < self._nbytes + RESERVE_NBYTES:
                 raise CheckpointError(
                     f"no space for {directory}: {free} bytes are free; a checkpoint takes about "
-                    f"{self._nbytes} and leaves {RESERVE_NBYTES} to the ledger"
+                    f"{self._nbytes} and leaves {RESERVE_NBYTES} to the ledger",
+                    code="PS502",
                 )
             self._storage.make_directory(directory)
         except OSError as error:
-            raise CheckpointError(f"cannot make {directory}: {error.strerror}") from error
+            raise CheckpointError(
+                f"cannot make {directory}: {error.strerror}", code=disk_code(error)
+            ) from error
 
     def commit(self, taken: Taken, generation: int | None = None) -> None:
         """Writes the manifest and gives the directory its name. ``generation`` is the one that the
@@ -173,7 +176,7 @@ def choose_checkpoint(
         choice = newest_good(run_dir / CHECKPOINTS, run_id, refused, storage)
     except CheckpointError as error:
         raise CheckpointError(
-            f"cannot resume: {error}; start again with another --run-dir"
+            f"cannot resume: {error}; start again with another --run-dir", code=error.code
         ) from None
     manifest = choice.manifest
     _check_fits(choice.directory, manifest, description)
@@ -185,7 +188,8 @@ def choose_checkpoint(
     if last >= description.epochs:
         raise InvalidJob(
             f"cannot resume from {choice.directory}: it has batches of epoch {last}, and the job "
-            f"ends before epoch {description.epochs}; set epochs back, or start a new run"
+            f"ends before epoch {description.epochs}; set epochs back, or start a new run",
+            code="PS405",
         )
     if plan is not None and manifest.plan.hash != plan.hash:
         remarks += _lost_by_another_plan(manifest, sets)
@@ -245,5 +249,6 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
         if theirs != ours:
             raise InvalidJob(
                 f"cannot resume from {directory}: its {name} is {theirs!r}, the job's is "
-                f"{ours!r}; batches would be lost or repeated. Set it back, or start a new run"
+                f"{ours!r}; batches would be lost or repeated. Set it back, or start a new run",
+                code="PS405",
             )

@@ -285,5 +285,7 @@ def check_for_shards(description: JobDescription, shards: int) -> None:
     """Raises InvalidJob if the job's update cannot run on so many shards."""
     if shards > 1 and description.needs_single_shard:
         raise InvalidJob(
-            f"this job cannot use {shards} shards: {description.needs_single_shard}; say --shards 1"
+            f"this job cannot use {shards} shards: {description.needs_single_shard}; "
+            "say --shards 1",
+            code="PS107",
         )

@@ -156,7 +156,7 @@ def commit(
     try:
         checkpoints.commit(taken, generation)
     except CheckpointError as error:
-        return Committed(taken, generation, str(error))
+        return Committed(taken, generation, error.coded)
     except Exception as error:  # not foreseen; without an answer the job would wait for ever
         return Committed(taken, generation, repr(error))
     warnings = retain(checkpoints, scores, in_use)

@@ -149,7 +149,7 @@ class Generations:
                 version=_version(chosen, run),
             )
         except CheckpointError as error:
-            self.failure = f"{error}: {choice.reason}" if choice else str(error)
+            self.failure = f"{error.coded}: {choice.reason}" if choice else error.coded
             return False
         for remark in chosen.remarks if chosen else ():
             self._warn(remark)

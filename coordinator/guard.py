@@ -26,10 +26,11 @@ WARNED_STEPS = PATIENCE_STEPS // 2
 
 
 class Guard:
-    """Watches batches as they are done; each method returns why the job must stop, or None. What a
-    person should know before it comes to that is in ``warnings``, for the owner to take out.
+    """Watches batches as they are done; each method returns why the job must stop, with
+    the code of that, or None. What a
+        person should know before it comes to that is in ``warnings``, for the owner to take out.
 
-    Pure and not thread-safe.
+        Pure and not thread-safe.
     """
 
     def __init__(self, policy: Policy, first_loss: float | None = None) -> None:
@@ -67,9 +68,9 @@ class Guard:
         if self._skipped < SKIPPED_IN_A_ROW:
             return None
         return (
-            f"{SKIPPED_IN_A_ROW} batches in a row had a NaN or infinite gradient, the last one "
-            f"{batch}; {self._advice(running=False)}; or look for NaN in the data or a logarithm "
-            "of zero in the loss"
+            f"PS603: {SKIPPED_IN_A_ROW} batches in a row had a NaN or infinite gradient, the last "
+            f"one {batch}; {self._advice(running=False)}; or look for NaN in the data or a "
+            "logarithm of zero in the loss"
         )
 
     def step(self, loss: float) -> str | None:
@@ -101,8 +102,8 @@ class Guard:
         if self._above < PATIENCE_STEPS:
             return None
         return (
-            f"training diverged: the mean loss of {WINDOW_STEPS} steps stayed above {FACTOR:g} "
-            f"times its first value for {PATIENCE_STEPS} steps (now {mean:.4g}, first "
+            f"PS604: training diverged: the mean loss of {WINDOW_STEPS} steps stayed above "
+            f"{FACTOR:g} times its first value for {PATIENCE_STEPS} steps (now {mean:.4g}, first "
             f"{first:.4g}); {self._advice(running=False)}"
         )
 

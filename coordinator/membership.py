@@ -133,7 +133,8 @@ class Membership:
                 f"shard index {index} is out of range: this job has {len(self.shards)} "
                 f"shard{'s' if len(self.shards) > 1 else ''}, so --shard is "
                 f"{'0' if len(self.shards) == 1 else f'0 to {len(self.shards) - 1}'}; "
-                "see `coordinator serve --shards`"
+                "see `coordinator serve --shards`",
+                code="PS134",
             )
         if incarnation in self._former[index]:
             raise StaleGeneration(f"shard {index} was taken over by another process")
@@ -142,7 +143,8 @@ class Membership:
         if new and shard.incarnation and not self._free(shard, now):
             raise AlreadyExists(
                 f"shard {index} is held by another process: {shard} (pid {shard.pid} on "
-                f"{shard.host}); start this one with another --shard, or stop that one first"
+                f"{shard.host}); start this one with another --shard, or stop that one first",
+                code="PS121",
             )
         if new:
             if self._last[index] not in (0, incarnation):

@@ -154,7 +154,7 @@ class Orders:
             self._disk.prepare(order)
         except CheckpointError as error:
             self.snapshots.withdraw(order.name)
-            self.failed(Failed(order, str(error)))
+            self.failed(Failed(order, error.coded))
             return False
         return True
 

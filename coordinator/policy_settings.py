@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from coordinator.description import JobDescription
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidSetting
 from psrpc.policy import SETTINGS, Policy, fitting
 
 OF_THE_JOB = ("local_steps", "scale_lr", "warmup_epochs", "then", "then_after")
@@ -27,19 +27,23 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         key, text = key.strip(), text.strip()
         if not equals or not key or not text:
-            raise InvalidJob(f"{setting!r}: expected key=value, for example staleness=4")
+            raise InvalidSetting(
+                f"{setting!r}: expected key=value, for example staleness=4", code="PS104"
+            )
         if key in OF_THE_JOB or key.startswith("optimizer."):
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"{setting}: {key} belongs to the job and cannot be changed while it runs; stop it "
                 f"and go on with --resume --set {setting}"
             )
         if key not in SETTINGS:
             nearest = get_close_matches(key, SETTINGS, n=1, cutoff=0.5)
             hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(SETTINGS)}"
-            raise InvalidJob(f"{setting}: a policy has no {key}; {hint}")
+            raise InvalidSetting(f"{setting}: a policy has no {key}; {hint}", code="PS104")
         values[key] = _value(text)
     if not values:
-        raise InvalidJob("no settings; expected key=value, for example mode=ssp staleness=4")
+        raise InvalidSetting(
+            "no settings; expected key=value, for example mode=ssp staleness=4", code="PS104"
+        )
     return values
 
 
@@ -62,13 +66,13 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
     """Raises InvalidJob if this job cannot be trained so."""
     needed = job.unit * policy.open
     if needed > job.train_records:
-        raise InvalidJob(
+        raise InvalidSetting(
             f"a round of {policy.open} micro-batches (replicas) has {needed} records, and train "
             f"holds {job.train_records}; use fewer replicas"
         )
     for name in ("balance", "delay_compensation"):
         if job.local_steps > 1 and getattr(policy, name):
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"{name} and local_steps exclude each other, and the job has local_steps "
                 f"{job.local_steps}"
             )

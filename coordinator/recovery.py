@@ -91,7 +91,7 @@ def choose_origin(
         return Origin(tuple(keep for _ in holdings), "all shards keep theirs", kept=True)
     if checkpoint is None:
         if committed:
-            raise CheckpointError(f"{lost}, and no checkpoint of this run is good")
+            raise CheckpointError(f"{lost}, and no checkpoint of this run is good", code="PS404")
         fresh = Begin(generation, policy, settings=settings)
         reason = f"{lost}, and no checkpoint was ever committed: a worker initializes all shards"
         return Origin(tuple(fresh for _ in holdings), reason, kept=False)

@@ -11,13 +11,16 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from psrpc.errors import AlreadyExists, InvalidJob
+from psrpc.errors import AlreadyExists, InvalidJob, disk_code
 
 RUNS = Path("runs")
 LEDGER = "ledger.sqlite"
 TOKEN = "token"
 ADDRESS = "address"
 JOB = "job.json"
+CERTS = "certs"
+"""Certificates of the run, where it made them itself."""
+
 _LOCK = "lock"
 
 
@@ -34,7 +37,9 @@ def newest_run_directory(name: str) -> Path:
     """
     found = sorted(RUNS.glob(f"{name}-*/{LEDGER}"), key=lambda path: path.stat().st_mtime_ns)
     if not found:
-        raise InvalidJob(f"--resume finds no run {RUNS}/{name}-*; say which with --run-dir")
+        raise InvalidJob(
+            f"--resume finds no run {RUNS}/{name}-*; say which with --run-dir", code="PS125"
+        )
     return found[-1].parent
 
 
@@ -54,13 +59,16 @@ class RunDirectory:
             InvalidJob: it cannot be made, or there is nothing to resume.
         """
         if self._resume and not (self.path / LEDGER).exists():
-            raise InvalidJob(f"--resume: {self.path} holds no run (it has no {LEDGER})")
+            raise InvalidJob(
+                f"--resume: {self.path} holds no run (it has no {LEDGER})", code="PS125"
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidJob(
-                f"cannot use run directory {self.path}: {error.strerror}; choose another --run-dir"
+                f"cannot use run directory {self.path}: {error.strerror}; choose another --run-dir",
+                code=disk_code(error),
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +76,8 @@ class RunDirectory:
             self._unlock()
             raise AlreadyExists(
                 f"another coordinator is running on {self.path}; stop it first, or choose another "
-                "--run-dir"
+                "--run-dir",
+                code="PS122",
             ) from None
         return self
 

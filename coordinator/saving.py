@@ -12,6 +12,7 @@ from collections import deque
 from coordinator.evaluation import Evaluations
 from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
+from psrpc.errors import CheckpointError
 from psrpc.manifest import TEMPORARY
 
 CHECKPOINTS = "checkpoints"
@@ -187,7 +188,8 @@ class Saving:
             self._tries += 1
             return None
         if order.name == self._first:
-            return f"snapshot {order.name} could not be taken: {failed.reason}"
+            why = CheckpointError(failed.reason)
+            return f"{why.code}: snapshot {order.name} could not be taken: {why}"
         if order.write:
             self._lost = (self._lost[0] + 1, order.global_step)
             if order.global_step == self._written_step:

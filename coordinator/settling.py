@@ -153,7 +153,8 @@ def _check_goes_on(
     if ended is not None:
         raise AlreadyExists(
             f"run directory {path} holds a run that has ended ({ended['phase']}); say --resume to "
-            "go on with it, or choose another --run-dir"
+            "go on with it, or choose another --run-dir",
+            code="PS123",
         )
     key = _difference(known, identity)
     if key:
@@ -161,7 +162,8 @@ def _check_goes_on(
         raise InvalidJob(
             f"run directory {path} holds a run that has not ended, of another job: its {key} is "
             f"{theirs}, this one's {ours}. Start it as it was, say --resume "
-            "to go on with the change, or choose another --run-dir"
+            "to go on with the change, or choose another --run-dir",
+            code="PS124",
         )
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from psrpc.errors import CheckpointError
+from psrpc.errors import CheckpointError, disk_code
 from psrpc.manifest import Manifest
 from psrpc.rows_chain import fill_rows, table_ids
 from psrpc.safetensors_form import Placed, header_bytes
@@ -54,7 +54,9 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
             rows = _write(directory, manifest, spec, partial)
             partial.replace(path)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+            raise CheckpointError(
+                f"{path} cannot be written: {error.strerror}", code=disk_code(error)
+            ) from error
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)

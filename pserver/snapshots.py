@@ -94,7 +94,7 @@ class SnapshotFiles:
             rows = self._write_rows(order, snapshot, directory)
         except Exception as error:
             # Whatever it is, the coordinator waits for a word.
-            report.error = str(error) if isinstance(error, CheckpointError) else repr(error)
+            report.error = error.coded if isinstance(error, CheckpointError) else repr(error)
             log.warning("snapshot could not be written", snapshot=order.name, reason=report.error)
         else:
             report.file, report.nbytes, report.sha256 = (

@@ -292,7 +292,8 @@ def _compare_variables(directory: Path, mine: Plan, wanted: Plan) -> None:
         if here.get(name) != there.get(name):
             raise CheckpointError(
                 f"{directory} has variable {name!r} as {_describe(here.get(name))};"
-                f" the job has it as {_describe(there.get(name))}"
+                f" the job has it as {_describe(there.get(name))}",
+                code="PS405",
             )
 
 

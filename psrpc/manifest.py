@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.plan import Plan
 from psrpc.rows_file import rows_file_name
 from psrpc.storage import DISK, Storage
@@ -166,7 +166,8 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         raise CheckpointError(
-            f"checkpoint {final} cannot be committed: {error.strerror}{where}"
+            f"checkpoint {final} cannot be committed: {error.strerror}{where}",
+            code=disk_code(error),
         ) from error
 
 
@@ -197,7 +198,9 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
         with storage.open(path) as opened:
             manifest = Manifest.from_json(opened.read())
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a checkpoint") from None
+        raise CheckpointError(
+            f"{directory} has no {MANIFEST}: it is not a checkpoint", code="PS404"
+        ) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError, InvalidJob) as error:
@@ -342,4 +345,4 @@ def newest_good(
         else:
             return Choice(directory, manifest, tuple(passed_over))
     reasons = "".join(f"; {reason}" for _, reason in passed_over)
-    raise CheckpointError(f"no good checkpoint in {checkpoints}{reasons}")
+    raise CheckpointError(f"no good checkpoint in {checkpoints}{reasons}", code="PS404")

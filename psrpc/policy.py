@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidSetting
 
 Mode = Literal["async", "sync", "ssp"]
 StalenessLr = Literal["inverse"]
@@ -59,7 +59,7 @@ def _shown(value: object) -> str:
 
 def _choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise InvalidJob(f"{name} is {value!r}; expected {' or '.join(map(str, choices))}")
+        raise InvalidSetting(f"{name} is {value!r}; expected {' or '.join(map(str, choices))}")
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -67,7 +67,7 @@ def _whole(name: str, value: object, least: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJob(f"{name} is {value!r}; expected a whole number of at least {least}")
+        raise InvalidSetting(f"{name} is {value!r}; expected a whole number of at least {least}")
 
 
 def _real(
@@ -90,7 +90,7 @@ def _real(
             for words, bound in (("above", above), ("of at least", least), ("below", below))
             if math.isfinite(bound)
         ]
-        raise InvalidJob(f"{name} is {value!r}; expected a number {' and '.join(bounds)}")
+        raise InvalidSetting(f"{name} is {value!r}; expected a number {' and '.join(bounds)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,47 +148,47 @@ class Policy:
         _choice("delay_compensation", self.delay_compensation, ("constant", "adaptive", None))
         for name in ("speculate", "balance"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidJob(f"{name} is {getattr(self, name)!r}; expected true or false")
+                raise InvalidSetting(f"{name} is {getattr(self, name)!r}; expected true or false")
         _real("round_deadline_s", self.round_deadline_s, above=0.0)
         _real("dc_lambda", self.dc_lambda, above=0.0)
         _real("dc_decay", self.dc_decay, least=0.0, below=1.0)
         for name in self.changed():
             if self.mode not in _FITS.get(name, MODES):
                 fits = " or ".join(_FITS[name])
-                raise InvalidJob(
+                raise InvalidSetting(
                     f"{name} is for mode {fits}, but mode is {self.mode!r}: {_WHY[name]}"
                 )
         self._check_together()
 
     def _check_together(self) -> None:
         if self.mode == "sync" and self.replicas is None:
-            raise InvalidJob(
+            raise InvalidSetting(
                 "mode is 'sync' but replicas is not set; say how many micro-batches make a round: "
                 "Job(replicas=3) or --replicas 3"
             )
         if self.mode == "ssp" and self.staleness is None:
-            raise InvalidJob(
+            raise InvalidSetting(
                 "mode is 'ssp' but staleness is not set; say how many steps a worker may be ahead "
                 "of the slowest: Job(staleness=4) or --set staleness=4"
             )
         if self.aggregate is not None:
             if self.aggregate > (self.replicas or 0):
-                raise InvalidJob(
+                raise InvalidSetting(
                     f"aggregate is {self.aggregate}, but a round has only {self.replicas} "
                     "micro-batches (replicas); it cannot take more than are open"
                 )
             for name in ("speculate", "balance"):
                 if getattr(self, name):
-                    raise InvalidJob(
+                    raise InvalidSetting(
                         f"{name} and aggregate exclude each other: a round that takes its first "
                         "micro-batches waits for no straggler"
                     )
         if self.delay_compensation is None and self.dc_lambda is not None:
-            raise InvalidJob(
+            raise InvalidSetting(
                 "dc_lambda is set, but delay_compensation is not; nothing is corrected"
             )
         if self.delay_compensation != "adaptive" and self.dc_decay != 0.95:
-            raise InvalidJob("dc_decay is for delay_compensation 'adaptive' alone")
+            raise InvalidSetting("dc_decay is for delay_compensation 'adaptive' alone")
 
     @property
     def rounds(self) -> bool:
@@ -235,7 +235,7 @@ class Policy:
         """Raises InvalidJob for what is no policy; names the setting."""
         unknown = set(document) - set(SETTINGS)
         if unknown:
-            raise InvalidJob(f"a policy has no {', '.join(sorted(unknown))}")
+            raise InvalidSetting(f"a policy has no {', '.join(sorted(unknown))}")
         return Policy(**document)
 
     def __str__(self) -> str:

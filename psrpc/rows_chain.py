@@ -165,7 +165,7 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
         spec = specs.get(table.name)
         if spec is None:
             raise CheckpointError(
-                f"{directory} has table {table.name!r}; the job has none of that name"
+                f"{directory} has table {table.name!r}; the job has none of that name", code="PS405"
             )
         for what, found, expected in (
             ("width", table.width, spec.width),
@@ -177,7 +177,8 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
             if found != expected:
                 raise CheckpointError(
                     f"{directory} has table {table.name!r} with {what} {found!r}; the job has it "
-                    f"with {expected!r}: set it back, or give the table another name"
+                    f"with {expected!r}: set it back, or give the table another name",
+                    code="PS405",
                 )
 
 

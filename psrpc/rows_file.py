@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.errors import CheckpointError
+from psrpc.errors import CheckpointError, disk_code
 from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.shard_file import NDArray, WrittenFile, array_bytes
 from psrpc.storage import DISK, Storage
@@ -154,7 +154,9 @@ def write_rows_file(
         written = storage.write(path, itertools.chain([head], blocks))
         storage.sync(path.parent)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}", code=disk_code(error)
+        ) from error
     return WrittenFile(path.name, written.nbytes, written.sha256)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.errors import CheckpointError
+from psrpc.errors import CheckpointError, disk_code
 from psrpc.plan import Plan
 from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.storage import DISK, Storage
@@ -126,7 +126,9 @@ def write_shard_file(
         written = storage.write(path, itertools.chain([head], arrays))
         storage.sync(path.parent)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}", code=disk_code(error)
+        ) from error
     return WrittenFile(path.name, written.nbytes, written.sha256)
 
 

@@ -122,7 +122,8 @@ class ShardReader:
             header, placed = parse_header(self._take(length), nbytes - 8 - length)
             if header["format"] != FORMAT:
                 raise CheckpointError(
-                    f"{self.path} has format {header['format']}; this version reads {FORMAT}"
+                    f"{self.path} has format {header['format']}; this version reads {FORMAT}",
+                    code="PS403",
                 )
             del header["format"]
             found = ShardHeader(**header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import grpc
@@ -12,6 +13,9 @@ from psrpc.errors import PsError
 METADATA_KEY = "psrpc-error"
 """Trailing metadata that names the class. Load-bearing."""
 
+CODE_KEY = "psrpc-code"
+"""Trailing metadata with the code, ``PS104``. Load-bearing."""
+
 LONGEST_DETAILS = 2000
 """UTF-8 bytes of a message that travel. Each may become three on the wire, and a client takes no
 status of more than 8 KiB: it would see another error instead."""
@@ -19,6 +23,8 @@ status of more than 8 KiB: it would see another error instead."""
 CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.PsError: grpc.StatusCode.INTERNAL,
     errors.InvalidJob: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidSetting: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidData: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.JobMismatch: grpc.StatusCode.FAILED_PRECONDITION,
@@ -54,6 +60,8 @@ _WITHOUT_NAME: dict[grpc.StatusCode, type[PsError]] = {
 }
 """Statuses that gRPC itself makes, where no server of ours had a say."""
 
+_CODE = re.compile(r"PS\d{3}")
+
 _NOT_CONNECTED = "failed to connect"
 """How gRPC begins to say that a call was never sent, in UNAVAILABLE; otherwise it may have been."""
 
@@ -68,7 +76,7 @@ def details(error: PsError) -> str:
 
 def trailing_metadata(error: PsError) -> tuple[tuple[str, str], ...]:
     """What a server sends beside the status, so that the client raises the same class."""
-    return ((METADATA_KEY, type(error).__name__),)
+    return ((METADATA_KEY, type(error).__name__), (CODE_KEY, error.code))
 
 
 def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
@@ -81,10 +89,16 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
     code: grpc.StatusCode = rpc_error.code()
     details: str = rpc_error.details() or ""
     metadata: Iterable[tuple[str, str | bytes]] = rpc_error.trailing_metadata() or ()  # type: ignore[assignment]  # the stubs' metadata is not iterable, gRPC's is
-    for key, value in metadata:
-        if key == METADATA_KEY and isinstance(value, str) and value in _BY_NAME:
-            return _BY_NAME[value](details)
+    said = dict(metadata)
+    name = said.get(METADATA_KEY)
+    if isinstance(name, str) and name in _BY_NAME:
+        return _BY_NAME[name](details, code=_code(said.get(CODE_KEY)))
     cls = _WITHOUT_NAME.get(code, errors.RemoteFailure)
     if cls is errors.Unreachable and details.startswith(_NOT_CONNECTED):
         cls = errors.NotConnected
     return cls(f"{peer}: {code.name} {details}".rstrip())
+
+
+def _code(said: str | bytes | None) -> str:
+    """What a peer gives for a code, if it is one; otherwise the class has its own."""
+    return said if isinstance(said, str) and _CODE.fullmatch(said) else ""

@@ -90,7 +90,7 @@ def conduct() -> Conduct:
             except StaleGeneration as error:
                 stale = str(error) or "the cluster has gone on"
     except InvalidJob as error:
-        yield Leave(str(error), fatal=True)
+        yield Leave(error.coded, fatal=True)
         raise
     except (PsError, Stopped) as error:
         yield Leave(str(error))

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidData
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = tuple[Any, ...]
@@ -80,7 +80,7 @@ def arrays_of(nest: Any) -> Iterator[Array]:
 def check_range(name: str, first: int, stop: int, records: int) -> None:
     """Refuses ``[first, stop)`` unless it lies within ``records`` records."""
     if not 0 <= first < stop <= records:
-        raise InvalidJob(f"{name} has {records} records; [{first}, {stop}) is not a part of them")
+        raise InvalidData(f"{name} has {records} records; [{first}, {stop}) is not a part of them")
 
 
 def check_count(name: str, batch: object, expected: int) -> Batch:
@@ -90,11 +90,11 @@ def check_count(name: str, batch: object, expected: int) -> Batch:
     """
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         shape = f"{len(batch)} parts" if isinstance(batch, tuple) else type(batch).__name__
-        raise InvalidJob(f"{name} gave {shape}; expected (x, y) or (x, y, sample_weight)")
+        raise InvalidData(f"{name} gave {shape}; expected (x, y) or (x, y, sample_weight)")
     for array in arrays_of(batch):
         count = np.shape(array)[0] if np.ndim(array) else None
         if count != expected:
-            raise InvalidJob(
+            raise InvalidData(
                 f"{name} gave {'a scalar' if count is None else f'{count} records'}; "
                 f"it was asked for {expected}"
             )
@@ -127,5 +127,5 @@ def hash_files(paths: list[Path], *settings: object) -> str:
 def existing_file(name: str, path: Path) -> Path:
     """``path`` if a file is there."""
     if not path.is_file():
-        raise InvalidJob(f"{name}: there is no file {str(path)!r}")
+        raise InvalidData(f"{name}: there is no file {str(path)!r}")
     return path

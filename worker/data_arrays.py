@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidData
 from worker.data import (
     Array,
     Batch,
@@ -51,15 +51,15 @@ class Arrays:
         self._parts: Batch = map_arrays(np.asarray, parts)
         counts = [len(a) if a.ndim else None for a in arrays_of(self._parts)]
         if None in counts:
-            raise InvalidJob("Arrays holds a scalar; expected arrays with one row per record")
+            raise InvalidData("Arrays holds a scalar; expected arrays with one row per record")
         for array in arrays_of(self._parts):
             if array.dtype.hasobject:
-                raise InvalidJob(
+                raise InvalidData(
                     f"Arrays holds an array of dtype object and shape {array.shape}; expected "
                     "rows of equal shape, of numbers or of strings"
                 )
         if len(set(counts)) != 1:
-            raise InvalidJob(
+            raise InvalidData(
                 "Arrays of different lengths: "
                 f"{', '.join(_lengths(self._parts))} records; expected one row per record"
             )
@@ -176,7 +176,7 @@ class Npz:
                     if key is not None
                 }
         except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile) as error:
-            raise InvalidJob(f"Npz: {str(path)!r} cannot be read as .npz: {error}") from error
+            raise InvalidData(f"Npz: {str(path)!r} cannot be read as .npz: {error}") from error
         inputs = (
             {name: loaded[key] for name, key in x.items()} if isinstance(x, Mapping) else loaded[x]
         )
@@ -184,7 +184,7 @@ class Npz:
 
     def _column(self, file: Any, key: str) -> Array:
         if key not in file.files:
-            raise InvalidJob(
+            raise InvalidData(
                 f"Npz: {str(self._path)!r} has no array {key!r}; it has {', '.join(file.files)}"
             )
         array: Array = file[key]

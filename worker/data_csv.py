@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidData, InvalidJob
 from worker.data import Array, Batch, Map, check_count, check_range, existing_file, hash_files
 from worker.permutation import RecordOrder
 
@@ -53,7 +53,7 @@ class Csv:
         map: Map | None = None,
     ) -> None:
         if isinstance(x, str):
-            raise InvalidJob(f"Csv: x is {x!r}; expected a list of columns")
+            raise InvalidData(f"Csv: x is {x!r}; expected a list of columns")
         self._path = Path(path)
         self._y = y
         self._x = x
@@ -110,7 +110,7 @@ class Csv:
             if column in names:
                 return names.index(str(column))
             shown = ", ".join(names) if self._header else f"0 to {len(names) - 1}"
-            raise InvalidJob(f"Csv: {str(self._path)!r} has no column {column!r}; it has {shown}")
+            raise InvalidData(f"Csv: {str(self._path)!r} has no column {column!r}; it has {shown}")
 
         label = place(self._y)
         if self._x is None:
@@ -122,7 +122,7 @@ class Csv:
         rows = list(csv.reader((text for _, text in lines), delimiter=self._delimiter))
         for (line, _), row in zip(lines, rows, strict=True):
             if len(row) != len(index.columns):
-                raise InvalidJob(
+                raise InvalidData(
                     f"Csv: {str(self._path)!r} line {line} has {len(row)} columns; "
                     f"expected {len(index.columns)}"
                 )
@@ -149,7 +149,7 @@ class Csv:
                     try:
                         value.astype(dtype)
                     except ValueError:
-                        raise InvalidJob(
+                        raise InvalidData(
                             f"Csv: {str(self._path)!r} line {line} column "
                             f"{index.columns[column]!r} is {str(value)!r}; expected {dtype}"
                         ) from None
@@ -186,7 +186,7 @@ class _LineIndex:
             try:
                 found.append((number, data.decode()))
             except UnicodeDecodeError:
-                raise InvalidJob(f"Csv: {str(self._path)!r} line {number} is not UTF-8") from None
+                raise InvalidData(f"Csv: {str(self._path)!r} line {number} is not UTF-8") from None
         return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidData
 from worker.data import Batch, check_count, check_range, map_arrays
 from worker.permutation import BlockOrder
 
@@ -47,9 +47,9 @@ class Function:
     ) -> None:
         for name, value in (("num_records", num_records), ("block_records", block_records)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidJob(f"Function: {name} is {value!r}; expected a whole number")
+                raise InvalidData(f"Function: {name} is {value!r}; expected a whole number")
         if not block_records:
-            raise InvalidJob("Function: block_records is 0; expected at least 1")
+            raise InvalidData("Function: block_records is 0; expected at least 1")
         self._make = make
         self._records = num_records
         self._block_records = block_records
@@ -109,7 +109,7 @@ class Function:
             name = f"the function of records [{start}, {stop})"
             return check_count(name, dataset, stop - start)
         if not hasattr(dataset, "as_numpy_iterator"):
-            raise InvalidJob(
+            raise InvalidData(
                 f"{name} is {type(dataset).__name__}; expected a tf.data.Dataset or (x, y)"
             )
         wanted = stop - start
@@ -117,7 +117,7 @@ class Function:
         # was asked for shows a dataset that gives too many, an endless one too.
         batches = list(dataset.take(wanted + 1).batch(wanted + 1).as_numpy_iterator())
         if not batches:
-            raise InvalidJob(f"{name} gave 0 records; it was asked for {wanted}")
+            raise InvalidData(f"{name} gave 0 records; it was asked for {wanted}")
         return check_count(name, batches[0], wanted)
 
 

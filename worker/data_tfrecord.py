@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidData
 from worker.data import Batch, check_count, check_range, existing_file, hash_files
 from worker.permutation import RecordOrder
 
@@ -81,7 +81,7 @@ class TfRecords:
         for name in map(str, self._files):
             found = sorted(glob.glob(name)) if glob.has_magic(name) else [name]  # noqa: PTH207
             if not found:
-                raise InvalidJob(f"TfRecords: no file matches {name!r}")
+                raise InvalidData(f"TfRecords: no file matches {name!r}")
             paths += (existing_file("TfRecords", Path(path)) for path in found)
         return paths
 
@@ -174,12 +174,12 @@ def _scan(file: BinaryIO, path: Path) -> npt.NDArray[np.int64]:
     if len(wrong):
         first = int(wrong[0])
         at = spans[first][0] - _HEADER_NBYTES
-        raise InvalidJob(
+        raise InvalidData(
             f"TfRecords: {str(path)!r} is damaged at byte {at}, record {first}: the checksum of "
             "its length is wrong; compressed files are not supported"
         )
     if at < size:
-        raise InvalidJob(
+        raise InvalidData(
             f"TfRecords: {str(path)!r} ends inside record {len(spans)}, which begins at byte {at}; "
             "it is cut short, compressed or no TFRecord file"
         )

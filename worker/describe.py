@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pserver.updates.allowlist import needs_single_shard, placement_for
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidJob, error_line
 from psrpc.plan import Plan, VariableSpec, make_plan
 from worker.data import Batch, check_count, map_arrays
 from worker.job import Job
@@ -55,7 +55,7 @@ def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = No
         except InvalidJob as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(error_line(error) + "\n")
             return 2
         with os.fdopen(os.dup(stdout), "w") as out:
             out.write(document + "\n")

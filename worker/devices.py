@@ -117,7 +117,8 @@ def choose_gpu(gpu: str, count: int) -> int | None:
         found = f"GPUs 0 to {count - 1}" if count > 1 else "GPU 0" if count else "no GPU here"
         raise InvalidArgument(
             f"--gpu {gpu}: TensorFlow finds {found}; use --gpu none for the CPU, or check the "
-            "driver and CUDA_VISIBLE_DEVICES"
+            "driver and CUDA_VISIBLE_DEVICES",
+            code="PS506",
         )
     return int(gpu)
 
@@ -139,6 +140,7 @@ def _total_memory_bytes(device: Any) -> int:
     if failed:
         raise InvalidArgument(
             f"--gpu-memory-fraction needs the size of the GPU's memory, and the driver does not "
-            f"give it ({failed}); leave the option out to let memory grow as needed"
+            f"give it ({failed}); leave the option out to let memory grow as needed",
+            code="PS506",
         )
     return nbytes.value

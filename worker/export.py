@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pserver.updates.allowlist import AVERAGES
-from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from worker.data import Array, Batch, map_arrays
 from worker.loader import UserCodeFailed, load_job
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
@@ -32,7 +32,7 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
     except PsError as error:
         if isinstance(error, UserCodeFailed):
             sys.stderr.write(error.user_traceback)
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(error_line(error) + "\n")
         return 2
     return 0
 
@@ -60,7 +60,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     kind = save_name(to)
     target = Path(to)
     if not checkpoint.is_dir():
-        raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}")
+        raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}", code="PS404")
     if kind == "saved_model" and target.exists():
         raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
     if not target.parent.is_dir():
@@ -77,7 +77,9 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     try:
         replica.assign(values)
     except InvalidArgument as error:
-        raise InvalidJob(f"{checkpoint} does not fit the model of {job}: {error}") from None
+        raise InvalidJob(
+            f"{checkpoint} does not fit the model of {job}: {error}", code="PS405"
+        ) from None
     model = replica.model
     if tables and kind != "saved_model" and isinstance(model, keras.Model):
         model = plain_keras(model, tables, to)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from psrpc.batch import batches_per_epoch
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidSetting
 from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from worker.data import DataSource
 from worker.keep_best import parse_keep_best
@@ -179,13 +179,13 @@ class Job:
         _check_choice("compression", self.compression, ("topk", "int8", None))
         _check_fraction("topk", self.topk, 0.5)
         if not callable(self.model):
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"model is {_show(self.model)}; expected a function without arguments that makes "
                 "the model"
             )
         # A class is callable too, but means a loss that somebody forgot to make.
         if isinstance(self.loss, type) or not (isinstance(self.loss, str) or callable(self.loss)):
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"loss is {_show(self.loss)}; expected a Keras loss, its name or a function"
             )
         if not (
@@ -193,29 +193,29 @@ class Job:
             or callable(self.optimizer)
             or hasattr(self.optimizer, "get_config")
         ):
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"optimizer is {_show(self.optimizer)}; expected a Keras optimizer, its name or a "
                 "function that makes one"
             )
         if isinstance(self.metrics, str) or not isinstance(self.metrics, Sequence):
-            raise InvalidJob(f"metrics is {_show(self.metrics)}; expected a list")
+            raise InvalidSetting(f"metrics is {_show(self.metrics)}; expected a list")
         for metric in self.metrics:
             if not isinstance(metric, str) and not callable(metric):
-                raise InvalidJob(
+                raise InvalidSetting(
                     f"metrics contains {_show(metric)}; expected names of Keras metrics, metrics "
                     "or functions that make one"
                 )
         if self.keep_best is not None:
             parse_keep_best(self.keep_best)
             if self.eval is None:
-                raise InvalidJob(
+                raise InvalidSetting(
                     f"keep_best is {self.keep_best!r}, but eval is None; nothing is evaluated"
                 )
         _check_source("train", self.train)
         if self.eval is not None:
             _check_source("eval", self.eval)
         if self.init_from is not None and not isinstance(self.init_from, str | Path):
-            raise InvalidJob(f"init_from is {_show(self.init_from)}; expected a path")
+            raise InvalidSetting(f"init_from is {_show(self.init_from)}; expected a path")
 
     def policy(self) -> Policy:
         """What the job begins with.
@@ -257,22 +257,26 @@ def _show(value: object) -> str:
 def _check_integer(name: str, value: object, least: int) -> None:
     # bool is an int to Python, and True records a batch to nobody.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJob(f"{name} is {_show(value)}; expected a whole number of at least {least}")
+        raise InvalidSetting(
+            f"{name} is {_show(value)}; expected a whole number of at least {least}"
+        )
 
 
 def _check_fraction(name: str, value: object, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        raise InvalidJob(f"{name} is {_show(value)}; expected a number above 0 and at most {most}")
+        raise InvalidSetting(
+            f"{name} is {_show(value)}; expected a number above 0 and at most {most}"
+        )
 
 
 def _check_not_negative(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidJob(f"{name} is {_show(value)}; expected a number of at least 0")
+        raise InvalidSetting(f"{name} is {_show(value)}; expected a number of at least 0")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise InvalidJob(f"{name} is {_show(value)}; expected {' or '.join(map(str, choices))}")
+        raise InvalidSetting(f"{name} is {_show(value)}; expected {' or '.join(map(str, choices))}")
 
 
 def _check_source(name: str, value: object) -> None:
@@ -281,7 +285,7 @@ def _check_source(name: str, value: object) -> None:
         hasattr(type(value), part)
         for part in ("num_records", "read", "read_range", "fingerprint", "close")
     ):
-        raise InvalidJob(
+        raise InvalidSetting(
             f"{name} is {_show(value)}; expected a data source: Arrays, Npz, TfRecords, Csv or "
             "Function"
         )

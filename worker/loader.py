@@ -66,9 +66,13 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
     try:
         source = path.read_bytes()
     except FileNotFoundError:
-        raise InvalidJob(f"there is no job file {shown!r} (in {Path.cwd()})") from None
+        raise InvalidJob(
+            f"there is no job file {shown!r} (in {Path.cwd()})", code="PS102"
+        ) from None
     except OSError as error:
-        raise InvalidJob(f"the job file {shown!r} cannot be read: {error.strerror}") from None
+        raise InvalidJob(
+            f"the job file {shown!r} cannot be read: {error.strerror}", code="PS102"
+        ) from None
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -99,7 +103,7 @@ def user_code(what: str) -> Iterator[None]:
         reason = str(error)
         if reason.startswith(_TRACED):
             reason = reason.strip().splitlines()[-1].strip().removeprefix("InvalidJob: ")
-        raise InvalidJob(f"{what}: {reason}") from None
+        raise InvalidJob(f"{what}: {reason}", code=error.code) from None
     except (Exception, SystemExit) as error:
         raise UserCodeFailed(f"{what} raised {_reason(error)}", _user_text(error)) from None
 

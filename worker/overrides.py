@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pserver.updates.allowlist import with_learning_rate
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidJob, InvalidSetting
 from psrpc.policy import MODES
 from worker.job import Job
 from worker.phases import without_effect
@@ -136,7 +136,9 @@ def override_job(
         key, equals, text = setting.partition("=")
         key, text = key.strip(), text.strip()
         if not equals or not key:
-            raise InvalidJob(f"--set {setting}: expected key=value, for example epochs=3")
+            raise InvalidSetting(
+                f"--set {setting}: expected key=value, for example epochs=3", code="PS104"
+            )
         if key.startswith(OPTIMIZER_PREFIX):
             arguments[key.removeprefix(OPTIMIZER_PREFIX)] = text
             continue
@@ -149,7 +151,7 @@ def override_job(
             )
         kind = FIELDS[key]
         if kind is None:
-            raise InvalidJob(f"--set {setting}: {key} is code; change it in the job file")
+            raise InvalidSetting(f"--set {setting}: {key} is code; change it in the job file")
         fields[key] = parsed(setting, kind, text)
     mode = fields.get("mode", job.mode)
     if mode != job.mode and mode in MODES:
@@ -200,7 +202,7 @@ def parsed(setting: str, kind: _Kind, text: str) -> Any:
     try:
         return kind.parse(text)
     except (ValueError, KeyError):
-        raise InvalidJob(
+        raise InvalidSetting(
             f"--set {setting}: {text!r} cannot be read; expected {kind.expected}"
         ) from None
 
@@ -208,4 +210,4 @@ def parsed(setting: str, kind: _Kind, text: str) -> Any:
 def _unknown(setting: str, key: str, known: list[str]) -> InvalidJob:
     nearest = get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
-    return InvalidJob(f"--set {setting}: there is no {key}; {hint}")
+    return InvalidSetting(f"--set {setting}: there is no {key}; {hint}", code="PS104")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidJob, InvalidSetting
 from psrpc.policy import SETTINGS, Mode, Policy, fitting
 
 if TYPE_CHECKING:
@@ -70,20 +70,20 @@ def _modes(job: Job) -> tuple[Mode, ...]:
     """
     if job.then is None:
         if job.then_after is not None:
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"then_after is {job.then_after}, but then is not set; say the mode that follows: "
                 "Job(then='async', then_after=3)"
             )
         return (job.mode,)
     if job.then_after is None:
-        raise InvalidJob(
+        raise InvalidSetting(
             f"then is {job.then!r}, but then_after is not set; say after how many epochs: "
             f"Job(then={job.then!r}, then_after=3)"
         )
     if job.then == job.mode:
-        raise InvalidJob(f"then is {job.then!r}, and so is mode; the rule would change nothing")
+        raise InvalidSetting(f"then is {job.then!r}, and so is mode; the rule would change nothing")
     if job.then_after >= job.epochs:
-        raise InvalidJob(
+        raise InvalidSetting(
             f"then_after is {job.then_after}, but the job has {job.epochs} "
             f"epoch{'s' * (job.epochs > 1)}: the first phase never ends, and mode {job.then!r} "
             "never begins; make then_after less than epochs"
@@ -95,17 +95,17 @@ def _check_local_steps(job: Job, policies: list[Policy]) -> None:
     if job.local_steps == 1:
         return
     if any(policy.balance for policy in policies):
-        raise InvalidJob(
+        raise InvalidSetting(
             "balance and local_steps exclude each other: the batches of local steps have "
             "batch_size records, whoever computes them"
         )
     if any(policy.delay_compensation for policy in policies):
-        raise InvalidJob(
+        raise InvalidSetting(
             "delay_compensation and local_steps exclude each other: it corrects gradients, and "
             "what local steps push is a difference of parameters"
         )
     if job.scale_lr is not None:
-        raise InvalidJob(
+        raise InvalidSetting(
             "scale_lr and local_steps exclude each other: the learning rate of local steps is the "
             "worker's own, and what shards scale would be the mean of the differences; choose the "
             "optimizer's learning_rate by hand"
@@ -115,13 +115,13 @@ def _check_local_steps(job: Job, policies: list[Policy]) -> None:
 def _check_rate(job: Job, policies: list[Policy]) -> None:
     if job.scale_lr is None:
         if job.warmup_epochs:
-            raise InvalidJob(
+            raise InvalidSetting(
                 f"warmup_epochs is {job.warmup_epochs}, but scale_lr is not set; there is nothing "
                 "to warm up to: Job(scale_lr='linear')"
             )
         return
     if not any(policy.rounds for policy in policies):
-        raise InvalidJob(
+        raise InvalidSetting(
             f"scale_lr is {job.scale_lr!r}, but mode is {job.mode!r}: only rounds make one update "
             "of several micro-batches, so there is nothing to scale by"
         )
@@ -129,9 +129,9 @@ def _check_rate(job: Job, policies: list[Policy]) -> None:
 
 def _check_prefetch(job: Job, policies: list[Policy]) -> None:
     if not isinstance(job.prefetch_rows, bool):
-        raise InvalidJob(f"prefetch_rows is {job.prefetch_rows!r}; expected true or false")
+        raise InvalidSetting(f"prefetch_rows is {job.prefetch_rows!r}; expected true or false")
     if job.prefetch_rows and all(policy.rounds for policy in policies):
-        raise InvalidJob(
+        raise InvalidSetting(
             f"prefetch_rows is for mode async or ssp, but mode is {job.mode!r}: a round is "
             "computed from its own version of every row"
         )
@@ -144,7 +144,7 @@ def _refuse(job: Job, name: str, value: Any) -> None:
         Policy(mode=job.mode, **setting)
     except InvalidJob as error:
         also = f"; nor is it for {job.then!r}, which follows" if job.then is not None else ""
-        raise InvalidJob(f"{error}{also}") from None
+        raise InvalidSetting(f"{error}{also}", code=error.code) from None
 
 
 def _changed(job: Job, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def test_prune_refuses_while_a_coordinator_runs(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("ls", "gone"), "error: gone has no checkpoints/; expected the directory of a run"),
+        (("ls", "gone"), "error PS404: gone has no checkpoints/; expected the directory of a run"),
         (("verify", "gone"), "gone has no checkpoints/; expected the directory of a run"),
         (("diff", "gone", "gone"), "gone has no manifest.json: it is not a checkpoint"),
         (("prune", "--keep", "0", "."), "--keep is 0; expected a whole number of at least 1"),

@@ -379,7 +379,7 @@ def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_command_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--job", "x.py", "--shards", "0"]) == 2
     assert capsys.readouterr().err == (
-        "error: --shards is 0; expected a whole number of at least 1\n"
+        "error PS110: --shards is 0; expected a whole number of at least 1\n"
     )
 
 

@@ -100,9 +100,13 @@ def test_the_command_waits_until_the_policy_stands(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["stalenes=4"], 2, "error: stalenes=4: a policy has no stalenes; did you mean staleness?"),
-        (["staleness=4"], 2, "error: staleness is for mode ssp, but mode is 'async'"),
-        (["local_steps=4"], 2, "error: local_steps=4: local_steps belongs to the job"),
+        (
+            ["stalenes=4"],
+            2,
+            "error PS104: stalenes=4: a policy has no stalenes; did you mean staleness?",
+        ),
+        (["staleness=4"], 2, "error PS105: staleness is for mode ssp, but mode is 'async'"),
+        (["local_steps=4"], 2, "error PS105: local_steps=4: local_steps belongs to the job"),
     ],
 )
 def test_the_command_refuses_with_the_reason(

@@ -290,9 +290,9 @@ def test_all_fields_as_json_for_a_run_directory(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--coordinator", "127.0.0.1:1"], "error: no coordinator answers at 127.0.0.1:1; say wh"),
-        (["--coordinator", "x:y"], "error: address 'x:y' has port 'y'"),
-        (["--run-dir", "nowhere"], "error: no coordinator runs on nowhere: No such file"),
+        (["--coordinator", "127.0.0.1:1"], "error PS201: no coordinator answers at 127.0.0.1:1; s"),
+        (["--coordinator", "x:y"], "error PS111: address 'x:y' has port 'y'"),
+        (["--run-dir", "nowhere"], "error PS201: no coordinator runs on nowhere: No such"),
     ],
 )
 def test_nobody_is_there(

@@ -202,7 +202,7 @@ def test_a_worker_whose_shard_is_killed_says_so_and_leaves_nothing(tmp_path: Pat
         victim.kill()
         assert worker.wait() == 1, hand.logs()
         line = worker.text().strip().splitlines()[-1]
-        assert line.startswith("error: shard 1 at 127.0.0.1:"), line
+        assert line.startswith("error PS202: shard 1 at 127.0.0.1:"), line
         assert "did not answer" in line
         until(lambda: not segments(survivor.popen.pid), "the other shard to let go")
         assert not holders(segment)

@@ -67,7 +67,7 @@ def test_a_failed_job_gives_its_reason_in_one_line(coordinator: FakeCoordinator)
     )
     with shard("--coordinator", coordinator.address) as process:
         code, lines = ended(process)
-    assert (code, lines[-1]) == (1, "error: job failed: loss diverged")
+    assert (code, lines[-1]) == (1, "error PS601: job failed: loss diverged")
 
 
 def test_a_job_that_was_stopped_is_no_failure(coordinator: FakeCoordinator) -> None:
@@ -129,7 +129,7 @@ def test_bad_input_is_one_line(coordinator: FakeCoordinator) -> None:
     with shard("--coordinator", coordinator.address) as process:
         code, lines = ended(process)
     assert code == 2
-    assert lines[-1] == "error: shard 0 is held by another process"
+    assert lines[-1] == "error PS120: shard 0 is held by another process"
 
 
 def test_what_goes_wrong_at_the_coordinator_is_no_bad_input(coordinator: FakeCoordinator) -> None:
@@ -138,7 +138,7 @@ def test_what_goes_wrong_at_the_coordinator_is_no_bad_input(coordinator: FakeCoo
     coordinator.failures.append(RemoteFailure("disk I/O error"))
     with shard("--coordinator", coordinator.address) as process:
         code, lines = ended(process)
-    assert (code, lines[-1]) == (1, "error: disk I/O error")
+    assert (code, lines[-1]) == (1, "error PS690: disk I/O error")
 
 
 def test_help_imports_nothing_heavy() -> None:

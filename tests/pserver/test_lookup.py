@@ -185,7 +185,11 @@ def test_the_command_prints_ids_and_rows(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["users", "1"], 2, "error: there is no table 'users'; the job's tables are: user, item"),
+        (
+            ["users", "1"],
+            2,
+            "error PS112: there is no table 'users'; the job's tables are: user, item",
+        ),
         (["item", "1000"], 2, "1000"),
         (["user", str(2**63)], 2, "expected an int64"),
         (["user", "1", "--coordinator", "127.0.0.1:1", "--timeout", "0"], 1, "127.0.0.1:1"),

@@ -19,7 +19,14 @@ from psrpc.channel import (
     open_channel,
     parse_address,
 )
-from psrpc.errors import InvalidArgument, NotConnected, PortInUse, PsError, StaleGeneration
+from psrpc.errors import (
+    InvalidArgument,
+    NotConnected,
+    PortInUse,
+    PsError,
+    StaleGeneration,
+    error_line,
+)
 from psrpc.interceptor import AioErrorInterceptor, ErrorInterceptor
 from psrpc.status import CODES, LONGEST_DETAILS, error_from_rpc
 
@@ -36,6 +43,8 @@ class Raising(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def service(self, call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         if call_details.method == "/t/Stream":
             return grpc.unary_stream_rpc_method_handler(self.stream)
+        if call_details.method == "/t/Coded":
+            return grpc.unary_unary_rpc_method_handler(self.coded)
         if call_details.method == "/t/Long":
             return grpc.unary_unary_rpc_method_handler(self.long)
         return grpc.unary_unary_rpc_method_handler(self.one)
@@ -45,6 +54,9 @@ class Raising(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     def long(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         raise errors.NotReady("é" * 40_000)
+
+    def coded(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        raise errors.InvalidJob("no such file", code="PS102")
 
     def stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         yield b"first"
@@ -79,8 +91,22 @@ def test_a_class_arrives_as_itself(channel: grpc.Channel, cls: type[PsError]) ->
         channel.unary_unary("/t/One", None, None)(cls.__name__.encode(), timeout=5)
     error = error_from_rpc(caught.value, "the server")
     assert type(error) is cls
-    assert str(error) == "the reason"
+    assert (str(error), error.code) == ("the reason", cls.code)
     assert caught.value.code() is CODES[cls]
+
+
+def test_a_code_of_its_own_arrives_too(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/t/Coded", None, None)(b"", timeout=5)
+    error = error_from_rpc(caught.value, "the server")
+    assert type(error) is errors.InvalidJob
+    assert (error.code, error.coded) == ("PS102", "PS102: no such file")
+
+
+def test_a_reason_keeps_the_code_it_begins_with() -> None:
+    error = errors.JobFailed(errors.InvalidJob("labels are strings", code="PS106").coded)
+    assert error_line(error, "job failed: ") == "error PS106: job failed: labels are strings"
+    assert errors.JobFailed("PS12: no code").code == "PS601"
 
 
 def test_a_message_too_long_for_a_status_is_cut(channel: grpc.Channel) -> None:

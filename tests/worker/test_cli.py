@@ -34,5 +34,5 @@ def test_an_address_that_is_none_is_one_line() -> None:
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr == (
-        "error: --coordinator: address 'somehost:port' has port 'port'; expected 0 to 65535\n"
+        "error PS111: --coordinator: address 'somehost:port' has port 'port'; expected 0 to 65535\n"
     )

@@ -340,7 +340,8 @@ def test_what_ends_a_worker_is_said_to_the_coordinator(error: Exception, fatal: 
     worker = Driver()
     worker.joins(task(0))
     worker.fails(Pull(batch=batch(0)), error)
-    worker.leaves(Leave(str(error), fatal), type(error))
+    said = error.coded if fatal else str(error)  # the job's reason to fail keeps its code
+    worker.leaves(Leave(said, fatal), type(error))
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -578,7 +579,9 @@ def test_nothing_is_pushed_without_a_lease_or_reported_that_a_shard_may_lack(
             ended = end
             break
     if ended is not None:
-        assert witness.left == Leave(str(ended), fatal=isinstance(ended, InvalidJob))
+        fatal = isinstance(ended, InvalidJob)
+        said = ended.coded if isinstance(ended, InvalidJob) else str(ended)
+        assert witness.left == Leave(said, fatal)
 
 
 def test_every_action_can_be_told_apart() -> None:

@@ -477,13 +477,13 @@ def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) 
     refused = run(path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == [
-        "error: mode is 'sync' but replicas is not set; say how many micro-batches "
+        "error PS105: mode is 'sync' but replicas is not set; say how many micro-batches "
         "make a round: Job(replicas=3) or --replicas 3"
     ]
     failed = run(path, "replicas=2")
     assert (failed.returncode, failed.stdout) == (2, "")
     *frames, last = failed.stderr.splitlines()
-    assert last.startswith("error: the training step raised AttributeError: ")
+    assert last.startswith("error PS103: the training step raised AttributeError: ")
     assert "no_such_part" in last
     assert any(f'File "{path}"' in frame for frame in frames)
     assert not any("worker/" in frame or "site-packages" in frame for frame in frames)
