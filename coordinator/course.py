@@ -148,6 +148,11 @@ class Course:
         self._curves.close()
 
     @property
+    def waited_s(self) -> float:
+        """How long what is held up has been awaited, in seconds; 0 when nothing is."""
+        return self._waits.waited_s(self.now())
+
+    @property
     def everyone_knows(self) -> bool:
         """Whether all that are there have been told that the job is over."""
         return not (self.members.shards_there(self.now()) or self.members.active_workers)

@@ -24,6 +24,7 @@ from coordinator.messages import (
     write_shutdown,
 )
 from coordinator.status import write_status
+from coordinator.surroundings import Surroundings
 from coordinator.work import Work
 from psrpc.errors import InvalidArgument
 from psrpc.v1 import coordinator_pb2 as pb
@@ -37,8 +38,10 @@ HEARTBEAT_S = 1.0
 class Servicer(CoordinatorServicer):
     """One method per RPC; what each does is written in the proto."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, surroundings: Surroundings | None = None) -> None:
+        """``surroundings`` complete the status; without, it is the state of the course alone."""
         self._engine = engine
+        self._surroundings = surroundings
 
     def _lease(self, work: Work) -> pb.Lease:
         return write_lease(work, self._engine.run.generation, self._engine.run.policy)
@@ -214,7 +217,8 @@ class Servicer(CoordinatorServicer):
     async def GetJobStatus(
         self, _request: pb.GetJobStatusRequest, _context: Any
     ) -> pb.GetJobStatusResponse:
-        return write_status(self._engine.course)
+        status = write_status(self._engine.course)
+        return self._surroundings.describe(status) if self._surroundings else status
 
 
 def _caller(

@@ -58,6 +58,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         skipped=progress.skipped,
         failed=progress.failed,
         waiting_for=held_up(course),
+        waited_s=course.waited_s,
         reason=course.reason,
         warnings=training.warnings,
         generation=generation,

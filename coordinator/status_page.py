@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from coordinator.display import duration, metrics
 from coordinator.figures import CAUSES
+from coordinator.wording import duration, metrics
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 EXACT = 4
@@ -72,6 +72,8 @@ def _plain(value: Any) -> Any:
 
 def _headline(status: GetJobStatusResponse) -> list[str]:
     lines = [f"{status.job}  {status.phase}  {status.settings or status.mode}"]
+    if status.insecure:
+        lines.append("INSECURE: whoever reaches its ports can change the model (--insecure)")
     if status.switching:
         lines.append(f"under way: {status.switching}")
     if len(status.policies) > 1:
@@ -168,9 +170,12 @@ def _news(status: GetJobStatusResponse) -> list[str]:
         f"evaluation {found.evaluation} at step {found.global_step}: {metrics(found.results)}"
         for found in status.evaluations
     ]
-    lines.append(f"last checkpoint: {status.newest_checkpoint or 'none'}")
+    age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s >= 0 else ""
+    checkpoint = status.newest_checkpoint
+    lines.append(f"last checkpoint: {checkpoint}{age}" if checkpoint else "last checkpoint: none")
     if status.waiting_for:
-        lines.append(f"waiting for {status.waiting_for}")
+        since = f" (for {duration(status.waited_s)})" if status.waited_s else ""
+        lines.append(f"waiting for {status.waiting_for}{since}")
     lines += [f"warning: {line}" for line in status.warnings]
     if status.reason:
         lines.append(f"failed: {status.reason}")

@@ -70,6 +70,10 @@ class Waits:
         else:
             self._announcer.over()
 
+    def waited_s(self, now: float) -> float:
+        """How long that has been awaited, in seconds; 0 when nothing is."""
+        return self._announcer.waited_s(now)
+
     def _announce(self, reason: str, waited_s: float) -> None:
         since = waited_s - self._announced
         if waited_s < LONG_WAIT_S or since >= LONG_WAIT_S or since < 0:

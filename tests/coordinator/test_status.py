@@ -15,13 +15,16 @@ from coordinator.client import CoordinatorClient
 from coordinator.guard import WARNED_STEPS
 from coordinator.run import Followed, Run
 from coordinator.status import write_status
+from coordinator.status_cli import watch
 from coordinator.status_page import as_json, histogram, render_page
 from coordinator.summary import summarize
+from coordinator.surroundings import Surroundings
 from coordinator.work import Report
 from psrpc.clock import ManualClock
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.version import SOFTWARE
 from tests.coordinator import bench
 from tests.coordinator.parts import (
     Served,
@@ -285,6 +288,39 @@ def test_all_fields_as_json_for_a_run_directory(
     assert document["total_steps"] == job.status.total_steps
     assert document["loss"] is None
     assert document["workers"][0]["times"]["compute"] == 0.0
+
+
+def test_the_place_of_a_job(job: Job, tmp_path: Path) -> None:
+    """Its coordinator's clock, version and disk, and how old the newest checkpoint is."""
+    status = job.status
+    assert (status.software, status.insecure) == (SOFTWARE, False)
+    assert status.free_nbytes > 0
+    assert Path(status.run_dir).is_dir()
+    assert 0 <= status.checkpoint_age_s < 3600
+    place = Surroundings(tmp_path / "gone", insecure=True)
+    found = place.describe(pb.GetJobStatusResponse(newest_checkpoint="checkpoints/step-1"))
+    assert (found.insecure, found.free_nbytes, found.checkpoint_age_s) == (True, -1, -1)
+    assert render_page(found).splitlines()[1].startswith("INSECURE: ")
+
+
+def test_what_is_awaited_and_since_when() -> None:
+    status = pb.GetJobStatusResponse(waiting_for="shard 1", waited_s=75.0)
+    status.newest_checkpoint, status.checkpoint_age_s = "checkpoints/step-1", 3.0
+    page = render_page(status).splitlines()
+    assert "waiting for shard 1 (for 1:15)" in page
+    assert "last checkpoint: checkpoints/step-1, 3.0 s ago" in page
+
+
+def test_a_job_is_watched_until_it_ends(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    def end(_seconds: float) -> None:
+        job.workers[0].leave("labels are strings", fatal=True)
+
+    watch(job.client, job.status, as_json=True, pause=end)
+    lines = capsys.readouterr().out.splitlines()
+    # The coordinator of this test logs here, too.
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [one["phase"] for one in said] == ["training", "failed"]
+    assert said[-1]["reason"] == "labels are strings"
 
 
 @pytest.mark.parametrize(
