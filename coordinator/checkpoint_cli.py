@@ -19,68 +19,25 @@ from rich.text import Text
 from coordinator.checkpoint_diff import diff_checkpoints
 from coordinator.checkpoints import WRITTEN_UTC
 from coordinator.description import JobDescription, parse_description
-from coordinator.display import duration
 from coordinator.pruning import Pruner
 from coordinator.retention import Kept, Objective, best_of
 from coordinator.run_directory import JOB, LEDGER, RunDirectory
 from coordinator.saving import CHECKPOINTS
 from coordinator.store import Store
+from coordinator.wording import duration
 from psrpc.checkpoint import check_file
-from psrpc.errors import CheckpointError, InvalidJob, PsError
+from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the commands of ``coordinator checkpoint`` and their options."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    ls = actions.add_parser("ls", help="list a run's checkpoints, newest first")
-    _add_run_dir(ls)
-    ls.add_argument("--json", action="store_true", help="print a JSON list, sizes in bytes")
-    ls.set_defaults(action=_ls)
-    verify = actions.add_parser(
-        "verify",
-        help="read checkpoints through and say which file is good",
-        description="Reads every file and compares it with its manifest. Ends with status 1 if "
-        "any is bad.",
-    )
-    verify.add_argument(
-        "source", type=Path, metavar="RUN_DIR|CHECKPOINT_DIR", help="all of a run, or one"
-    )
-    verify.set_defaults(action=_verify)
-    diff = actions.add_parser(
-        "diff",
-        help="compare what two checkpoints hold",
-        description="Compares variables, optimizer slots, steps and applied batches, whatever the "
-        "number of shards. Ends with status 1 if they differ.",
-    )
-    diff.add_argument("one", type=Path, metavar="A", help="the directory of a checkpoint")
-    diff.add_argument("other", type=Path, metavar="B", help="the directory of another")
-    diff.set_defaults(action=_diff)
-    prune = actions.add_parser(
-        "prune",
-        help="remove the checkpoints that the job does not want kept",
-        description="Keeps the newest of keep_checkpoints and the best one, as the job says; a "
-        "coordinator does the same after each checkpoint. None is removed before the newest has "
-        "been read back. Refuses while a coordinator runs.",
-    )
-    _add_run_dir(prune)
-    prune.add_argument("--keep", type=int, metavar="N", help="keep so many, not what the job says")
-    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    prune.set_defaults(action=_prune)
-
-
-def _add_run_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit status: 0, 1 when something is bad or differs, 2 after
     one line on standard error."""
     try:
-        return int(args.action(args))
+        return _ACTIONS[args.action](args)
     except PsError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(error_line(error), file=sys.stderr)  # noqa: T201
         return 2
 
 
@@ -228,7 +185,9 @@ def _tables(directory: Path, manifest: Manifest) -> dict[str, int]:
 
 def _find(run_dir: Path) -> Found:
     if not (run_dir / CHECKPOINTS).is_dir():
-        raise CheckpointError(f"{run_dir} has no {CHECKPOINTS}/; expected the directory of a run")
+        raise CheckpointError(
+            f"{run_dir} has no {CHECKPOINTS}/; expected the directory of a run", code="PS404"
+        )
     return find_checkpoints(run_dir / CHECKPOINTS)
 
 
@@ -280,3 +239,11 @@ def _say(what: str, how: str, style: str) -> None:
 def _console() -> Console:
     # Made anew, since it is bound to the standard output of the moment.
     return Console(highlight=False)
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "ls": _ls,
+    "verify": _verify,
+    "diff": _diff,
+    "prune": _prune,
+}

@@ -18,38 +18,8 @@ from coordinator.run_directory import JOB
 from coordinator.saving import CHECKPOINTS
 from coordinator.table_export import export_tables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
-from psrpc.errors import CheckpointError, InvalidJob, PsError
+from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the options of ``coordinator export``."""
-    parser.add_argument(
-        "source",
-        type=Path,
-        metavar="RUN_DIR|CHECKPOINT_DIR",
-        help="a run, or one of its checkpoints",
-    )
-    parser.add_argument(
-        "--to",
-        metavar="PATH",
-        help="the model: MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
-    )
-    parser.add_argument(
-        "--tables",
-        type=Path,
-        metavar="DIRECTORY",
-        help="its embedding tables: TABLE.safetensors each, with ids and rows",
-    )
-    parser.add_argument(
-        "--step",
-        type=int,
-        metavar="N",
-        help="of a run: this checkpoint; default: the newest good one",
-    )
-    parser.add_argument(
-        "--job", metavar="FILE", help="the job file, if it is not where it was when the run began"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         source = find_source(args.source, args.step, args.job)
     except PsError as error:
-        _say(f"error: {error}")
+        _say(error_line(error))
         return 2
     for remark in source.remarks:
         _say(remark)
@@ -119,7 +89,8 @@ def find_source(source: Path, step: int | None, job: str | None) -> Source:
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
         raise InvalidJob(
-            f"cannot read the job file {path}: {error.strerror}; say where it is with --job FILE"
+            f"cannot read the job file {path}: {error.strerror}; say where it is with --job FILE",
+            code="PS102",
         ) from None
     if digest != manifest.job_sha256:
         remarks.append(f"{path} has changed since the checkpoint was written")
@@ -129,7 +100,9 @@ def find_source(source: Path, step: int | None, job: str | None) -> Source:
 
 def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
     if not source.is_dir():
-        raise CheckpointError(f"there is no directory {source}; expected a run or a checkpoint")
+        raise CheckpointError(
+            f"there is no directory {source}; expected a run or a checkpoint", code="PS404"
+        )
     checkpoints = source / CHECKPOINTS
     if step is None and checkpoints.is_dir():
         choice = newest_good(checkpoints)
@@ -142,7 +115,9 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
         source = next((path for path, its in there.items() if its == step), source)
         if source not in there:
             names = ", ".join(sorted(path.name for path in there)) or "none"
-            raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}; it has {names}")
+            raise CheckpointError(
+                f"{checkpoints} has no checkpoint of step {step}; it has {names}", code="PS404"
+            )
     manifest = read_manifest(source)
     verify(source, manifest)
     return source, manifest, []

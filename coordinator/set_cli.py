@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from coordinator import whereabouts
-from coordinator.client import CoordinatorClient
 from coordinator.lifecycle import ENDED
-from coordinator.policy_settings import parse_settings
 from psrpc.errors import CoordinatorUnreachable, JobFailed
-from psrpc.v1 import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from coordinator.client import CoordinatorClient
+    from psrpc.v1 import coordinator_pb2 as pb
 
 POLL_S = 0.2
 """Between two looks at what has become of the change."""
@@ -41,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
         JobFailed: the job ended before it came to that.
         CoordinatorUnreachable: no coordinator answers there; names the address.
     """
+    from coordinator.client import CoordinatorClient
+    from coordinator.policy_settings import parse_settings
+
     parse_settings(args.settings)
     address = whereabouts.find_coordinator(args)
     with CoordinatorClient(address) as client:

@@ -18,93 +18,14 @@ from rich.console import Console
 
 from coordinator.commands import UpOptions, cluster, resume_command
 from coordinator.outcome import INTERRUPTED, Outcome
-from coordinator.restarts import MAX_RESTARTS
 from coordinator.result import read_summary, result_table, write_failure, write_restarts
 from coordinator.run_directory import new_run_directory, newest_run_directory
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.summary import NAME
 from coordinator.supervisor import Supervisor
-from psrpc.errors import InvalidArgument, PsError
-from psrpc.policy import MODES
+from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, error_line
 from psrpc.process import on_stop_signals
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the options of ``coordinator up``."""
-    parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
-    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
-    parser.add_argument(
-        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint of --run-dir, or of the job's newest run",
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a field of the job; may be repeated",
-    )
-    parser.add_argument(
-        "--gpu", default="auto", metavar="auto|none|INDEX", help="for the workers; default: auto"
-    )
-    parser.add_argument("--gpu-memory-fraction", type=float, metavar="F", help="for the workers")
-    parser.add_argument(
-        "--intra-op-threads",
-        type=int,
-        metavar="N",
-        help="threads of one operation in a worker; default: the job's own number, else an even "
-        "share of the cores",
-    )
-    parser.add_argument(
-        "--connect-timeout",
-        type=float,
-        default=120.0,
-        metavar="SECONDS",
-        help="how long processes look for each other; default: 120",
-    )
-    parser.add_argument(
-        "--no-shm",
-        dest="shm",
-        action="store_false",
-        help="workers send tensors over TCP; default: they share memory with the shards",
-    )
-    parser.add_argument(
-        "--step-times",
-        action="store_true",
-        help="at the end, each worker writes to RUN_DIR/steps how long each of its last 100000 "
-        "steps waited for data, computed, and exchanged with the shards",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=MAX_RESTARTS,
-        metavar="N",
-        help="start processes that die or hang again, N times in all; 0: never; "
-        "default: %(default)s",
-    )
-    parser.add_argument(
-        "--slow-down",
-        type=float,
-        default=1.0,
-        metavar="F",
-        help="a chaos switch: the last worker takes F times as long to compute, to see what a "
-        "straggler does to the job; default: 1",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=("console", "json"),
-        default="console",
-        help="of the processes' logs in RUN_DIR/logs; default: console",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         _check(args)
         made, run_dir = make_run_directory(args)
     except PsError as error:
-        _say(f"error: {error}")
+        _say(error_line(error))
         return 2
     options = _options(args, run_dir)
     earlier = read_summary(run_dir)
@@ -126,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
             screen.note(f"run directory {run_dir}")
             outcome = supervisor.run()
     except OSError as error:
-        _say(f"error: cannot start the processes of the job: {error}")
+        cause = PsError(f"cannot start the processes of the job: {error}", code=disk_code(error))
+        _say(error_line(cause))
         return 2
     return conclude(outcome, options, earlier, made)
 
@@ -194,7 +116,9 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
         try:
             args.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidArgument(f"cannot make --run-dir {args.run_dir}: {error}") from None
+            raise InvalidArgument(
+                f"cannot make --run-dir {args.run_dir}: {error}", code=disk_code(error)
+            ) from None
         return made, args.run_dir
     if args.resume:
         return False, newest_run_directory(name)
@@ -207,7 +131,9 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
         except FileExistsError:
             continue
         except OSError as error:
-            raise InvalidArgument(f"cannot make {path}: {error}; say --run-dir") from None
+            raise InvalidArgument(
+                f"cannot make {path}: {error}; say --run-dir", code=disk_code(error)
+            ) from None
         return True, path
     raise AssertionError("count never ends")
 
@@ -226,12 +152,12 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
         # It is an earlier run's, or was never written.
         summary = {}
     reason, details = outcome.reason, outcome.details
-    status = outcome.exit_status
+    status, before = outcome.exit_status, ""
     if status == 0 and not summary:
         status, reason = 1, f"the coordinator left no {NAME} in {run_dir}"
     elif status and summary.get("reason") and not outcome.own:
         if status != INTERRUPTED:
-            reason, details = f"job failed: {summary['reason']}", []
+            reason, details, before = str(summary["reason"]), [], "job failed: "
     elif status:
         write_failure(run_dir, Path(options.job).stem, reason, summary)
         summary = read_summary(run_dir)
@@ -242,7 +168,8 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
         Console().print(result_table(summary, run_dir))
     if status:
         _say("\n".join(details))
-        _say(f"error: {reason}")
+        interrupted = status == INTERRUPTED
+        _say(f"error: {reason}" if interrupted else error_line(JobFailed(reason), before))
     if status == INTERRUPTED and any((run_dir / CHECKPOINTS).glob("step-*")):
         _say(f"go on with: {resume_command(options)}")
     return status

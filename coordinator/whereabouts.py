@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 
 from coordinator.run_directory import ADDRESS
-from coordinator.summary import NAME as SUMMARY
-from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
 from psrpc.errors import CoordinatorUnreachable
 
 
@@ -17,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help=f"where it answers; default: localhost:{COORDINATOR_PORT}",
+        help="where it answers; default: localhost:5000",
     )
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="the one that runs on DIR")
 
@@ -30,11 +28,15 @@ def find_coordinator(args: argparse.Namespace) -> str:
         CoordinatorUnreachable: none runs on the run directory.
     """
     if args.run_dir is None:
+        from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
+
         address = args.coordinator or f"localhost:{COORDINATOR_PORT}"
         return format_address(*parse_address(address, default_port=COORDINATOR_PORT))
     try:
         return str((args.run_dir / ADDRESS).read_text().strip())
     except OSError as error:
+        from coordinator.summary import NAME as SUMMARY
+
         ended = (args.run_dir / SUMMARY).exists()
         raise CoordinatorUnreachable(
             f"no coordinator runs on {args.run_dir}: {error.strerror} ({ADDRESS})"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from psrpc.config import Configuration
+from psrpc.errors import InvalidArgument, error_line
+from psrpc.observing import add_metrics_argument, add_reflection_argument
 from psrpc.process import apply_malloc_settings, die_with_parent, leave, on_stop_signals
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """What the command line may say."""
     parser = argparse.ArgumentParser(
         prog="pserver", description="Holds one shard of a training job's parameters."
     )
@@ -61,7 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         default="console",
         help="how to write logs (default: %(default)s)",
     )
+    add_metrics_argument(serve)
+    add_reflection_argument(serve)
     add("--die-with-parent", action="store_true", help="end when the starting process ends")
+    serve.set_defaults(configuration=Configuration(serve, "pserver"))
     _add_lookup(
         commands.add_parser(
             "lookup",
@@ -99,11 +107,19 @@ def main() -> NoReturn:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     if arguments.command == "lookup":
         from pserver.lookup_cli import run_lookup
 
         return run_lookup(arguments)
+    try:
+        completed = arguments.configuration.complete(arguments, os.environ)
+    except InvalidArgument as error:
+        print(error_line(error), file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT
+    if completed.shown:
+        print(completed.shown)  # noqa: T201
+        return 0
     # What follows takes a while to import; --help and a wrong option do not wait for it.
     apply_malloc_settings()
     if arguments.die_with_parent:
@@ -115,7 +131,6 @@ def run(argv: Sequence[str] | None = None) -> int:
         AccessDenied,
         AlreadyExists,
         CoordinatorUnreachable,
-        InvalidArgument,
         InvalidJob,
         JobFailed,
         JobMismatch,
@@ -146,15 +161,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         )
         serve(config, ending)
     except JobFailed as error:
-        print(f"error: job failed: {error}", file=sys.stderr)  # noqa: T201
+        print(error_line(error, "job failed: "), file=sys.stderr)  # noqa: T201
         return EXIT_LOST
     except CoordinatorUnreachable as error:
         if stopped:
             return 0
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(error_line(error), file=sys.stderr)  # noqa: T201
         return EXIT_LOST
     except PsError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(error_line(error), file=sys.stderr)  # noqa: T201
         # Only of these nothing better can be expected of another try.
         hopeless = (
             AccessDenied | AlreadyExists | InvalidArgument | InvalidJob | JobMismatch | PortInUse

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from psrpc.config import Configuration
+from psrpc.errors import InvalidArgument, error_line
+from psrpc.observing import add_metrics_argument
 from psrpc.policy import MODES
 from psrpc.process import leave
 
@@ -105,11 +109,13 @@ def make_parser() -> argparse.ArgumentParser:
         default="console",
         help="how to write logs (default: %(default)s)",
     )
+    add_metrics_argument(run)
     run.add_argument(
         "--die-with-parent",
         action="store_true",
         help="end at once when the process that started this one ends",
     )
+    run.set_defaults(configuration=Configuration(run, "worker"))
 
     describe = commands.add_parser("describe", help="print what a job is, as JSON")
     describe.add_argument("job", metavar="JOB", help="the job file")
@@ -132,6 +138,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    try:
+        completed = options.configuration.complete(options, os.environ)
+    except InvalidArgument as error:
+        sys.stderr.write(error_line(error) + "\n")
+        return 2
+    if completed.shown:
+        sys.stdout.write(f"{completed.shown}\n")
+        return 0
     from psrpc.process import apply_malloc_settings, die_with_parent
 
     if options.die_with_parent:
@@ -139,14 +153,13 @@ def _run(options: argparse.Namespace) -> int:
     apply_malloc_settings()
 
     from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
-    from psrpc.errors import InvalidArgument
     from psrpc.logs import configure
 
     configure(options.log_format, "worker")
     try:
         host, port = parse_address(options.coordinator, COORDINATOR_PORT)
     except InvalidArgument as error:
-        sys.stderr.write(f"error: --coordinator: {error}\n")
+        sys.stderr.write(error_line(error, "--coordinator: ") + "\n")
         return 2
 
     from worker.run import WorkerOptions, run_worker

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import export
+from coordinator import export, export_cli
 from coordinator.export import find_source
 from coordinator.saving import checkpoint_name
 from psrpc.checkpoint import Manifest, ManifestFile, commit
@@ -19,7 +19,7 @@ from psrpc.plan import VariableSpec, make_plan
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    export.add_arguments(parser)
+    export_cli.add_arguments(parser)
     return parser.parse_args(arguments)
 
 
@@ -138,6 +138,6 @@ def test_bad_input_is_one_line(
     assert export.run(parse(source, "--to", "model.keras")) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: ")
+    assert err.startswith("error PS")
     assert err.endswith(f"{line}\n")
     assert err.count("\n") == 1

@@ -12,11 +12,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from coordinator import export
-from coordinator.checkpoint_cli import add_arguments as add_checkpoint_arguments
+from coordinator import export, export_cli
 from coordinator.checkpoint_cli import list_checkpoints
 from coordinator.checkpoint_cli import run as run_checkpoint
 from coordinator.checkpoint_diff import diff_checkpoints
+from coordinator.checkpoint_options import add_arguments as add_checkpoint_arguments
 from coordinator.pruning import Pruner
 from coordinator.table_export import export_tables, table_file_name
 from psrpc.manifest import find_checkpoints, read_manifest, verify
@@ -41,7 +41,7 @@ def run_dir_of(root: Path, shards: int = 2) -> tuple[Path, list[Path], list[Dict
 
 def export_run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    export.add_arguments(parser)
+    export_cli.add_arguments(parser)
     return export.run(parser.parse_args(arguments))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import up
+from coordinator import up, up_cli
 from coordinator.commands import UpOptions
 from coordinator.outcome import Outcome
 from psrpc.channel import bind, make_server
@@ -20,7 +20,7 @@ from psrpc.channel import bind, make_server
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    up.add_arguments(parser)
+    up_cli.add_arguments(parser)
     return parser.parse_args(arguments)
 
 
@@ -32,21 +32,27 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--shards", "0"], "--shards is 0; expected a whole number of at least 1"),
-        (["--workers", "-1"], "--workers is -1; expected a whole number of at least 1"),
-        (["--replicas", "0"], "--replicas is 0; expected a whole number of at least 1"),
+        (["--shards", "0"], "PS110: --shards is 0; expected a whole number of at least 1"),
+        (["--workers", "-1"], "PS110: --workers is -1; expected a whole number of at least 1"),
+        (["--replicas", "0"], "PS110: --replicas is 0; expected a whole number of at least 1"),
         (
             ["--intra-op-threads", "0"],
-            "--intra-op-threads is 0; expected a whole number of at least 1",
+            "PS110: --intra-op-threads is 0; expected a whole number of at least 1",
         ),
-        (["--connect-timeout", "nan"], "--connect-timeout is nan; expected seconds above 0"),
-        (["--max-restarts", "-1"], "--max-restarts is -1; expected a whole number of at least 0"),
-        (["--slow-down", "0.5"], "--slow-down is 0.5; expected a number of at least 1"),
+        (["--connect-timeout", "nan"], "PS110: --connect-timeout is nan; expected seconds above 0"),
+        (
+            ["--max-restarts", "-1"],
+            "PS110: --max-restarts is -1; expected a whole number of at least 0",
+        ),
+        (["--slow-down", "0.5"], "PS110: --slow-down is 0.5; expected a number of at least 1"),
         (
             ["--resume"],
-            "--resume finds no run runs/job-*; say which with --run-dir",
+            "PS125: --resume finds no run runs/job-*; say which with --run-dir",
         ),
-        (["--run-dir", "file"], "cannot make --run-dir file: [Errno 17] File exists: 'file'"),
+        (
+            ["--run-dir", "file"],
+            "PS504: cannot make --run-dir file: [Errno 17] File exists: 'file'",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -54,7 +60,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     Path("file").touch()
     assert up.run(parse("job.py", *arguments)) == 2
-    assert capsys.readouterr() == ("", f"error: {line}\n")
+    assert capsys.readouterr() == ("", f"error {line}\n")
     assert [path.name for path in Path().iterdir()] == ["file"]
 
 
@@ -73,7 +79,7 @@ def test_a_run_directory_that_cannot_be_written(capsys: pytest.CaptureFixture[st
     Path("runs/logs").touch()
     assert up.run(parse("job.py", "--run-dir", "runs")) == 2
     assert capsys.readouterr().err == (
-        "error: cannot start the processes of the job: [Errno 17] File exists: 'runs/logs'\n"
+        "error PS504: cannot start the processes of the job: [Errno 17] File exists: 'runs/logs'\n"
     )
 
 
@@ -172,7 +178,7 @@ def test_a_job_that_failed_before_it_had_a_summary_gets_one(
 ) -> None:
     outcome = Outcome(1, "shard-0 is gone", ["MemoryError"], own=True)
     assert up.conclude(outcome, options(), earlier={}, made=True) == 1
-    assert capsys.readouterr() == ("", "MemoryError\nerror: shard-0 is gone\n")
+    assert capsys.readouterr() == ("", "MemoryError\nerror PS601: shard-0 is gone\n")
     assert read_summary() == {
         "job": "job",
         "phase": "failed",
@@ -198,7 +204,7 @@ def test_the_coordinators_reason_stays(capsys: pytest.CaptureFixture[str]) -> No
     write_summary(job="j", phase="failed", reason="ten NaN")
     outcome = Outcome(1, "the coordinator ended", ["last line of its log"])
     assert up.conclude(outcome, options(), earlier={}, made=True) == 1
-    assert capsys.readouterr() == ("", "error: job failed: ten NaN\n")
+    assert capsys.readouterr() == ("", "error PS601: job failed: ten NaN\n")
     assert read_summary()["reason"] == "ten NaN"
 
 
@@ -208,7 +214,7 @@ def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]
     assert up.conclude(Outcome(0), options(), earlier=earlier, made=False) == 1
     assert capsys.readouterr() == (
         "",
-        "error: the coordinator left no summary.json in runs/x\n",
+        "error PS601: the coordinator left no summary.json in runs/x\n",
     )
 
 

@@ -1,0 +1,43 @@
+"""The command line of ``coordinator export``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator export``."""
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="RUN_DIR|CHECKPOINT_DIR",
+        help="a run, or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="PATH",
+        help="the model: MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        metavar="DIRECTORY",
+        help="its embedding tables: TABLE.safetensors each, with ids and rows",
+    )
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="N",
+        help="of a run: this checkpoint; default: the newest good one",
+    )
+    parser.add_argument(
+        "--job", metavar="FILE", help="the job file, if it is not where it was when the run began"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports; returns 0, or 2 after one line on standard error."""
+    from coordinator import export
+
+    return export.run(args)

@@ -1,0 +1,75 @@
+"""The command line of ``coordinator serve``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from psrpc.config import Configuration
+from psrpc.observing import add_metrics_argument, add_reflection_argument
+from psrpc.policy import MODES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator serve``."""
+    parser.add_argument("--job", type=Path, required=True, metavar="FILE", help="the job file")
+    parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
+    parser.add_argument(
+        "--bind", default="127.0.0.1:5000", metavar="HOST:PORT", help="default: 127.0.0.1:5000"
+    )
+    parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
+    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
+    parser.add_argument(
+        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a field of the job; may be repeated",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest good checkpoint of --run-dir, or of the job's newest run",
+    )
+    parser.add_argument("--log-format", choices=("console", "json"), default="console")
+    add_metrics_argument(parser)
+    add_reflection_argument(parser)
+    parser.add_argument(
+        "--die-with-parent", action="store_true", help="end when the process that started it does"
+    )
+    parser.set_defaults(configuration=Configuration(parser, "coordinator"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves a job to its end; returns 0 done, 2 for one that cannot be, 130 stopped.
+
+    Raises:
+        PsError: why it could not be served, or could not go on.
+    """
+    completed = args.configuration.complete(args, os.environ)
+    if completed.shown:
+        print(completed.shown)  # noqa: T201
+        return 0
+    # gRPC's own lines on a port in use would come before ours; it reads this when imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import asyncio
+
+    from coordinator.description import DescribeFailed
+    from coordinator.serve import options_from, serve
+    from psrpc.logs import configure
+    from psrpc.process import die_with_parent
+
+    if args.die_with_parent:
+        die_with_parent()
+    configure(args.log_format, "coordinator")
+    try:
+        return asyncio.run(serve(options_from(args)))
+    except DescribeFailed as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2

@@ -1,0 +1,69 @@
+"""The names of all settings that a file or the environment may hold, whichever command has them.
+
+One file and one environment serve a whole cluster, so a command has to tell a setting that belongs
+to another command from one that is misspelt, and it cannot import the other's options. A test
+compares this with the commands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+PREFIX = "PSERVER_"
+
+SECTIONS = ("common", "coordinator", "pserver", "worker")
+"""Of the TOML file: settings of every command, then those of one."""
+
+KEYS = frozenset(
+    {
+        "advertise",
+        "bind",
+        "certs",
+        "config",
+        "connect_timeout",
+        "coordinator",
+        "die_with_parent",
+        "gpu",
+        "gpu_memory_fraction",
+        "insecure",
+        "intra_op_threads",
+        "job",
+        "log_format",
+        "metrics",
+        "mode",
+        "reflection",
+        "replicas",
+        "resume",
+        "run_dir",
+        "set",
+        "shard",
+        "shards",
+        "shm",
+        "slow_down",
+        "step_times",
+        "token_file",
+    }
+)
+
+_OF_KUBERNETES = re.compile(
+    PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?)"
+)
+"""What Kubernetes puts into every pod beside a service that is called pserver or pserver-…."""
+
+
+def variable(key: str) -> str:
+    """The environment variable of a setting: ``PSERVER_RUN_DIR`` of ``run_dir``."""
+    return PREFIX + key.upper()
+
+
+def is_a_setting(name: str) -> bool:
+    """Whether the environment variable ``name`` is meant for us."""
+    return name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'shard'?``, or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,37 @@
+"""The options that say who may look into a process: metrics and gRPC reflection. Imports nothing
+that takes long.
+
+Metrics are on loopback at any port unless told otherwise: every process can be looked at, nobody
+from outside is let in, and processes on one machine do not get in each other's way. The log says
+which port it became; who scrapes from elsewhere says a fixed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+OFF = "off"
+
+METRICS = "127.0.0.1:0"
+"""Where metrics are unless told otherwise."""
+
+
+def add_metrics_argument(parser: argparse.ArgumentParser) -> None:
+    """Defines ``--metrics``."""
+    parser.add_argument(
+        "--metrics",
+        default=METRICS,
+        metavar="HOST:PORT|off",
+        help="where Prometheus finds /metrics, in plain HTTP; port 0 is any, and the log says "
+        "which (default: %(default)s)",
+    )
+
+
+def add_reflection_argument(parser: argparse.ArgumentParser) -> None:
+    """Defines ``--reflection``."""
+    parser.add_argument(
+        "--reflection",
+        action="store_true",
+        help="describe the services to callers that ask (gRPC reflection); on this machine's own "
+        "addresses that is done in any case",
+    )
