@@ -20,7 +20,9 @@ from psrpc.errors import (
     PsError,
     Unreachable,
 )
+from psrpc.identity import Role
 from psrpc.retry import GaveUp, RetryPolicy, persist
+from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -95,10 +97,12 @@ class CoordinatorClient:
     Both are ``retryable``, and every RPC of the service is safe to repeat.
     """
 
-    def __init__(self, address: str) -> None:
-        """``address`` is HOST:PORT; nothing is connected before the first call."""
+    def __init__(self, address: str, security: Security = PLAINTEXT) -> None:
+        """``address`` is HOST:PORT, ``security`` this process's; nothing is connected before the
+        first call."""
         self.address = address
-        self._channel = open_channel(address)
+        self.security = security
+        self._channel = open_channel(address, security, Role.COORDINATOR)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._closed = False
 

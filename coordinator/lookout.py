@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import PsError
+from psrpc.security import PLAINTEXT, Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, LeaveWorkerRequest, WorkerStatus
 
 STATUS_S = 0.5
@@ -27,8 +28,10 @@ class Lookout:
     """Asks for the job's status again and again, in a thread of its own, since a coordinator that
     hangs holds up whoever calls it. Thread-safe; use it once."""
 
-    def __init__(self, address: str, every_s: float = STATUS_S) -> None:
-        self._client = CoordinatorClient(address)
+    def __init__(
+        self, address: str, security: Security = PLAINTEXT, every_s: float = STATUS_S
+    ) -> None:
+        self._client = CoordinatorClient(address, security)
         self._every_s = every_s
         self._newest: Look | None = None
         self._wake = threading.Event()

@@ -9,8 +9,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.engine import Engine
 from coordinator.servicer import Servicer
+from coordinator.surroundings import Surroundings
 from psrpc.channel import bind, make_aio_server
 from psrpc.interceptor import AioErrorInterceptor
+from psrpc.security import PLAINTEXT, Security
 from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 
 SERVICE = "psrpc.v1.Coordinator"
@@ -24,23 +26,26 @@ class Server:
     """Listens from ``bind`` on and answers from ``start`` on, so that a port in use is found
     before anything slow is done. Used within one event loop."""
 
-    def __init__(self, address: str) -> None:
-        """``address`` is HOST:PORT; port 0 lets the system choose."""
+    def __init__(self, address: str, security: Security = PLAINTEXT) -> None:
+        """``address`` is HOST:PORT, port 0 lets the system choose; ``security`` this process's."""
         self._address = address
+        self._security = security
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # made at import
         self.port = 0
 
     def bind(self) -> int:
-        """Takes the port and returns it. Raises PortInUse."""
-        self._server = make_aio_server([AioErrorInterceptor()])
-        self.port = bind(self._server, self._address)
+        """Takes the port and returns it. Raises PortInUse, InvalidArgument."""
+        self._server = make_aio_server([AioErrorInterceptor()], self._security)
+        self.port = bind(self._server, self._address, self._security)
         return self.port
 
     async def start(self, engine: Engine) -> None:
         """Begins to answer for ``engine``."""
         assert self._server is not None, "bind first"
-        add_CoordinatorServicer_to_server(Servicer(engine), self._server)  # type: ignore[no-untyped-call]  # generated
+        surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
+        servicer = Servicer(engine, surroundings)
+        add_CoordinatorServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)

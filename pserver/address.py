@@ -31,14 +31,6 @@ def advertised_address(bind: str, port: int, advertise: str | None, coordinator:
     return format_address(_own_address_towards(coordinator), port)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` means the machine itself, whoever says it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _is_wildcard(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
@@ -56,6 +48,7 @@ def _own_address_towards(coordinator: str) -> str:
             name: tuple[str, int] = probe.getsockname()[:2]
     except OSError as error:
         raise CoordinatorUnreachable(
-            f"there is no way to the coordinator at {coordinator}: {error.strerror or error}"
+            f"there is no way to the coordinator at {coordinator}: {error.strerror or error}",
+            code="PS207",
         ) from None
     return name[0]

@@ -23,8 +23,10 @@ from psrpc.channel import open_channel
 from psrpc.codec import encode_stream
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.errors import InvalidArgument, NotReady, OutcomeUnknown, PsError, ShardUnreachable
+from psrpc.identity import Role
 from psrpc.plan import Plan
 from psrpc.retry import GaveUp, RetryPolicy, persist
+from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
 from psrpc.tables import MAX_IDS, Rows
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -99,6 +101,7 @@ class ShardClient:
         plan: Plan,
         shard: int,
         *,
+        security: Security = PLAINTEXT,
         workspace: Workspace | None = None,
         retry: RetryPolicy | None = None,
         deadline_s: float = DEADLINE_S,
@@ -108,6 +111,7 @@ class ShardClient:
         """Args:
         address: HOST:PORT; nothing is connected before the first call.
         incarnation: the shard's, as the coordinator told it.
+        security: this process's.
         workspace: where gradients are put and parameters received, if it is shared memory.
         deadline_s: of one try of an exchange; it may last up to twice as long.
         stop: set from elsewhere, it ends the repetition of calls.
@@ -125,7 +129,7 @@ class ShardClient:
         self._targets: dict[int, tuple[Arrays, Target]] = {}
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, security, Role.SHARD)
         self._exchanger = Exchanger(self._channel, self.peer, plan, shard, workspace, deadline_s)
         path = f"/{wire.SERVICE}/"
         made = pb.InitializeResponse.FromString

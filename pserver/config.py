@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.address import is_loopback
-from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
+from psrpc.channel import COORDINATOR_PORT, format_address, is_loopback, parse_address
 from psrpc.errors import InvalidArgument
 from psrpc.logs import LogFormat
 

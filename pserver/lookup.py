@@ -32,8 +32,10 @@ from psrpc.errors import (
     PsError,
     ShardUnreachable,
 )
+from psrpc.identity import Role
 from psrpc.plan import Plan
 from psrpc.retry import GaveUp, RetryPolicy, persist
+from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
 from psrpc.tables import Ids, TableSpec, shard_of
 from psrpc.v1 import coordinator_pb2
@@ -73,9 +75,13 @@ class RowReader:
     shard does not answer, which is then looked for anew.
     """
 
-    def __init__(self, coordinator: str, timeout_s: float = TIMEOUT_S) -> None:
-        """``coordinator`` is HOST:PORT; nothing is connected before the first call."""
-        self._coordinator = CoordinatorClient(coordinator)
+    def __init__(
+        self, coordinator: str, timeout_s: float = TIMEOUT_S, security: Security = PLAINTEXT
+    ) -> None:
+        """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's; nothing is
+        connected before the first call."""
+        self._coordinator = CoordinatorClient(coordinator, security)
+        self._security = security
         self._retry = RetryPolicy(budget_s=timeout_s)
         self._stop = threading.Event()
         self._plan: Plan | None = None
@@ -124,7 +130,9 @@ class RowReader:
         spec = next((spec for spec in plan.tables if spec.name == name), None)
         if spec is None:
             names = ", ".join(spec.name for spec in plan.tables) or "none"
-            raise InvalidArgument(f"there is no table {name!r}; the job's tables are: {names}")
+            raise InvalidArgument(
+                f"there is no table {name!r}; the job's tables are: {names}", code="PS112"
+            )
         once, back = np.unique(ids, return_inverse=True)
         rows = np.empty((len(once), spec.width), np.float32)
         present = np.empty(len(once), np.bool_)
@@ -144,7 +152,9 @@ class RowReader:
         if self._plan is None:
             cluster = self._coordinator.get_cluster(coordinator_pb2.GetClusterRequest())
             self._plan = Plan.from_json(cluster.plan)
-            self._channels = [open_channel(shard.address) for shard in cluster.shards]
+            self._channels = [
+                open_channel(shard.address, self._security, Role.SHARD) for shard in cluster.shards
+            ]
         return self._plan
 
     def _look_up(self, shard: int, table: str, ids: Ids) -> pb.LookUpResponse:

@@ -14,6 +14,7 @@ from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
 from psrpc.interceptor import ErrorInterceptor
+from psrpc.security import PLAINTEXT, Security
 
 CONVERSATIONS = 448
 """Workers that are served at once: each keeps a thread, which is parked while it computes."""
@@ -28,14 +29,22 @@ class ShardServer:
     Thread-safe once started. As a context manager it starts and stops.
     """
 
-    def __init__(self, shard: int, address: str, conversations: int = CONVERSATIONS) -> None:
+    def __init__(
+        self,
+        shard: int,
+        address: str,
+        conversations: int = CONVERSATIONS,
+        security: Security = PLAINTEXT,
+    ) -> None:
         """Args:
         address: HOST:PORT to listen on, port 0 for any.
         conversations: how many are held at once; who begins one more gets NotReady.
+        security: this process's.
         """
         self._shard = shard
         self._address = address
         self._conversations = conversations
+        self._security = security
         self._engine: ShardEngine | None = None
         self._server: grpc.Server | None = None
         self._servicer: ParameterServerServicer | None = None
@@ -43,15 +52,17 @@ class ShardServer:
         self.port = 0
 
     def start(self) -> int:
-        """Listens; returns the port. Raises PortInUse."""
-        server = make_server(self._conversations + _MORE_THREADS, [ErrorInterceptor()])
+        """Listens; returns the port. Raises PortInUse, InvalidArgument."""
+        server = make_server(
+            self._conversations + _MORE_THREADS, [ErrorInterceptor()], self._security
+        )
         servicer = self._servicer = ParameterServerServicer(
             self._engine_or_refuse, self._conversations
         )
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        self.port = bind(server, self._address)
+        self.port = bind(server, self._address, self._security)
         server.start()
         self._server = server
         return self.port

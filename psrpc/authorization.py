@@ -55,12 +55,14 @@ class Authorizer:
         if peer is None:
             return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
                 f"the certificate of whoever calls {_short(method)} names no role of job "
-                f"{self._job}; make one with `coordinator certs`"
+                f"{self._job}; make one with `coordinator certs`",
+                code="PS302",
             )
         if peer.job != self._job:
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
                 f"a {peer} calls {_short(method)} of job {self._job}; say --certs with the "
-                "directory of that job, or the address of the other"
+                "directory of that job, or the address of the other",
+                code="PS303",
             )
         roles = roles_of(method)
         if peer.role not in roles:
@@ -77,7 +79,8 @@ class Authorizer:
             what = "another token" if sent else "no token"
             return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
                 f"{_short(method)} was called with {what}; say --token-file with a copy of the "
-                f"file that job {self._job} uses"
+                f"file that job {self._job} uses",
+                code="PS302",
             )
         if not roles_of(method):
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(

@@ -75,17 +75,8 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
 
     ca_path = directory / CA_CERTIFICATE
     ca_pem = read_file(ca_path)
-    try:
-        authorities = x509.load_pem_x509_certificates(ca_pem)
-    except ValueError:
-        raise _not_one(ca_path, "certificate") from None
-    jobs = {_job(authority) for authority in authorities}
-    if len(jobs) != 1 or not all(jobs):
-        raise InvalidArgument(
-            f"{ca_path} is not the certificate authority of one job; make one with `coordinator "
-            f"certs init DIR`"
-        )
-    job = jobs.pop()
+    authorities = _authorities(ca_path, ca_pem)
+    job = job_of(authorities[0])
     # Of several, each may be the one that counts at the other end.
     newest = max(authorities, key=lambda authority: authority.not_valid_after_utc)
     _check_time(newest, ca_path, now, f"coordinator certs init {directory}` in a new directory")
@@ -102,7 +93,8 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
     named = Identity.from_uri(_uri(certificate))
     if named != Identity(job, role):
         raise InvalidArgument(
-            f"{path} is the certificate of a {named}; expected one of a {Identity(job, role)}"
+            f"{path} is the certificate of a {named}; expected one of a {Identity(job, role)}",
+            code="PS314",
         )
     _check_time(certificate, path, now, f"coordinator certs renew {directory}`")
     for authority in authorities:
@@ -113,12 +105,43 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
             continue
     else:
         raise InvalidArgument(
-            f"{path} was not issued by the authority in {ca_path}; copy both from one directory"
+            f"{path} was not issued by the authority in {ca_path}; copy both from one directory",
+            code="PS314",
         )
     if _public_bytes(_load_key(key_path, key_pem)) != _public_bytes(certificate):
-        raise InvalidArgument(f"{key_path} is not the key of {path}; copy both from one directory")
+        raise InvalidArgument(
+            f"{key_path} is not the key of {path}; copy both from one directory", code="PS314"
+        )
     expires = min(certificate.not_valid_after_utc, newest.not_valid_after_utc)
     return Certificates(job, ca_pem, (key_pem, pem), expires)
+
+
+def authorities_of(directory: Path) -> list[Any]:
+    """The certificates in ``ca.crt``, all of one job. Raises InvalidArgument."""
+    path = directory / CA_CERTIFICATE
+    return _authorities(path, read_file(path))
+
+
+def job_of(authority: Any) -> str:
+    """The job that a certificate authority is there for; empty if it names none."""
+    return job_of_ca(_uri(authority))
+
+
+def _authorities(path: Path, pem: bytes) -> list[Any]:
+    from cryptography import x509
+
+    try:
+        authorities = x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise _not_one(path, "certificate") from None
+    jobs = {job_of(authority) for authority in authorities}
+    if len(jobs) != 1 or not all(jobs):
+        raise InvalidArgument(
+            f"{path} is not the certificate authority of one job; make one with `coordinator "
+            f"certs init DIR`",
+            code="PS314",
+        )
+    return authorities
 
 
 def read_file(path: Path) -> bytes:
@@ -129,14 +152,18 @@ def read_file(path: Path) -> bytes:
     except FileNotFoundError:
         raise InvalidArgument(
             f"there is no {path}; make it with `coordinator certs init DIR`, or copy it from where "
-            "it was made"
+            "it was made",
+            code="PS311",
         ) from None
     except OSError as error:
         raise InvalidArgument(
-            f"cannot read {path}: {error.strerror}; it has to belong to the user of this process"
+            f"cannot read {path}: {error.strerror}; it has to belong to the user of this process",
+            code="PS311",
         ) from None
     if len(content) > MOST_BYTES:
-        raise InvalidArgument(f"{path} has more than {MOST_BYTES} bytes; it cannot be a key")
+        raise InvalidArgument(
+            f"{path} has more than {MOST_BYTES} bytes; it cannot be a key", code="PS311"
+        )
     return content
 
 
@@ -155,7 +182,8 @@ def read_secret(path: Path) -> bytes:
     mode = stat.S_IMODE(found.st_mode)
     if mode & ~allowed:
         raise InvalidArgument(
-            f"{path} may be read by others (mode {mode:04o}); run: chmod 600 {path}"
+            f"{path} may be read by others (mode {mode:04o}); run: chmod 600 {path}",
+            code="PS312",
         )
     return content
 
@@ -167,7 +195,7 @@ def _names(role: Role | None) -> tuple[str, ...]:
 
 
 def _not_one(path: Path, what: str) -> InvalidArgument:
-    return InvalidArgument(f"{path} holds no {what} in PEM form; copy it anew")
+    return InvalidArgument(f"{path} holds no {what} in PEM form; copy it anew", code="PS311")
 
 
 def _load_key(path: Path, pem: bytes) -> Any:
@@ -200,18 +228,16 @@ def _uri(certificate: Any) -> str:
     return uris[0] if len(uris) == 1 else ""
 
 
-def _job(authority: Any) -> str:
-    return job_of_ca(_uri(authority))
-
-
 def _check_time(certificate: Any, path: Path, now: datetime, command: str) -> None:
     if now > certificate.not_valid_after_utc:
         raise InvalidArgument(
             f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; make a new "
-            f"one where its authority's key is: `{command}, and copy the files"
+            f"one where its authority's key is: `{command}, and copy the files",
+            code="PS313",
         )
     if now < certificate.not_valid_before_utc:
         raise InvalidArgument(
             f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
-            f"and here it is {now:%Y-%m-%d %H:%M}; set this machine's clock"
+            f"and here it is {now:%Y-%m-%d %H:%M}; set this machine's clock",
+            code="PS313",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Sequence
 from concurrent import futures
@@ -11,7 +12,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from psrpc.authorization import AioAuthorizationInterceptor, AuthorizationInterceptor
 from psrpc.errors import InvalidArgument, PortInUse
+from psrpc.identity import Role, server_name
+from psrpc.secure_channel import SecureChannel
+from psrpc.security import PLAINTEXT, Security
 
 COORDINATOR_PORT = 5000
 """Where a coordinator is unless somebody says otherwise."""
@@ -57,13 +62,15 @@ def parse_address(text: str, default_port: int | None = None) -> tuple[str, int]
         host, port = text, ""
     host = host.strip("[]")
     if not port and default_port is None:
-        raise InvalidArgument(f"address {text!r} has no port; expected HOST:PORT")
+        raise InvalidArgument(f"address {text!r} has no port; expected HOST:PORT", code="PS111")
     try:
         number = int(port) if port else int(default_port or 0)
     except ValueError:
         number = -1
     if not 0 <= number <= 65535:
-        raise InvalidArgument(f"address {text!r} has port {port!r}; expected 0 to 65535")
+        raise InvalidArgument(
+            f"address {text!r} has port {port!r}; expected 0 to 65535", code="PS111"
+        )
     return host or "0.0.0.0", number
 
 
@@ -72,45 +79,99 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """A channel to ``HOST:PORT``; connects when first used."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` means the machine itself, whoever says it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def open_channel(
+    address: str, security: Security = PLAINTEXT, peer: Role = Role.SHARD
+) -> grpc.Channel:
+    """A channel to ``HOST:PORT``; connects when first used.
+
+    Args:
+        security: this process's.
+        peer: the role that whoever answers has to have.
+
+    Raises:
+        InvalidArgument: another machine is meant, in plaintext that was not said to be insecure.
+    """
+    if not security.encrypted:
+        _check_plaintext(address, security, "to send anything to")
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    # A certificate names a role, not a machine.
+    name = ("grpc.ssl_target_name_override", server_name(security.job, peer))
+
+    def connect() -> grpc.Channel:
+        return grpc.secure_channel(
+            address, security.channel_credentials(), options=[*CHANNEL_OPTIONS, name]
+        )
+
+    return SecureChannel(connect, security.stamp)
 
 
 def make_server(
-    threads: int, interceptors: Sequence[grpc.ServerInterceptor[Any, Any]] = ()
+    threads: int,
+    interceptors: Sequence[grpc.ServerInterceptor[Any, Any]] = (),
+    security: Security = PLAINTEXT,
 ) -> grpc.Server:
-    """A server whose handlers run on ``threads`` threads."""
+    """A server whose handlers run on ``threads`` threads, for callers that ``security`` admits."""
+    first = [AuthorizationInterceptor(security)] if security.encrypted else []
     return grpc.server(
         futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
-        interceptors=list(interceptors),
+        interceptors=[*first, *interceptors],
         options=SERVER_OPTIONS,
     )
 
 
 def make_aio_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    security: Security = PLAINTEXT,
 ) -> grpc.aio.Server:
-    """An asyncio server; call it within a running loop."""
-    return grpc.aio.server(interceptors=list(interceptors), options=SERVER_OPTIONS)
+    """An asyncio server for callers that ``security`` admits; call it within a running loop."""
+    first = [AioAuthorizationInterceptor(security)] if security.encrypted else []
+    return grpc.aio.server(interceptors=[*first, *interceptors], options=SERVER_OPTIONS)
 
 
-def bind(server: grpc.Server | grpc.aio.Server, address: str) -> int:
+def bind(
+    server: grpc.Server | grpc.aio.Server, address: str, security: Security = PLAINTEXT
+) -> int:
     """Makes ``server`` listen on ``HOST:PORT`` and returns the port (chosen by the OS for 0).
+
+    Args:
+        security: that the server was made with.
 
     Raises:
         PortInUse: another process listens there, or the host is not one of this machine.
+        InvalidArgument: others can reach it, in plaintext that was not said to be insecure.
     """
     host, port = parse_address(address)
     address = format_address(host, port)
+    if not security.encrypted:
+        _check_plaintext(address, security, "to listen on")
     # First, since gRPC writes lines of its own on standard error when it cannot.
     why = _why_not(host, port)
     if not why:
         try:
+            if security.encrypted:
+                return int(server.add_secure_port(address, security.server_credentials()))
             return int(server.add_insecure_port(address))
         except RuntimeError:
             why = _why_not(host, port) or "refused by gRPC; check --bind"
     raise PortInUse(f"cannot listen on {address}: {why}")
+
+
+def _check_plaintext(address: str, security: Security, what: str) -> None:
+    if not security.insecure and not is_loopback(parse_address(address)[0]):
+        raise InvalidArgument(
+            f"{what} {address} in plaintext would let everybody on the network change the model; "
+            "say --certs DIR (made by `coordinator certs init DIR`), or --insecure where the "
+            "network is yours alone",
+            code="PS321",
+        )
 
 
 def _why_not(host: str, port: int) -> str:

@@ -7,11 +7,8 @@ where a token file is named, the token.
 
 from __future__ import annotations
 
-import argparse
 import hmac
-import os
 import threading
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -32,9 +29,6 @@ from psrpc.logs import get_logger
 
 log = get_logger()
 
-CERTS_VARIABLE = "PSERVER_CERTS"
-TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
-
 TOKEN_KEY = "authorization"
 """Call metadata in which a token travels, as ``Bearer TOKEN``. Load-bearing."""
 
@@ -50,6 +44,7 @@ class Security:
     Attributes:
         role: what the process is; None for plaintext without one.
         insecure: whether plaintext may leave this machine.
+        directory: of the certificates; None for plaintext.
     """
 
     def __init__(
@@ -62,7 +57,7 @@ class Security:
         """Nothing is read here; see :meth:`from_options`, which checks all of it."""
         self.role = role
         self.insecure = insecure
-        self._directory = certs
+        self.directory = certs
         self._token_file = token_file
         self._lock = threading.Lock()
         self._read: tuple[Stamp, Certificates] | None = None
@@ -90,12 +85,14 @@ class Security:
         """
         if insecure and certs is not None:
             raise InvalidArgument(
-                f"--insecure and --certs {certs} contradict each other; leave one of them out"
+                f"--insecure and --certs {certs} contradict each other; leave one of them out",
+                code="PS322",
             )
         if token_file is not None and certs is None:
             raise InvalidArgument(
                 f"--token-file {token_file} needs --certs DIR with the job's ca.crt: a token is "
-                "never sent in plaintext"
+                "never sent in plaintext",
+                code="PS322",
             )
         security = cls(role, certs, token_file, insecure)
         if certs is not None:
@@ -114,7 +111,7 @@ class Security:
     @property
     def encrypted(self) -> bool:
         """Whether everything is TLS."""
-        return self._directory is not None
+        return self.directory is not None
 
     @property
     def by_token(self) -> bool:
@@ -129,22 +126,22 @@ class Security:
     @property
     def identity(self) -> Identity | None:
         """Who this process is; None in plaintext."""
-        if self._directory is None or self.role is None:
+        if self.directory is None or self.role is None:
             return None
         return Identity(self.job, self.role)
 
     def options(self) -> list[str]:
         """The options that give another process of this job the same."""
         options = []
-        if self._directory is not None:
-            options += ["--certs", str(self._directory)]
+        if self.directory is not None:
+            options += ["--certs", str(self.directory)]
         if self._token_file is not None:
             options += ["--token-file", str(self._token_file)]
         return [*options, *(["--insecure"] if self.insecure else [])]
 
     def stamp(self) -> Stamp:
         """Another one when what clients use has been replaced."""
-        stamp = () if self._directory is None else stamp_of(self._directory, self._needed())
+        stamp = () if self.directory is None else stamp_of(self.directory, self._needed())
         return stamp if self._token_file is None else (*stamp, stamp_of_file(self._token_file))
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
@@ -193,18 +190,19 @@ class Security:
         Raises:
             InvalidArgument: they never could.
         """
-        assert self._directory is not None
+        assert self.directory is not None
         with self._lock:
-            stamp = stamp_of(self._directory, self._needed())
+            stamp = stamp_of(self.directory, self._needed())
             known = self._read
             if known is not None and known[0] == stamp:
                 return known[1]
             try:
-                found = read_certificates(self._directory, self._needed(), datetime.now(UTC))
+                found = read_certificates(self.directory, self._needed(), datetime.now(UTC))
                 if known is not None and found.job != known[1].job:
                     raise InvalidArgument(
-                        f"{self._directory} now has certificates of job {found.job}; expected "
-                        f"{known[1].job}"
+                        f"{self.directory} now has certificates of job {found.job}; expected "
+                        f"{known[1].job}",
+                        code="PS314",
                     )
             except InvalidArgument as error:
                 if known is None:
@@ -241,65 +239,14 @@ PLAINTEXT = Security()
 """Without certificates: everything stays on this machine."""
 
 
-def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
-    """Defines ``--certs``, ``--token-file`` and ``--insecure``.
-
-    Args:
-        listens: whether the command serves, too.
-    """
-    group = parser.add_argument_group("security")
-    group.add_argument(
-        "--certs",
-        type=Path,
-        metavar="DIR",
-        help="the job's certificates, as `coordinator certs init` makes them "
-        f"(default: ${CERTS_VARIABLE})",
-    )
-    group.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="instead of certificates for each role: one secret, sent over TLS; of --certs only "
-        f"ca.crt{' and the own certificate' if listens else ''} is needed then "
-        f"(default: ${TOKEN_VARIABLE})",
-    )
-    group.add_argument(
-        "--insecure",
-        action="store_true",
-        help="plaintext "
-        + ("on other addresses than this machine's own" if listens else "to other machines")
-        + ": whoever reaches the port can change the model",
-    )
-
-
-def from_arguments(
-    role: Role, args: argparse.Namespace, environment: Mapping[str, str] = os.environ
-) -> Security:
-    """What the options of :func:`add_security_arguments` ask for; they go before the environment.
-
-    Raises:
-        InvalidArgument: see :meth:`Security.from_options`.
-    """
-    certs: Path | None = args.certs
-    token_file: Path | None = args.token_file
-    if not args.insecure:
-        certs = certs or _path(environment, CERTS_VARIABLE)
-        token_file = token_file or _path(environment, TOKEN_VARIABLE)
-    return Security.from_options(role, certs, token_file, args.insecure)
-
-
-def _path(environment: Mapping[str, str], variable: str) -> Path | None:
-    value = environment.get(variable, "")
-    return Path(value) if value else None
-
-
 def _read_token(path: Path) -> bytes:
     token = read_secret(path).strip()
     # What may stand in call metadata.
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not all(32 < c < 127 for c in token):
         raise InvalidArgument(
             f"{path} holds no token; expected one line of at least {SHORTEST_TOKEN} letters and "
-            f"digits, as this makes it: (umask 077; openssl rand -hex 32 > {path})"
+            f"digits, as this makes it: (umask 077; openssl rand -hex 32 > {path})",
+            code="PS315",
         )
     return token
 

@@ -35,7 +35,9 @@ MAY_USE_TENSORFLOW = {"pserver.updates.keras_engine", "pserver.updates.keras_fun
 
 PURE = {
     "psrpc.batch",
+    "psrpc.identity",
     "psrpc.intervals",
+    "psrpc.permissions",
     "psrpc.plan",
     "psrpc.safetensors_form",
     "psrpc.waiting",
@@ -103,8 +105,10 @@ MAY_READ_THE_WALL_CLOCK = {
     "coordinator.checkpoints",
     "coordinator.serve",
     "coordinator.store",
+    "coordinator.surroundings",
     "coordinator.tensorboard",
     "coordinator.up",
+    "psrpc.security",
 }
 """For names and stamps that people read."""
 

@@ -9,9 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.client import CoordinatorClient
-from psrpc.errors import InvalidArgument, InvalidJob, JobFailed, JobMismatch, PsError
+from psrpc.errors import (
+    InvalidArgument,
+    InvalidJob,
+    JobFailed,
+    JobMismatch,
+    PsError,
+    disk_code,
+    error_line,
+)
 from psrpc.logs import get_logger
 from psrpc.process import incarnation, on_stop_signals
+from psrpc.security import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from worker.ending import Stopped
@@ -44,6 +53,7 @@ class WorkerOptions:
         step_times: where to write the times of the last steps at the end; None is nowhere.
         slow_down: make every step take so many times as long to compute, to see what a straggler
             does.
+        security: a worker's.
     """
 
     coordinator: str = "localhost:5000"
@@ -55,6 +65,7 @@ class WorkerOptions:
     shm: bool = True
     step_times: Path | None = None
     slow_down: float = 1.0
+    security: Security = PLAINTEXT
 
 
 def run_worker(options: WorkerOptions) -> int:
@@ -64,9 +75,9 @@ def run_worker(options: WorkerOptions) -> int:
         # Not only at the end would one like to know that it cannot be written.
         _write(times, options)
     except OSError as error:
-        return _end(f"error: --step-times: {error}", BAD_INPUT)
+        return _end(error_line(PsError(f"--step-times: {error}", code=disk_code(error))), BAD_INPUT)
     with (
-        CoordinatorClient(options.coordinator) as client,
+        CoordinatorClient(options.coordinator, options.security) as client,
         Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
     ):
         on_stop_signals(lambda: _stop(options, standing, times))
@@ -78,13 +89,13 @@ def run_worker(options: WorkerOptions) -> int:
             log.info("leaving", why=str(stopped))
             return OK
         except JobFailed as error:
-            return _end(f"error: job failed: {error}", FAILED)
+            return _end(error_line(error, "job failed: "), FAILED)
         except PsError as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
             mistaken = isinstance(error, InvalidJob | InvalidArgument) and not standing.worker
             bad = mistaken or isinstance(error, JobMismatch)
-            return _end(f"error: {error}", BAD_INPUT if bad else FAILED)
+            return _end(error_line(error), BAD_INPUT if bad else FAILED)
         finally:
             _keep(times, options)
     raise AssertionError("a trainer ends by raising")
@@ -113,7 +124,8 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
     if asked.software != SOFTWARE:
         raise JobMismatch(
             f"the coordinator at {options.coordinator} runs version {asked.software}; this worker "
-            f"is {SOFTWARE}; install the same version everywhere"
+            f"is {SOFTWARE}; install the same version everywhere",
+            code="PS131",
         )
     path = options.job or asked.job_path
     settings = [*asked.overrides, f"mode={asked.mode}"]
@@ -125,11 +137,12 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
         raise
     except InvalidJob as error:
         hint = "" if options.job else "; say where it is here with --job FILE"
-        raise InvalidJob(f"{error}{hint}") from None
+        raise InvalidJob(f"{error}{hint}", code=error.code) from None
     if loaded.sha256 != asked.job_sha256:
         raise JobMismatch(
             f"the job file {path} has SHA-256 {loaded.sha256[:12]} here, and "
-            f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine"
+            f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine",
+            code="PS132",
         )
     with user_code("train"):
         fingerprint = loaded.job.train.fingerprint()
@@ -137,7 +150,8 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
         raise JobMismatch(
             f"the training data of {path} has fingerprint {fingerprint[:12]} here, and "
             f"{asked.data_fingerprint[:12]} at the coordinator; copy the same data to every "
-            "machine, or seed what makes it"
+            "machine, or seed what makes it",
+            code="PS133",
         )
     return loaded
 

@@ -1,0 +1,72 @@
+"""The options of every command that say how it shows who it is. Imports nothing that takes long."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psrpc.identity import Role
+
+if TYPE_CHECKING:
+    from psrpc.security import Security
+
+CERTS_VARIABLE = "PSERVER_CERTS"
+TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
+INSECURE_VARIABLE = "PSERVER_INSECURE"
+
+
+def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
+    """Defines ``--certs``, ``--token-file`` and ``--insecure``.
+
+    Args:
+        listens: whether the command serves, too.
+    """
+    group = parser.add_argument_group("security")
+    group.add_argument(
+        "--certs",
+        type=Path,
+        metavar="DIR",
+        help="the job's certificates, as `coordinator certs init` makes them "
+        f"(default: ${CERTS_VARIABLE})",
+    )
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="instead of certificates for each role: one secret, sent over TLS; of --certs only "
+        f"ca.crt{' and the own certificate' if listens else ''} is needed then "
+        f"(default: ${TOKEN_VARIABLE})",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="plaintext "
+        + ("on other addresses than this machine's own" if listens else "to other machines")
+        + ": whoever reaches the port can change the model",
+    )
+
+
+def from_arguments(
+    role: Role, args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Security:
+    """What the options of :func:`add_security_arguments` ask for; they go before the environment.
+
+    Raises:
+        InvalidArgument: see :meth:`Security.from_options`.
+    """
+    from psrpc.security import Security
+
+    certs: Path | None = args.certs
+    token_file: Path | None = args.token_file
+    if not args.insecure:
+        certs = certs or _path(environment, CERTS_VARIABLE)
+        token_file = token_file or _path(environment, TOKEN_VARIABLE)
+    return Security.from_options(role, certs, token_file, args.insecure)
+
+
+def _path(environment: Mapping[str, str], variable: str) -> Path | None:
+    value = environment.get(variable, "")
+    return Path(value) if value else None
