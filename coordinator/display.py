@@ -7,13 +7,14 @@ a file, a line now and then and one for everything that happens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.timeline import evaluations, events_between
+from coordinator.wording import duration
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
@@ -35,7 +36,7 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(line)
         parts.append(Text(_figures(status)))
     parts.append(_members(status))
-    parts += [Text(f"evaluation {line}", "cyan") for line in _evaluations(status)]
+    parts += [Text(f"evaluation {line}", "cyan") for line in evaluations(status)]
     if status.switching:
         parts.append(Text(_switching(status), "yellow"))
     parts += [Text(f"straggler: {line}", "yellow") for line in status.stragglers]
@@ -69,7 +70,8 @@ class ProgressLog:
         """
         last, self._last = self._last or GetJobStatusResponse(), GetJobStatusResponse()
         self._last.CopyFrom(status)
-        found = _events(last, status) + self._new_stragglers(status)
+        found = [event.text for event in events_between(last, status)]
+        found += self._new_stragglers(status)
         step_made = status.global_step != last.global_step
         epoch_ended = status.epoch != last.epoch and step_made
         due = now - self._printed_at >= self._every_s
@@ -89,21 +91,6 @@ class ProgressLog:
                 found.append(f"straggler: {line}")
                 self._stragglers.add(name)
         return found
-
-
-def duration(seconds: float) -> str:
-    """``"4.2 s"``, ``"1:05"`` or ``"2:01:05"``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def metrics(results: Mapping[str, float]) -> str:
-    """``"loss 0.1234, accuracy 0.9700"``: the loss first, the others by name."""
-    names = sorted(results, key=lambda name: (name != "loss", name))
-    return ", ".join(f"{name} {results[name]:.4f}" for name in names)
 
 
 def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
@@ -188,50 +175,3 @@ def _state(member: ShardStatus | WorkerStatus) -> Text:
     if member.state == "silent":
         text += f" for {member.silent_s:.0f} s"
     return Text(text, _STATE_STYLES.get(member.state, ""))
-
-
-def _evaluations(status: GetJobStatusResponse) -> list[str]:
-    return [
-        f"{found.evaluation} at step {found.global_step}: {metrics(found.results)}"
-        for found in status.evaluations
-    ]
-
-
-def _events(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[str]:
-    found: list[str] = []
-    if status.phase != last.phase:
-        found.append(f"{status.job}: {status.phase}")
-    if status.generation > max(last.generation, 1):
-        found.append(f"generation {status.generation}")
-    if status.policy > max(last.policy, 1):
-        found.append(f"policy {status.policy}: {status.settings}")
-    if status.switching and status.switching != last.switching:
-        found.append(_switching(status))
-    found += _changes(
-        {f"shard {s.shard}": s.state for s in last.shards},
-        {f"shard {s.shard}": s.state for s in status.shards},
-    )
-    found += _changes(
-        {w.worker: w.state for w in last.workers}, {w.worker: w.state for w in status.workers}
-    )
-    found += [f"evaluation {line}" for line in _new(_evaluations(last), _evaluations(status))]
-    if status.newest_checkpoint != last.newest_checkpoint:
-        found.append(f"checkpoint {status.newest_checkpoint}")
-    if status.waiting_for and status.waiting_for != last.waiting_for:
-        found.append(f"waiting for {status.waiting_for}")
-    found += [f"warning: {line}" for line in _new(last.warnings, status.warnings)]
-    return found
-
-
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    return [
-        f"{name} is {state}"
-        for name, state in after.items()
-        if state != before.get(name, "missing")
-    ]
-
-
-def _new(before: Iterable[str], after: Iterable[str]) -> list[str]:
-    """Lists that grow at the end and may be cut at the start: what was not there before."""
-    known = set(before)
-    return [line for line in after if line not in known]

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from coordinator.display import duration
 from coordinator.summary import NAME, write_summary
+from coordinator.wording import duration
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from coordinator.display import ProgressLog, duration, render
+from coordinator.display import ProgressLog, render
+from coordinator.wording import duration
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 

@@ -6,7 +6,8 @@ import math
 import pytest
 from rich.console import Console
 
-from coordinator.display import ProgressLog, duration, metrics, render
+from coordinator.display import ProgressLog, render
+from coordinator.wording import duration, metrics
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
     GetJobStatusResponse,
