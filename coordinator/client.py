@@ -21,6 +21,7 @@ from psrpc.errors import (
     Unreachable,
 )
 from psrpc.identity import Role
+from psrpc.reach import why_unreachable
 from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
@@ -49,6 +50,9 @@ FIRST_RETRY_S = 0.05
 
 ANNOUNCE_S = 3.0
 """Pause between two words on what is awaited."""
+
+LOOK_S = 1.0
+"""For each step of finding out why the coordinator cannot be reached."""
 
 Response = TypeVar("Response", bound=Message)
 Result = TypeVar("Result")
@@ -105,6 +109,8 @@ class CoordinatorClient:
         self._channel = open_channel(address, security, Role.COORDINATOR)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._closed = False
+        self.reached = False
+        """Whether it has ever answered: what stands in the way since then may go again."""
 
     def __enter__(self) -> CoordinatorClient:
         return self
@@ -226,14 +232,25 @@ class CoordinatorClient:
         Raises:
             OutcomeUnknown: it did not answer in time, and ``effect`` may have happened.
             CoordinatorUnreachable: it did not answer in time; names the address and the fix.
+            AccessDenied, InvalidArgument: see :meth:`raise_if_hopeless`.
             PsError: whatever else ``call`` raises.
         """
 
+        cause: PsError | None = None
+
         def say(_reason: str, waited_s: float) -> None:
+            nonlocal cause
+            cause = self.why_unreachable()
             announce(
                 f"waiting for the coordinator at {self.address} "
                 f"({waited_s:.0f} of {connect_timeout_s:.0f} s)"
+                + (f": {cause.coded}" if cause else "")
             )
+
+        def failed(reason: str) -> None:
+            if not self.reached:
+                self.raise_if_hopeless()
+            announcer.waiting(reason, time.monotonic())
 
         def give_up(tries: GaveUp) -> PsError:
             if effect and tries.sent:
@@ -241,9 +258,12 @@ class CoordinatorClient:
                     f"the coordinator at {self.address} has not answered {effect}, so whether that "
                     f"counts is not known; doing it again is safe ({tries})"
                 )
+            why = cause or self.why_unreachable()
             return CoordinatorUnreachable(
                 f"no coordinator answers at {self.address} (tried for {tries.spent_s:.0f} s); "
                 "start `coordinator serve` there, or say --coordinator HOST:PORT"
+                + (f": {why}" if why else ""),
+                code=why.code if why else "",
             )
 
         announcer = Announcer(say, ANNOUNCE_S)
@@ -252,10 +272,25 @@ class CoordinatorClient:
             RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
             give_up,
             stop=stopped or threading.Event(),
-            announce=lambda reason: announcer.waiting(reason, time.monotonic()),
+            announce=failed,
             # One that answers is there; what it waits for is the caller's to know.
             again=lambda error: error.retryable and not isinstance(error, NotReady),
         )
+
+    def why_unreachable(self) -> PsError | None:
+        """What is wrong on the way to the coordinator; None if nothing is, any more."""
+        return why_unreachable(self.address, self.security, Role.COORDINATOR, LOOK_S)
+
+    def raise_if_hopeless(self) -> None:
+        """Once a call has failed: looks what is in the way.
+
+        Raises:
+            AccessDenied: one end wants TLS and the other does not, or not with such a certificate.
+            InvalidArgument: what listens there is something else.
+        """
+        cause = self.why_unreachable()
+        if cause is not None and not cause.retryable:
+            raise cause
 
     def _call(
         self, method: Any, request: Message, expected: type[Response], timeout_s: float
@@ -272,6 +307,7 @@ class CoordinatorClient:
                 f"the connection to the coordinator at {self.address} was closed here"
             ) from None
         assert isinstance(response, expected)
+        self.reached = True
         return response
 
 

@@ -180,16 +180,24 @@ class RowReader:
 
     def _persist(self, call: Callable[[], Result]) -> Result:
         def give_up(tries: GaveUp) -> PsError:
-            if isinstance(tries.last, NotReady | CoordinatorUnreachable):
+            if isinstance(tries.last, CoordinatorUnreachable):
+                why = self._coordinator.why_unreachable()
+                return CoordinatorUnreachable(
+                    f"after {tries.spent_s:.0f} s: {tries.last}" + (f": {why}" if why else ""),
+                    code=why.code if why else "",
+                )
+            if isinstance(tries.last, NotReady):
                 return type(tries.last)(f"after {tries.spent_s:.0f} s: {tries.last}")
             return ShardUnreachable(f"no answer after {tries}")
 
         def one_try() -> Result:
             try:
                 return call()
-            except PsError:
+            except PsError as error:
                 # Another process may have the shard by now.
                 self._leave()
+                if isinstance(error, CoordinatorUnreachable) and not self._coordinator.reached:
+                    self._coordinator.raise_if_hopeless()
                 raise
 
         return persist(
