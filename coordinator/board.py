@@ -1,0 +1,133 @@
+"""What the coordinator's event loop tells the dashboard's thread: newest status and history."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coordinator.points import columns
+from coordinator.recorder import Recorder
+from coordinator.status_page import as_json
+from psrpc.logs import get_logger
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+
+log = get_logger()
+
+NAME = "dashboard.json"
+"""Of the file in the run directory."""
+
+WATCHED_S = 5.0
+"""Whoever has asked within this time is taken to look on."""
+
+LARGEST = 16 << 20
+"""Bytes of a file that is read; our own are a tenth of a megabyte."""
+
+
+class Board:
+    """Thread-safe: one lock guards everything, and nothing slow happens while it is held."""
+
+    def __init__(self, job: str, wall_clock: Callable[[], float]) -> None:
+        """
+        Args:
+            job: how the job is called until it has been read.
+            wall_clock: Unix time, in seconds.
+        """
+        self._lock = threading.Lock()
+        self._wall_clock = wall_clock
+        self._job = job
+        self._started = wall_clock()
+        self._status: GetJobStatusResponse | None = None
+        self._looked = self._started
+        self._recorder: Recorder | None = None
+        self._path: Path | None = None
+        self._refused = False
+        self._seen = threading.Event()
+        self._asked = -math.inf
+
+    def open(self, run_id: str, run_dir: Path) -> None:
+        """The job was read and its run directory is known: goes on with the history there."""
+        recorder, path = Recorder(run_id), run_dir / NAME
+        recorder.resume(_read(path), self._wall_clock())
+        with self._lock:
+            self._recorder, self._path = recorder, path
+
+    def show(self, status: GetJobStatusResponse) -> None:
+        """The newest state of the job, which nobody changes any more. Not more than about once a
+        second: each is a point of the curves."""
+        self._seen.clear()
+        with self._lock:
+            self._status, self._looked = status, self._wall_clock()
+            if self._recorder is not None:
+                self._recorder.look(status, self._looked)
+
+    def status(self) -> dict[str, Any]:
+        """``now``, when it was ``looked`` last and when this coordinator ``started`` (Unix time,
+        seconds), and ``status``, which is what ``coordinator status --json`` prints; null before
+        the job has been read."""
+        with self._lock:
+            status, looked = self._status, self._looked
+            self._asked = self._wall_clock()
+        self._seen.set()
+        return {
+            "now": self._wall_clock(),
+            "looked": looked,
+            "started": self._started,
+            "job": self._job,
+            "status": None if status is None else as_json(status),
+        }
+
+    def wait_until_seen(self, timeout_s: float) -> None:
+        """Waits until those who look have seen the newest state; not if nobody does."""
+        with self._lock:
+            watched = self._wall_clock() - self._asked < WATCHED_S
+        if watched:
+            self._seen.wait(timeout_s)
+
+    def history(self) -> dict[str, Any]:
+        """Curves, of the last minutes and of the whole run, and events; all empty before the job
+        has been read."""
+        with self._lock:
+            recorder = self._recorder or Recorder("")
+            recent, whole = recorder.points.recent, recorder.points.whole
+            width, events = recorder.points.width, list(recorder.events)
+        return {
+            "run_id": recorder.run_id,
+            "recent": columns(recent),
+            "whole": columns(whole),
+            "width": width,
+            "events": events,
+        }
+
+    def save(self) -> None:
+        """Writes the history to the run directory. A disk that refuses costs the history, and is
+        said once."""
+        with self._lock:
+            if self._recorder is None or self._path is None:
+                return
+            path, document = self._path, self._recorder.to_json()
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            temporary.write_text(json.dumps(document, separators=(",", ":")))
+            temporary.replace(path)
+            self._refused = False
+        except OSError as error:
+            if not self._refused:
+                self._refused = True
+                log.warning(
+                    "the dashboard's history is not kept", why=os.strerror(error.errno or 0)
+                )
+
+
+def _read(path: Path) -> Any:
+    """None where there is nothing that can be read."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None

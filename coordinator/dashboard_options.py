@@ -1,0 +1,34 @@
+"""The options that say where the dashboard is. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import argparse
+
+DEFAULT_PORT = 5080
+
+ANYWHERE = "127.0.0.1:0"
+"""At a free port of this machine, for this machine alone."""
+
+
+def add_dashboard_argument(parser: argparse.ArgumentParser) -> None:
+    """For a process that shows nothing unless it is told to."""
+    parser.add_argument(
+        "--dashboard",
+        metavar="HOST:PORT",
+        help="show the job to browsers there; HOST is this machine's own (127.0.0.1) unless "
+        "--insecure; default: not at all",
+    )
+
+
+def add_dashboard_arguments(parser: argparse.ArgumentParser) -> None:
+    """For a command that shows the job unless it is told not to."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--dashboard",
+        default=ANYWHERE,
+        metavar="HOST:PORT",
+        help="where browsers can look at the job; default: a free port, for this machine alone",
+    )
+    where.add_argument(
+        "--no-dashboard", dest="dashboard", action="store_const", const=None, help="nowhere"
+    )
