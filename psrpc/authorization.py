@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
@@ -162,7 +163,7 @@ class AioAuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[t
             async for response in inner(await admit(request, context), context):
                 yield response
 
-        streaming = handler.response_streaming
+        streaming = inspect.isasyncgenfunction(inner)
         return remake(handler, call_streaming if streaming else call, raw=read is not None)
 
 

@@ -100,7 +100,7 @@ def open_channel(
         InvalidArgument: another machine is meant, in plaintext that was not said to be insecure.
     """
     if not security.encrypted:
-        _check_plaintext(address, security, "to send anything to")
+        check_reachable(address, security)
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
     # A certificate names a role, not a machine.
     name = ("grpc.ssl_target_name_override", server_name(security.job, peer))
@@ -111,6 +111,12 @@ def open_channel(
         )
 
     return SecureChannel(connect, security.stamp)
+
+
+def check_reachable(address: str, security: Security) -> None:
+    """Raises InvalidArgument if ``security`` lets nothing be sent to ``HOST:PORT``."""
+    if not security.encrypted:
+        _check_plaintext(address, security, "to send anything to")
 
 
 def make_server(
@@ -155,6 +161,7 @@ def bind(
     # First, since gRPC writes lines of its own on standard error when it cannot.
     why = _why_not(host, port)
     if not why:
+        security.announce()
         try:
             if security.encrypted:
                 return int(server.add_secure_port(address, security.server_credentials()))

@@ -6,6 +6,7 @@ returned, so the iteration is wrapped as well as the call.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NoReturn
 
@@ -111,7 +112,8 @@ class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             except PsError as error:
                 await _abort_aio(context, error, method)
 
-        streaming = handler.response_streaming
+        # One that streams may also be a coroutine that writes, as the health service's.
+        streaming = inspect.isasyncgenfunction(inner)
         return remake(handler, call_streaming if streaming else call)
 
 

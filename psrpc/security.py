@@ -96,17 +96,27 @@ class Security:
             )
         security = cls(role, certs, token_file, insecure)
         if certs is not None:
-            found = security._certificates()
-            left = found.expires - datetime.now(UTC)
-            if left < SOON:
-                log.warning(
-                    "certificates expire soon",
-                    expires=f"{found.expires:%Y-%m-%d %H:%M} UTC",
-                    fix=f"coordinator certs renew {certs}",
-                )
+            security._certificates()
         if token_file is not None:
             security._secret()
         return security
+
+    def announce(self) -> None:
+        """Says in the log what somebody ought to know: call it when the process begins."""
+        if self.insecure:
+            log.warning(
+                "INSECURE: whoever reaches its ports can change the model",
+                why="--insecure",
+                fix="coordinator certs init DIR, and --certs DIR everywhere",
+            )
+        if self.directory is not None:
+            expires = self._certificates().expires
+            if expires - datetime.now(UTC) < SOON:
+                log.warning(
+                    "certificates expire soon",
+                    expires=f"{expires:%Y-%m-%d %H:%M} UTC",
+                    fix=f"coordinator certs renew {self.directory}",
+                )
 
     @property
     def encrypted(self) -> bool:

@@ -59,12 +59,19 @@ def from_arguments(
     """
     from psrpc.security import Security
 
-    certs: Path | None = args.certs
+    certs = certificates_directory(args, environment)
     token_file: Path | None = args.token_file
     if not args.insecure:
-        certs = certs or _path(environment, CERTS_VARIABLE)
         token_file = token_file or _path(environment, TOKEN_VARIABLE)
     return Security.from_options(role, certs, token_file, args.insecure)
+
+
+def certificates_directory(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The directory that the options, or else the environment, name."""
+    given: Path | None = args.certs
+    return given if given or args.insecure else _path(environment, CERTS_VARIABLE)
 
 
 def _path(environment: Mapping[str, str], variable: str) -> Path | None:

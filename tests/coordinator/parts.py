@@ -25,6 +25,7 @@ from coordinator.store import Store
 from psrpc.clock import Clock, ManualClock
 from psrpc.plan import make_plan
 from psrpc.policy import SETTINGS
+from psrpc.security import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.version import SOFTWARE
@@ -124,7 +125,9 @@ class Served:
 
 
 @contextmanager
-def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
+def serving(
+    run: Run, clock: Clock | None = None, security: Security = PLAINTEXT
+) -> Iterator[Served]:
     """A coordinator for ``run`` on a free port. It ticks only when a test makes it."""
     started: list[Served] = []
     ready = threading.Event()
@@ -135,7 +138,7 @@ def serving(run: Run, clock: Clock | None = None) -> Iterator[Served]:
         with Store(run.run_dir / "ledger.sqlite") as store:
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(run, store, clock or ManualClock(), disk)
-            async with Server("127.0.0.1:0") as server:
+            async with Server("127.0.0.1:0", security) as server:
                 await server.start(Engine(course, store))
                 served = Served(f"127.0.0.1:{server.port}", course, asyncio.get_running_loop())
                 started.append(served)

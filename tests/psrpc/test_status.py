@@ -28,6 +28,7 @@ from psrpc.errors import (
     error_line,
 )
 from psrpc.interceptor import AioErrorInterceptor, ErrorInterceptor
+from psrpc.security import Security
 from psrpc.status import CODES, LONGEST_DETAILS, error_from_rpc
 
 TREE = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, PsError)]
@@ -184,7 +185,7 @@ def test_a_port_in_use_is_named(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_a_foreign_host_is_named() -> None:
     with pytest.raises(PortInUse, match=r"cannot listen on 192\.0\.2\.1:0"):
-        bind(make_server(1), "192.0.2.1:0")
+        bind(make_server(1), "192.0.2.1:0", Security(insecure=True))
 
 
 @pytest.mark.parametrize(
