@@ -101,8 +101,10 @@ IMPURE = {"grpc", "threading", "time", "socket", "asyncio", "tensorflow", "keras
 
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 MAY_READ_THE_WALL_CLOCK = {
+    "coordinator.certs_cli",
     "coordinator.checkpoint_cli",
     "coordinator.checkpoints",
+    "coordinator.checkup",
     "coordinator.serve",
     "coordinator.store",
     "coordinator.surroundings",

@@ -1,0 +1,174 @@
+"""Everything that has to be right between this process and a coordinator, one step at a time."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from coordinator.checkpoints import RESERVE_NBYTES
+from coordinator.client import CoordinatorClient
+from coordinator.run_directory import LEDGER
+from psrpc.errors import (
+    InvalidArgument,
+    InvalidJob,
+    JobFailed,
+    JobMismatch,
+    PsError,
+    RemoteFailure,
+    ResourceExhausted,
+    disk_code,
+)
+from psrpc.identity import Role
+from psrpc.reach import Step, reach
+from psrpc.security import Security
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.version import SOFTWARE
+
+MOST_APART_S = 30.0
+"""By how much two clocks may differ: certificates are made an hour early, and logs of several
+machines are read side by side."""
+
+
+def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator[Step]:
+    """The way of a process to the coordinator at ``address``, and what it needs there; nothing
+    comes after a step that failed. It changes nothing.
+
+    Args:
+        security: of an operator or, where only its files are there, of a worker.
+        run_dir: where the job's run directory is on this machine; None skips it.
+    """
+    failed = False
+    for step in reach(address, security, Role.COORDINATOR):
+        failed = step.error is not None
+        yield step
+    if failed:
+        return
+    try:
+        client = CoordinatorClient(address, security)
+    except InvalidArgument as error:
+        # Plaintext to another machine, and nobody has said that this is meant.
+        yield Step("TLS", error=error)
+        return
+    with client:
+        steps = _as_worker(client) if security.role == Role.WORKER else _as_operator(client)
+        for step in steps:
+            yield step
+            if step.error is not None:
+                return
+    if run_dir is not None:
+        yield _run_directory(run_dir)
+
+
+def _as_worker(client: CoordinatorClient) -> Iterator[Step]:
+    try:
+        job = client.get_job()
+    except PsError as error:
+        yield Step("authorisation", error=_told(error, client.address))
+        return
+    yield Step("authorisation", f"a {client.security.identity or 'worker'} may ask for the job")
+    yield _version(job.software)
+    yield Step("job", f"{job.job_path}, mode {job.mode}; more is for an operator to see")
+
+
+def _as_operator(client: CoordinatorClient) -> Iterator[Step]:
+    began = time.time()
+    try:
+        status = client.get_job_status()
+    except PsError as error:
+        yield Step("authorisation", error=_told(error, client.address))
+        return
+    there = (began + time.time()) / 2
+    who = "by token" if client.security.by_token else client.security.identity or "plaintext"
+    yield Step("authorisation", f"{who}: may see and change the job")
+    yield _version(status.software)
+    yield _job(status)
+    yield _free(status)
+    yield _clock(status.clock_s - there)
+
+
+def _told(error: PsError, address: str) -> PsError:
+    """What a call came to; of a server that does not know it, what that means."""
+    if isinstance(error, RemoteFailure) and "UNIMPLEMENTED" in str(error):
+        return InvalidArgument(
+            f"{address} is no coordinator: it does not know what one is asked; give the "
+            "coordinator's address, not a shard's",
+            code="PS212",
+        )
+    return error
+
+
+def _version(software: str) -> Step:
+    if software != SOFTWARE:
+        return Step(
+            "version",
+            error=JobMismatch(
+                f"the coordinator runs version {software or '(unknown)'} of this software, this is "
+                f"{SOFTWARE}; install the same version everywhere",
+                code="PS131",
+            ),
+        )
+    return Step("version", SOFTWARE)
+
+
+def _job(status: pb.GetJobStatusResponse) -> Step:
+    if status.phase == "failed":
+        return Step("job", error=JobFailed(status.reason or "it does not say why"))
+    parts = [f"{status.job} is {status.phase}, step {status.global_step}/{status.total_steps}"]
+    if status.waiting_for:
+        parts.append(f"waiting for {status.waiting_for} since {status.waited_s:.0f} s")
+    if status.insecure:
+        parts.append("INSECURE: plaintext on the network")
+    return Step("job", "; ".join(parts))
+
+
+def _free(status: pb.GetJobStatusResponse) -> Step:
+    """Whether the run directory, as the coordinator sees it, has room for a checkpoint. Parameters
+    are the least of one; optimizers add up to twice as much."""
+    needed = sum(shard.nbytes for shard in status.shards) + RESERVE_NBYTES
+    free = status.free_nbytes
+    if free < 0:
+        return Step("disk", f"{status.run_dir}: the coordinator's disk does not say what is free")
+    if free < needed:
+        error = ResourceExhausted(
+            f"{free / 1e6:.1f} MB are free in {status.run_dir} at the coordinator, and a "
+            f"checkpoint takes at least {needed / 1e6:.1f} MB; make room, or keep fewer "
+            "(`coordinator checkpoint prune`)",
+            code="PS502",
+        )
+        return Step("disk", error=error)
+    return Step("disk", f"{free / 1e9:.1f} GB free in {status.run_dir} at the coordinator")
+
+
+def _clock(ahead_s: float) -> Step:
+    if abs(ahead_s) <= MOST_APART_S:
+        return Step("clock", f"the coordinator's differs by {abs(ahead_s):.1f} s")
+    how = "ahead of" if ahead_s > 0 else "behind"
+    error = InvalidArgument(
+        f"the coordinator's clock is {abs(ahead_s):.0f} s {how} this machine's; set both by NTP: "
+        "certificates are valid from and until a moment",
+        code="PS507",
+    )
+    return Step("clock", error=error)
+
+
+def _run_directory(run_dir: Path) -> Step:
+    name = "run-dir"
+    if not (run_dir / LEDGER).exists():
+        error: PsError = InvalidJob(
+            f"{run_dir} holds no run (it has no {LEDGER}); mount the coordinator's run directory "
+            "here, and say its path with --run-dir",
+            code="PS125",
+        )
+        return Step(name, error=error)
+    try:
+        with tempfile.TemporaryFile(dir=run_dir):
+            pass
+    except OSError as failed:
+        error = InvalidJob(
+            f"cannot write to {run_dir}: {failed.strerror}; shards keep their snapshots there",
+            code=disk_code(failed),
+        )
+        return Step(name, error=error)
+    return Step(name, f"{run_dir} can be written")

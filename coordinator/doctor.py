@@ -1,0 +1,99 @@
+"""``coordinator doctor``: why a process cannot take part in a job, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coordinator import whereabouts
+from coordinator.run_directory import CERTS
+from psrpc.errors import PsError
+from psrpc.identity import Role
+from psrpc.security_options import add_security_arguments, certificates_directory, from_arguments
+
+if TYPE_CHECKING:
+    from psrpc.reach import Step
+    from psrpc.security import Security
+
+WIDTH = 13
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator doctor``."""
+    parser.description = (
+        "Takes the way of a process to its coordinator, one step at a time: name, TCP, TLS, "
+        "authorisation, version, job, disk, clock. Stops at the first that fails, with what to do."
+    )
+    parser.add_argument(
+        "coordinator",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="where the coordinator should answer; default: as RUN_DIR/address says",
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="where the job's run directory is on this machine; it is looked at, too",
+    )
+    add_security_arguments(parser, listens=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints a line for each step; returns 0 if all are passed, 1 otherwise.
+
+    Raises:
+        InvalidArgument: no such address.
+        CoordinatorUnreachable: none is named, and none runs on the run directory.
+    """
+    for step in examine(args):
+        _say(step)
+        if step.error is not None:
+            return 1
+    return 0
+
+
+def examine(args: argparse.Namespace) -> Iterator[Step]:
+    """The steps, up to the first that failed. Raises as :func:`run`."""
+    from coordinator.checkup import check_up
+    from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
+    from psrpc.reach import Step
+
+    if args.coordinator:
+        address = format_address(*parse_address(args.coordinator, COORDINATOR_PORT))
+    else:
+        address = whereabouts.find_coordinator(args)
+    try:
+        security = find_security(args)
+        identity = security.identity
+    except PsError as error:
+        yield Step("certificates", error=error)
+        return
+    if identity is not None:
+        yield Step("certificates", f"{security.directory}: {identity}")
+    yield from check_up(address, security, args.run_dir)
+
+
+def find_security(args: argparse.Namespace) -> Security:
+    """As the options and the environment say, otherwise the run's own. A machine of workers has
+    their files alone: then it is one of them. Raises InvalidArgument."""
+    from psrpc.certificates import certificate_name
+
+    certs = certificates_directory(args)
+    of_run = args.run_dir / CERTS if args.run_dir is not None else None
+    if certs is None and of_run is not None and of_run.exists() and not args.insecure:
+        certs = args.certs = of_run
+    operator = certs is None or (certs / certificate_name(Role.OPERATOR)).exists()
+    worker = certs is not None and (certs / certificate_name(Role.WORKER)).exists()
+    return from_arguments(Role.WORKER if worker and not operator else Role.OPERATOR, args)
+
+
+def _say(step: Step) -> None:
+    good, bad = ("✓", "✗") if (sys.stdout.encoding or "").lower() == "utf-8" else ("ok", "NO")
+    if step.error is None:
+        print(f"{good} {step.name:{WIDTH}} {step.found}", flush=True)  # noqa: T201
+    else:
+        print(f"{bad} {step.name:{WIDTH}} {step.error.coded}", flush=True)  # noqa: T201
