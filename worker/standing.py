@@ -58,6 +58,7 @@ class Standing:
         """``times`` says where this worker's time has gone; any thread may call it."""
         self.waits = Waits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
         self.connect_timeout_s = connect_timeout_s
+        self.security = client.security
         self.membership = Membership(incarnation)
         self._client = client
         self._times = times
