@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import re
@@ -61,22 +62,24 @@ def make_app(
         names: host names by which it may be asked for, besides localhost and any IP address.
     """
 
+    contents = {path: (WEB / name).read_bytes() for path, (name, _) in PAGES.items()}
+    edition = hashlib.sha256(b"".join(contents.values())).hexdigest()[:16]
+
     def answer(source: Callable[[], Any]) -> Handler:
         async def respond(_request: Request) -> Response:
             text = json.dumps(source(), separators=(",", ":"), allow_nan=False)
-            return Response(text, media_type="application/json")
+            # A page of another version than ours is to load itself again.
+            return Response(text, headers={"x-edition": edition}, media_type="application/json")
 
         return respond
 
-    def page(name: str, kind: str) -> Handler:
-        content = (WEB / name).read_bytes()
-
+    def page(path: str, kind: str) -> Handler:
         async def respond(_request: Request) -> Response:
-            return Response(content, media_type=kind)
+            return Response(contents[path], media_type=kind)
 
         return respond
 
-    routes = [Route(path, page(*found), methods=["GET"]) for path, found in PAGES.items()]
+    routes = [Route(path, page(path, kind), methods=["GET"]) for path, (_, kind) in PAGES.items()]
     routes.append(Route("/status.json", answer(status), methods=["GET"]))
     routes.append(Route("/history.json", answer(history), methods=["GET"]))
     return _Guard(Starlette(routes=routes), names)

@@ -25,7 +25,7 @@ class Point:
     step: int
     loss: float | None = None
     examples_per_s: float | None = None
-    batches_per_s: float | None = None
+    steps_per_s: float | None = None
     staleness: float | None = None
     workers: float | None = None
 

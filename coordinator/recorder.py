@@ -107,7 +107,8 @@ def _point(last: GetJobStatusResponse, status: GetJobStatusResponse, now: float)
         step=status.global_step,
         loss=status.loss if math.isfinite(status.loss) else None,
         examples_per_s=status.examples_per_s,
-        batches_per_s=status.steps_per_s,
+        # Its rate counts micro-batches; a step of sync mode is a round of them.
+        steps_per_s=status.steps_per_s / max(status.replicas, 1),
         staleness=_mean_staleness(last.staleness_counts, status.staleness_counts),
         workers=active,
     )

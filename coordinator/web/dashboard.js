@@ -13,7 +13,7 @@ const EVENTS_SHOWN = 12;
 const METRICS_SHOWN = 6;
 
 const at = (id) => document.getElementById(id);
-const seen = { look: null, history: null, away: null, skew: 0, all: false };
+const seen = { look: null, history: null, away: null, skew: 0, edition: null, all: false };
 const charts = {};
 const ofMetrics = new Map();
 
@@ -22,15 +22,20 @@ function makeCharts() {
   const empty = "The curve begins with the first step.";
   charts.loss = new Chart(parent, { title: "Training loss", format: measure, empty });
   charts.examples = new Chart(parent, { title: "Speed", unit: "examples/s", format: rate, fromZero: true, empty });
-  charts.batches = new Chart(parent, { title: "Speed", unit: "batches/s", format: rate, fromZero: true, empty });
-  charts.staleness = new Chart(parent, { title: "Mean staleness", unit: "updates", format: (v) => v.toFixed(2), fromZero: true, empty: "No push has been applied yet." });
+  charts.steps = new Chart(parent, { title: "Speed", unit: "steps/s", format: rate, fromZero: true, empty });
+  const below = at("stale");
+  charts.staleness = new Chart(below, { title: "Mean staleness", unit: "updates", format: (v) => v.toFixed(2), fromZero: true, empty: "No push has been applied yet." });
   const body = el("div", { id: "staleness" });
-  parent.append(el("section", { class: "card chart" }, el("h3", {}, "Staleness of all pushes"), body));
+  below.append(el("section", { class: "card chart" }, el("h3", {}, "Staleness of all pushes"), body));
 }
 
 async function ask(path) {
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
   if (!answer.ok) throw new Error(`${path} answered ${answer.status}`);
+  const edition = answer.headers.get("x-edition");
+  seen.edition ??= edition;
+  // Another version of the coordinator has taken over, and has a page of its own.
+  if (seen.edition !== edition) location.reload();
   return answer.json();
 }
 
@@ -105,13 +110,14 @@ function checkpoint(status, history, now) {
 
 function drawCharts(status, history) {
   const which = document.querySelector("#range input:checked").value;
-  const found = history?.[which] ?? { at: [], step: [], loss: [], examples_per_s: [], batches_per_s: [], staleness: [] };
+  const found = history?.[which] ?? { at: [], step: [], loss: [], examples_per_s: [], steps_per_s: [], staleness: [] };
   const events = history?.events ?? [];
   charts.loss.set(found.at, found.loss, found.step, events);
   charts.examples.set(found.at, found.examples_per_s, found.step, events);
-  charts.batches.set(found.at, found.batches_per_s, found.step, events);
+  charts.steps.set(found.at, found.steps_per_s, found.step, events);
   charts.staleness.set(found.at, found.staleness, found.step, events);
-  charts.staleness.figure.hidden = status?.mode === "sync";
+  // In rounds there is none, unless a policy lets some come late.
+  at("stale").hidden = status?.mode === "sync" && !status.staleness_counts.slice(1).some((n) => n);
   const kinds = new Set(events.map((event) => event.kind));
   const words = [["failure", "a failure"], ["restart", "a restart"], ["mode", "another mode"]].filter(([kind]) => kinds.has(kind));
   show(at("marks"), words.length ? ["Upright lines: ", ...words.map(([kind, text]) => el("span", { class: `dash ${kind}` }, text))] : []);

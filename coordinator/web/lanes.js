@@ -46,7 +46,7 @@ export function list(events, most, now) {
       el("time", { datetime: new Date(event.at * 1000).toISOString() }, clock(event.at, now)),
       el("span", { class: "kind" }, WORDS[event.kind] ?? event.kind),
       el("span", { class: "text" }, event.text),
-      el("span", { class: "step" }, event.step ? `step ${count(event.step)}` : ""),
+      el("span", { class: "step" }, event.step && !event.text.includes("step") ? `step ${count(event.step)}` : ""),
     ),
   );
 }

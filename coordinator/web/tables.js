@@ -40,13 +40,12 @@ export function tiles(status, checkpoint) {
   const active = status.workers.filter((w) => w.state === "active").length;
   const ready = status.shards.filter((s) => s.state === "ready").length;
   const late = stragglers(status).size;
-  const rounds = status.replicas > 1;
   const result = status.evaluations.at(-1);
   const names = result ? Object.keys(result.results).sort((a, b) => (a === "loss") - (b === "loss")) : [];
   return [
     tile("Training loss", measure(status.loss), "mean of the last steps"),
     result ? tile(names[0], measure(result.results[names[0]]), `${result.evaluation}, step ${count(result.global_step)}`) : tile("Evaluation", "–", "none yet"),
-    tile("Speed", rate(status.examples_per_s), `examples/s · ${rate(status.steps_per_s)} ${rounds ? "batches/s" : "steps/s"}${rounds ? ` · ${rate(status.steps_per_s / status.replicas)} steps/s` : ""}`),
+    tile("Speed", rate(status.examples_per_s), `examples/s · ${rate(status.steps_per_s / Math.max(status.replicas, 1))} steps/s`),
     status.mode === "sync" ? tile("Staleness", "none", "every round waits for all") : tile("Mean staleness", rate(status.mean_staleness), `updates · shards ${plural(status.version_skew, "version")} apart`),
     tile("Workers", `${active}`, late ? `active · ${plural(late, "straggler")}` : "active · no stragglers", late ? "warn" : ""),
     tile("Shards", `${ready} of ${status.shards.length}`, "ready", ready < status.shards.length ? "warn" : ""),
@@ -77,7 +76,7 @@ export function workers(status) {
     const slow = late.get(worker.worker);
     return el("tr", { class: slow ? "slow" : null },
       cell("Worker", [el("strong", {}, worker.worker), slow ? el("span", { class: "badge" }, "straggler") : null, el("small", {}, `${worker.host} · pid ${worker.pid}${worker.device ? ` · ${worker.device}` : ""}`)]),
-      cell("State", [state(worker.state, worker.state === "silent" ? ` for ${duration(worker.silent_s)}` : ""), worker.waiting_for ? el("small", {}, worker.waiting_for) : null]),
+      cell("State", [state(worker.state, worker.state === "silent" ? ` for ${duration(worker.silent_s)}` : ""), waiting(worker)]),
       cell("Examples/s", [el("span", { class: "withbar" }, rate(worker.examples_per_s), bar(worker.examples_per_s / fastest, slow ? "late" : "fill"))], "n"),
       cell("Batches", [count(worker.batches), el("small", {}, `${rate(worker.steps_per_s)} per s`)], "n"),
       cell("Compute time", worker.slowness ? [slow ? el("strong", {}, times(worker.slowness)) : times(worker.slowness), el("small", {}, "of the median")] : "–", "n"),
@@ -99,7 +98,7 @@ export function shards(status) {
   const rows = status.shards.map((shard) =>
     el("tr", {},
       cell("Shard", [el("strong", {}, `shard ${shard.shard}`), el("small", {}, shard.address)]),
-      cell("State", [state(shard.state, shard.state === "silent" ? ` for ${duration(shard.silent_s)}` : ""), shard.waiting_for ? el("small", {}, shard.waiting_for) : null]),
+      cell("State", [state(shard.state, shard.state === "silent" ? ` for ${duration(shard.silent_s)}` : ""), waiting(shard)]),
       cell("Updates/s", [rate(shard.updates_per_s), el("small", {}, `version ${count(shard.version)}`)], "n"),
       cell("Gradients in", [el("span", { class: "withbar" }, `${bytes(shard.gradient_nbytes_per_s)}/s`, bar(shard.gradient_nbytes_per_s / busiest, "fill")), el("small", {}, `${bytes(shard.gradient_nbytes)} in all`)], "n"),
       cell("Parameters", bytes(shard.nbytes), "n"),
@@ -117,6 +116,8 @@ function table(titles, rows, figures) {
   const heads = titles.map((title, i) => el("th", { scope: "col", class: figures.includes(i) ? "n" : null }, title));
   return el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
 }
+
+const waiting = (member) => (member.waiting_for ? el("small", { class: "clamp", title: member.waiting_for }, `waits for ${member.waiting_for}`) : null);
 
 const cell = (title, content, look = null) => el("td", { "data-title": title, class: look }, el("div", {}, content));
 

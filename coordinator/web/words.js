@@ -75,14 +75,14 @@ export function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : String(value));
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return made;
 }
 
 /** Makes the children of `parent` what is wanted and touches only what differs, so that a selection,
  *  the focus and a reader's place stay. */
 export function show(parent, ...wanted) {
-  const nodes = wanted.flat().filter((node) => node !== null && node !== undefined);
+  const nodes = wanted.flat(Infinity).filter((node) => node !== null && node !== undefined);
   const made = nodes.map((node) => (typeof node === "string" ? document.createTextNode(node) : node));
   made.forEach((node, i) => {
     const old = parent.childNodes[i];
