@@ -15,9 +15,15 @@ COMMANDS = {
     "serve": ("coordinator.serve_cli", "serve one job until it is done"),
     "up": ("coordinator.up_cli", "run a job with shards and workers on this machine"),
     "status": ("coordinator.status_cli", "show what a running job does"),
+    "doctor": ("coordinator.doctor", "say why a coordinator cannot be reached, and what to do"),
+    "logs": ("coordinator.logs_cli", "show what all processes of a run said, by time"),
+    "env": ("coordinator.env_cli", "show what a bug report needs: versions, packages, devices"),
     "set": ("coordinator.set_cli", "change the consistency policy of a running job"),
+    "certs": ("coordinator.certs_cli", "make, renew and show the job's certificates"),
     "export": ("coordinator.export_cli", "turn a run's checkpoint into Keras files"),
     "checkpoint": ("coordinator.checkpoint_options", "look after a run's checkpoints"),
+    "healthcheck": ("coordinator.healthcheck_cli", "say whether a coordinator serves"),
+    "completion": ("coordinator.completion_cli", "print a script for a shell's completion"),
 }
 """Each command: its module, which has ``add_arguments(parser)`` and ``run(args)``, and its help.
 

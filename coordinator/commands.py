@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.restarts import MAX_RESTARTS
+from coordinator.run_directory import CERTS
+from psrpc import config_tf
+from psrpc.config_keys import is_a_setting
 from psrpc.process import PARENT_PID, with_malloc_settings
+from psrpc.security import PLAINTEXT, Security
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class UpOptions:
         step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
         max_restarts: of processes that die or hang, all together; 0 is never.
         slow_down: the last worker takes so many times as long to compute as it would.
+        dashboard: HOST:PORT at which browsers can look; None for nowhere.
+        security: an operator's; all processes use the same files.
     """
 
     job: str
@@ -47,6 +53,8 @@ class UpOptions:
     step_times: bool = False
     max_restarts: int = MAX_RESTARTS
     slow_down: float = 1.0
+    dashboard: str | None = None
+    security: Security = PLAINTEXT
 
 
 @dataclass(frozen=True)
@@ -67,11 +75,13 @@ class Cluster:
         members: the others: ``shard-0``, …, ``worker-a``, ``worker-b``, … A worker gets its number
             from the coordinator when it registers, in whatever order that happens; a letter is
             not taken for one.
+        security: an operator's, to talk to the coordinator.
     """
 
     address: str
     coordinator: Command
     members: Mapping[str, Command]
+    security: Security = PLAINTEXT
 
 
 def cluster(
@@ -97,13 +107,17 @@ def cluster(
         name = f"worker-{letters(worker)}"
         slow_down = options.slow_down if worker == options.workers - 1 else 1.0
         members[name] = Command(_worker(options, address, name, slow_down), shared)
-    return Cluster(address, Command(_coordinator(options, address), common), members)
+    coordinator = Command(_coordinator(options, address), common)
+    return Cluster(address, coordinator, members, options.security)
 
 
 def resume_command(options: UpOptions) -> str:
     """What to type to go on with a run that was stopped."""
     command = ["coordinator", "up", options.job, "--resume", "--run-dir", str(options.run_dir)]
     command += ["--shards", str(options.shards), "--workers", str(options.workers)]
+    security = options.security
+    if security.directory != options.run_dir.absolute() / CERTS:
+        command += security.options()
     return shlex.join(command + _of_the_job(options))
 
 
@@ -122,6 +136,8 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
     command += ["--bind", address]
     if options.resume:
         command.append("--resume")
+    if options.dashboard is not None:
+        command += ["--dashboard", options.dashboard]
     return command + _of_the_job(options) + _of_every_child(options)
 
 
@@ -146,8 +162,15 @@ def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> li
 
 
 def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    # All that a child is to know is on its command line: what the environment says of some other
+    # cluster is not meant for it.
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not is_a_setting(name) and name != config_tf.NAME
+    }
     return {
-        **with_malloc_settings(dict(environment)),
+        **with_malloc_settings(own),
         # So that a child that is slow to start can tell that its parent is gone already.
         PARENT_PID: str(os.getpid()),
         # A log is read while it is written.
@@ -176,4 +199,5 @@ def _of_every_member(options: UpOptions, address: str) -> list[str]:
 
 
 def _of_every_child(options: UpOptions) -> list[str]:
-    return ["--log-format", options.log_format, "--die-with-parent"]
+    common = ["--log-format", options.log_format, "--die-with-parent"]
+    return [*common, *options.security.options()]

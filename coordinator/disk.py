@@ -17,6 +17,7 @@ from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.manifest import TEMPORARY
 from psrpc.storage import DISK, Storage
+from psrpc.tracing import span
 
 log = get_logger()
 
@@ -154,7 +155,8 @@ def commit(
 ) -> Committed:
     """Commits a checkpoint and removes old ones. Blocks."""
     try:
-        checkpoints.commit(taken, generation)
+        with span("checkpoint", checkpoint=taken.order.name):
+            checkpoints.commit(taken, generation)
     except CheckpointError as error:
         return Committed(taken, generation, error.coded)
     except Exception as error:  # not foreseen; without an answer the job would wait for ever

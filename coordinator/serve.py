@@ -8,13 +8,18 @@ import contextlib
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coordinator.board import Board
 from coordinator.course import Course
+from coordinator.dashboard_options import DEFAULT_PORT as DASHBOARD_PORT
+from coordinator.dashboard_server import DashboardServer
 from coordinator.description import (
     JobDescription,
     check_for_shards,
@@ -24,6 +29,7 @@ from coordinator.description import (
 from coordinator.disk import ThreadedDisk
 from coordinator.engine import Engine
 from coordinator.lifecycle import ENDED
+from coordinator.metrics import families
 from coordinator.remembered import remembered
 from coordinator.run_directory import (
     LEDGER,
@@ -38,9 +44,15 @@ from coordinator.store import Store
 from coordinator.summary import summarize, write_summary
 from psrpc.channel import format_address, parse_address
 from psrpc.clock import MonotonicClock
-from psrpc.errors import InvalidArgument, JobFailed
+from psrpc.errors import InvalidArgument, JobFailed, disk_code
+from psrpc.identity import Role
 from psrpc.logs import get_logger
+from psrpc.metrics import Family, MetricsServer
+from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
+from psrpc.security import PLAINTEXT, Security
+from psrpc.security_options import from_arguments
+from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.waiting import Announcer
 
 log = get_logger()
@@ -49,6 +61,9 @@ LEAVE_S = 10.0
 """How long the coordinator stays to tell the others that the job is over."""
 
 TICK_S = 0.5
+
+METRICS_S = 5.0
+"""Who asks for metrics waits so long at most until the coordinator comes to it."""
 
 EXIT_STOPPED = 130
 
@@ -69,12 +84,18 @@ class ServeOptions:
     replicas: int | None = None
     overrides: tuple[str, ...] = ()
     resume: bool = False
+    dashboard: str | None = None
+    security: Security = PLAINTEXT
+    metrics: str = OFF
+    reflection: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("shards", self.shards), ("replicas", self.replicas)):
             if value is not None and value < 1:
                 raise InvalidArgument(f"--{name} is {value}; expected a whole number of at least 1")
         parse_address(self.bind, default_port=5000)
+        if self.dashboard is not None:
+            parse_address(self.dashboard, default_port=DASHBOARD_PORT)
 
 
 def options_from(args: argparse.Namespace) -> ServeOptions:
@@ -88,6 +109,10 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
         replicas=args.replicas,
         overrides=tuple(args.overrides),
         resume=args.resume,
+        dashboard=args.dashboard,
+        security=from_arguments(Role.COORDINATOR, args),
+        metrics=args.metrics,
+        reflection=args.reflection,
     )
 
 
@@ -101,9 +126,12 @@ async def serve(options: ServeOptions) -> int:
     stop = _Stop()
     stop.install()
     host, port = parse_address(options.bind, default_port=5000)
-    server = Server(format_address(host, port))
+    server = Server(format_address(host, port), options.security, options.reflection)
+    board = Board(options.job.stem, time.time)
+    dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
     try:
         port = server.bind()
+        dashboard.start()
         description = _known(options) or await stop.unless_stopped(_describe(options))
         if description is None:
             return EXIT_STOPPED
@@ -122,13 +150,22 @@ async def serve(options: ServeOptions) -> int:
             await server.start(Engine(course, store))
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(format_address(where, port))
-            log.info("serving", address=format_address(host, port), run_dir=str(run.run_dir))
+            loop = asyncio.get_running_loop()
+            dashboard.open(run.run_id, run.run_dir, server.status)
             try:
-                await _until_over(course)
+                with MetricsServer(options.metrics, lambda: _metrics(server, loop)) as metrics:
+                    log.info(
+                        "serving",
+                        address=format_address(host, port),
+                        run_dir=str(run.run_dir),
+                        metrics=metrics.address,
+                    )
+                    await _until_over(course, dashboard)
                 await disk.close()
             finally:
                 # A late call would find the course and its store closed.
                 await server.stop()
+                dashboard.close()
                 course.close()
             # Now that all have told what they did last.
             _write_summary(course)
@@ -136,6 +173,21 @@ async def serve(options: ServeOptions) -> int:
             return _exit_status(course)
     finally:
         await server.stop()
+        await asyncio.to_thread(dashboard.stop)
+
+
+def _metrics(server: Server, loop: asyncio.AbstractEventLoop) -> Iterator[Family]:
+    """From another thread: the job is looked at in its own."""
+    found: Future[pb.GetJobStatusResponse] = Future()
+
+    def look() -> None:
+        try:
+            found.set_result(server.status())
+        except Exception as error:
+            found.set_exception(error)
+
+    loop.call_soon_threadsafe(look)
+    return families(found.result(METRICS_S))
 
 
 def _known(options: ServeOptions) -> JobDescription | None:
@@ -177,9 +229,9 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
     return new_run_directory(description.name, datetime.now(UTC))
 
 
-async def _until_over(course: Course) -> None:
+async def _until_over(course: Course, dashboard: DashboardServer) -> None:
     """Ticks until the job is over and everybody knows, or had time to."""
-    ticking = asyncio.create_task(_tick_forever(course))
+    ticking = asyncio.create_task(_tick_forever(course, dashboard))
     over = asyncio.create_task(_wait_until_over(course))
     try:
         await asyncio.wait((ticking, over), return_when=asyncio.FIRST_COMPLETED)
@@ -192,9 +244,10 @@ async def _until_over(course: Course) -> None:
         await asyncio.gather(ticking, over, return_exceptions=True)
 
 
-async def _tick_forever(course: Course) -> None:
+async def _tick_forever(course: Course, dashboard: DashboardServer) -> None:
     while True:
         course.tick()
+        dashboard.tick()
         await asyncio.sleep(TICK_S)
 
 
@@ -225,7 +278,8 @@ def _disk_errors_named() -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         raise JobFailed(
             f"the run directory cannot be used: {error}; see what is wrong with the disk, or "
-            "choose another --run-dir"
+            "choose another --run-dir",
+            code=disk_code(error),
         ) from error
 
 

@@ -7,9 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+from coordinator.dashboard_options import add_dashboard_argument
 from psrpc.config import Configuration
-from psrpc.observing import add_metrics_argument, add_reflection_argument
+from psrpc.observing import add_metrics_argument, add_reflection_argument, add_trace_argument
 from psrpc.policy import MODES
+from psrpc.security_options import add_security_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on from the newest good checkpoint of --run-dir, or of the job's newest run",
     )
+    add_dashboard_argument(parser)
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
     add_metrics_argument(parser)
+    add_trace_argument(parser)
     add_reflection_argument(parser)
     parser.add_argument(
         "--die-with-parent", action="store_true", help="end when the process that started it does"
     )
+    add_security_arguments(parser, listens=True)
     parser.set_defaults(configuration=Configuration(parser, "coordinator"))
 
 
@@ -64,12 +69,14 @@ def run(args: argparse.Namespace) -> int:
     from coordinator.serve import options_from, serve
     from psrpc.logs import configure
     from psrpc.process import die_with_parent
+    from psrpc.tracing import tracing
 
     if args.die_with_parent:
         die_with_parent()
     configure(args.log_format, "coordinator")
     try:
-        return asyncio.run(serve(options_from(args)))
+        with tracing(args.trace, "coordinator"):
+            return asyncio.run(serve(options_from(args)))
     except DescribeFailed as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

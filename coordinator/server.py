@@ -12,7 +12,9 @@ from coordinator.servicer import Servicer
 from coordinator.surroundings import Surroundings
 from psrpc.channel import bind, make_aio_server
 from psrpc.interceptor import AioErrorInterceptor
+from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
+from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 
 SERVICE = "psrpc.v1.Coordinator"
@@ -26,11 +28,19 @@ class Server:
     """Listens from ``bind`` on and answers from ``start`` on, so that a port in use is found
     before anything slow is done. Used within one event loop."""
 
-    def __init__(self, address: str, security: Security = PLAINTEXT) -> None:
-        """``address`` is HOST:PORT, port 0 lets the system choose; ``security`` this process's."""
+    def __init__(
+        self, address: str, security: Security = PLAINTEXT, reflection: bool = False
+    ) -> None:
+        """Args:
+        address: HOST:PORT; port 0 lets the system choose.
+        security: this process's.
+        reflection: describe the services to callers on any address, not only on loopback.
+        """
         self._address = address
         self._security = security
+        self._reflection = reflection
         self._server: grpc.aio.Server | None = None
+        self._servicer: Servicer | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # made at import
         self.port = 0
 
@@ -44,12 +54,18 @@ class Server:
         """Begins to answer for ``engine``."""
         assert self._server is not None, "bind first"
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
-        servicer = Servicer(engine, surroundings)
+        servicer = self._servicer = Servicer(engine, surroundings)
         add_CoordinatorServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        describe(self._server, (SERVICE,), self._address, self._reflection)
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
+
+    def status(self) -> pb.GetJobStatusResponse:
+        """As GetJobStatus answers, once it has started. Only in the event loop's thread."""
+        assert self._servicer is not None, "start first"
+        return self._servicer.status()
 
     async def stop(self) -> None:
         """Takes no more calls and ends those in flight; may be called twice."""

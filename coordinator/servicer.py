@@ -217,6 +217,10 @@ class Servicer(CoordinatorServicer):
     async def GetJobStatus(
         self, _request: pb.GetJobStatusRequest, _context: Any
     ) -> pb.GetJobStatusResponse:
+        return self.status()
+
+    def status(self) -> pb.GetJobStatusResponse:
+        """What a person may want to know of the job now. Only in the event loop's thread."""
         status = write_status(self._engine.course)
         return self._surroundings.describe(status) if self._surroundings else status
 

@@ -7,44 +7,57 @@ import itertools
 import math
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
+from coordinator.certs import certificates_of_run
 from coordinator.commands import UpOptions, cluster, resume_command
+from coordinator.dashboard_options import ANYWHERE
 from coordinator.outcome import INTERRUPTED, Outcome
+from coordinator.reserved import reserved_address
 from coordinator.result import read_summary, result_table, write_failure, write_restarts
-from coordinator.run_directory import new_run_directory, newest_run_directory
+from coordinator.run_directory import CERTS, new_run_directory, newest_run_directory
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.summary import NAME
 from coordinator.supervisor import Supervisor
+from coordinator.targets import with_metrics
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, error_line
+from psrpc.identity import Role, job_name
 from psrpc.process import on_stop_signals
+from psrpc.security import Security
+from psrpc.security_options import from_arguments
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
     try:
         _check(args)
+        asked = from_arguments(Role.OPERATOR, args)
         made, run_dir = make_run_directory(args)
+        options = _options(args, run_dir, _security(asked, args.job, run_dir))
     except PsError as error:
         _say(error_line(error))
         return 2
-    options = _options(args, run_dir)
     earlier = read_summary(run_dir)
     screen = open_screen(Console())
     try:
-        with reserved_address() as address:
+        with ExitStack() as held:
+            address = held.enter_context(reserved_address())
+            options = held.enter_context(reserved_dashboard(options))
             processes = cluster(options, os.environ, os.cpu_count() or 1, address)
+            processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
             on_stop_signals(supervisor.stop)
             screen.note(f"run directory {run_dir}")
+            if options.dashboard is not None:
+                screen.note(f"dashboard http://{options.dashboard}/")
             outcome = supervisor.run()
     except OSError as error:
         cause = PsError(f"cannot start the processes of the job: {error}", code=disk_code(error))
@@ -72,7 +85,20 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
+def _security(asked: Security, job: str, run_dir: Path) -> Security:
+    """What was asked for, otherwise certificates that this run makes for itself.
+
+    Raises:
+        InvalidArgument: those of an earlier start cannot be used.
+    """
+    if asked.encrypted or asked.insecure:
+        return asked
+    certs = run_dir.absolute() / CERTS
+    certificates_of_run(certs, job_name(Path(job).stem), datetime.now(UTC))
+    return Security.from_options(Role.OPERATOR, certs)
+
+
+def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpOptions:
     return UpOptions(
         job=args.job,
         shards=args.shards,
@@ -91,21 +117,19 @@ def _options(args: argparse.Namespace, run_dir: Path) -> UpOptions:
         step_times=args.step_times,
         max_restarts=args.max_restarts,
         slow_down=args.slow_down,
+        dashboard=args.dashboard,
+        security=security,
     )
 
 
 @contextmanager
-def reserved_address() -> Iterator[str]:
-    """An address of this host that the coordinator can have each time it is started.
-
-    The kernel gives the port of a bound socket to nobody who asks for any port, be it to listen or
-    to connect from. A server that allows addresses to be used again, as gRPC's do, can bind to it
-    nevertheless while the socket does not listen.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{held.getsockname()[1]}"
+def reserved_dashboard(options: UpOptions) -> Iterator[UpOptions]:
+    """``options`` with an address for the dashboard that stays the same, where any would do."""
+    if options.dashboard != ANYWHERE:
+        yield options
+        return
+    with reserved_address() as address:
+        yield replace(options, dashboard=address)
 
 
 def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from psrpc import completion, healthcheck
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, error_line
-from psrpc.observing import add_metrics_argument, add_reflection_argument
+from psrpc.identity import Role
+from psrpc.observing import add_metrics_argument, add_reflection_argument, add_trace_argument
 from psrpc.process import apply_malloc_settings, die_with_parent, leave, on_stop_signals
+from psrpc.security_options import add_security_arguments, from_arguments
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
@@ -67,8 +70,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="how to write logs (default: %(default)s)",
     )
     add_metrics_argument(serve)
+    add_trace_argument(serve)
     add_reflection_argument(serve)
     add("--die-with-parent", action="store_true", help="end when the starting process ends")
+    add_security_arguments(serve, listens=True)
     serve.set_defaults(configuration=Configuration(serve, "pserver"))
     _add_lookup(
         commands.add_parser(
@@ -77,6 +82,8 @@ def make_parser() -> argparse.ArgumentParser:
             description="Prints rows of an embedding table of a running job, as they are now.",
         )
     )
+    healthcheck.add_arguments(commands.add_parser("healthcheck", help="say whether a shard serves"))
+    completion.add_completion(commands, "pserver")
     return parser
 
 
@@ -98,6 +105,7 @@ def _add_lookup(lookup: argparse.ArgumentParser) -> None:
         help="how long to wait for it and for the shards (default: %(default)s)",
     )
     add("--json", action="store_true", help="print one JSON object")
+    add_security_arguments(lookup, listens=False)
 
 
 def main() -> NoReturn:
@@ -112,6 +120,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         from pserver.lookup_cli import run_lookup
 
         return run_lookup(arguments)
+    if arguments.command == "healthcheck":
+        return healthcheck.check(arguments, Role.SHARD)
+    if arguments.command == "completion":
+        print(completion.script(make_parser(), arguments.shell))  # noqa: T201
+        return 0
     try:
         completed = arguments.configuration.complete(arguments, os.environ)
     except InvalidArgument as error:
@@ -138,6 +151,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         PsError,
     )
     from psrpc.logs import configure
+    from psrpc.tracing import tracing
 
     configure(arguments.log_format, f"shard {arguments.shard}")
     ending = Ending()
@@ -158,8 +172,12 @@ def run(argv: Sequence[str] | None = None) -> int:
             run_dir=arguments.run_dir,
             connect_timeout_s=arguments.connect_timeout,
             log_format=arguments.log_format,
+            metrics=arguments.metrics,
+            reflection=arguments.reflection,
+            security=from_arguments(Role.SHARD, arguments),
         )
-        serve(config, ending)
+        with tracing(arguments.trace, "shard"):
+            serve(config, ending)
     except JobFailed as error:
         print(error_line(error, "job failed: "), file=sys.stderr)  # noqa: T201
         return EXIT_LOST

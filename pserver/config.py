@@ -8,6 +8,8 @@ from pathlib import Path
 from psrpc.channel import COORDINATOR_PORT, format_address, is_loopback, parse_address
 from psrpc.errors import InvalidArgument
 from psrpc.logs import LogFormat
+from psrpc.observing import OFF
+from psrpc.security import PLAINTEXT, Security
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class ServeConfig:
         run_dir: where the coordinator's run directory is on this machine, or None for the path
             that the coordinator uses.
         connect_timeout_s: how long to be without the coordinator.
+        metrics: HOST:PORT where Prometheus may ask, port 0 for any, or "off".
+        reflection: describe the services to callers on any address, not only on loopback.
+        security: a shard's.
 
     Raises:
         InvalidArgument: a value cannot be used.
@@ -35,6 +40,9 @@ class ServeConfig:
     run_dir: Path | None = None
     connect_timeout_s: float = 120.0
     log_format: LogFormat = "console"
+    metrics: str = OFF
+    reflection: bool = False
+    security: Security = PLAINTEXT
 
     def __post_init__(self) -> None:
         if self.shard < 0:
@@ -51,3 +59,5 @@ class ServeConfig:
             alone = is_loopback(host) and self.advertise is None
             object.__setattr__(self, "bind", "127.0.0.1:0" if alone else "0.0.0.0:0")
         parse_address(self.bind)
+        if self.metrics != OFF:
+            parse_address(self.metrics)

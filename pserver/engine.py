@@ -54,6 +54,7 @@ from psrpc.errors import (
 from psrpc.plan import Plan
 from psrpc.policy import Policy
 from psrpc.tables import Ids
+from psrpc.tracing import span
 
 
 class ShardEngine:
@@ -289,7 +290,8 @@ class ShardEngine:
             return PushResult("already_applied", self._held.version)
         if self.identity.settings.rounds:
             return self._rounds.stage(request, arrived)
-        return self._pushes.apply(request, arrived, pulls)
+        with span("apply", shard=self.identity.shard, batch=request.batch):
+            return self._pushes.apply(request, arrived, pulls)
 
     def decide(self, decision: Decision) -> None:
         """Applies a decided round, once: a round that was applied before changes nothing.
@@ -302,7 +304,9 @@ class ShardEngine:
             self._decide(decision)
 
     def _decide(self, decision: Decision) -> None:
-        if self._rounds.decide(decision):
+        with span("apply", shard=self.identity.shard, round=decision.round):
+            applied = self._rounds.decide(decision)
+        if applied:
             for order in decision.snapshots:
                 self._shelf.take(order, self._held)
             self._changed.notify_all()

@@ -14,6 +14,7 @@ from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
 from psrpc.interceptor import ErrorInterceptor
+from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
 
 CONVERSATIONS = 448
@@ -35,16 +36,19 @@ class ShardServer:
         address: str,
         conversations: int = CONVERSATIONS,
         security: Security = PLAINTEXT,
+        reflection: bool = False,
     ) -> None:
         """Args:
         address: HOST:PORT to listen on, port 0 for any.
         conversations: how many are held at once; who begins one more gets NotReady.
         security: this process's.
+        reflection: describe the services to callers on any address, not only on loopback.
         """
         self._shard = shard
         self._address = address
         self._conversations = conversations
         self._security = security
+        self._reflection = reflection
         self._engine: ShardEngine | None = None
         self._server: grpc.Server | None = None
         self._servicer: ParameterServerServicer | None = None
@@ -61,6 +65,7 @@ class ShardServer:
         )
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        describe(server, (SERVICE,), self._address, self._reflection)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.port = bind(server, self._address, self._security)
         server.start()
@@ -94,6 +99,11 @@ class ShardServer:
         traceback: TracebackType | None,
     ) -> None:
         self.stop(grace_s=0)
+
+    @property
+    def engine(self) -> ShardEngine | None:
+        """What answers data calls; None while the shard is starting."""
+        return self._engine
 
     def _engine_or_refuse(self) -> ShardEngine:
         if self._engine is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, cast
 
@@ -13,12 +14,14 @@ from pserver.coordination import Coordination
 from pserver.ending import Ending
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
+from pserver.metrics import families
 from pserver.server import ShardServer
 from pserver.snapshots import SnapshotFiles, SnapshotWriter
 from pserver.updates.engine import UpdateEngine, make_engine
 from psrpc.encoding import wire_encoding
 from psrpc.errors import InvalidJob
 from psrpc.logs import get_logger
+from psrpc.metrics import Family, MetricsServer
 from psrpc.plan import Plan
 from psrpc.process import incarnation
 from psrpc.v1 import coordinator_pb2 as pb
@@ -39,18 +42,26 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         PsError: why the shard could not be served, or had to stop.
     """
     own = incarnation()
-    server = ShardServer(config.shard, config.bind)
+    server = ShardServer(
+        config.shard, config.bind, security=config.security, reflection=config.reflection
+    )
     with (
         server,
+        MetricsServer(config.metrics, lambda: _metrics(config.shard, server.engine)) as metrics,
         Coordination(
-            CoordinatorClient(config.coordinator),
+            CoordinatorClient(config.coordinator, config.security),
             config.shard,
             own,
             config.connect_timeout_s,
             ending,
         ) as coordination,
     ):
-        log.info("listening", port=server.port, coordinator=config.coordinator)
+        log.info(
+            "listening",
+            port=server.port,
+            coordinator=config.coordinator,
+            metrics=metrics.address,
+        )
         job = coordination.register(
             lambda: advertised_address(
                 config.bind, server.port, config.advertise, config.coordinator
@@ -81,6 +92,12 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         raise ending.error
 
 
+def _metrics(shard: int, engine: ShardEngine | None) -> Iterator[Family]:
+    if engine is None:
+        return families(shard, None, ())
+    return families(shard, engine.report(), engine.table_figures())
+
+
 def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
     """Proves that this process sees the coordinator's run directory.
 
@@ -96,7 +113,8 @@ def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
     if found != token:
         raise InvalidJob(
             f"{path} {why}: this shard does not share the coordinator's run directory"
-            f" {coordinators}; mount it here, and say --run-dir where its path differs"
+            f" {coordinators}; mount it here, and say --run-dir where its path differs",
+            code="PS505",
         )
 
 

@@ -26,6 +26,7 @@ from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.rows_chain import load_rows
 from psrpc.storage import DISK, Storage
+from psrpc.tracing import span
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
@@ -65,7 +66,8 @@ class SnapshotFiles:
         """Writes ``snapshot`` into the order's directory and closes it; what the coordinator is to
         be told. For one thread."""
         try:
-            return self._write(order, snapshot)
+            with span("checkpoint", shard=self.identity.shard, checkpoint=order.name):
+                return self._write(order, snapshot)
         finally:
             snapshot.close()
 

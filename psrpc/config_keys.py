@@ -24,6 +24,7 @@ KEYS = frozenset(
         "config",
         "connect_timeout",
         "coordinator",
+        "dashboard",
         "die_with_parent",
         "gpu",
         "gpu_memory_fraction",
@@ -44,6 +45,7 @@ KEYS = frozenset(
         "slow_down",
         "step_times",
         "token_file",
+        "trace",
     }
 )
 

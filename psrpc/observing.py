@@ -1,5 +1,5 @@
-"""The options that say who may look into a process: metrics and gRPC reflection. Imports nothing
-that takes long.
+"""The options that say who may look into a process: metrics, spans, reflection. Nothing that takes
+long is imported.
 
 Metrics are on loopback at any port unless told otherwise: every process can be looked at, nobody
 from outside is let in, and processes on one machine do not get in each other's way. The log says
@@ -24,6 +24,17 @@ def add_metrics_argument(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT|off",
         help="where Prometheus finds /metrics, in plain HTTP; port 0 is any, and the log says "
         "which (default: %(default)s)",
+    )
+
+
+def add_trace_argument(parser: argparse.ArgumentParser) -> None:
+    """Defines ``--trace``."""
+    parser.add_argument(
+        "--trace",
+        default="",
+        metavar="URL",
+        help="send OpenTelemetry spans of push, pull, apply and checkpoint to this OTLP endpoint, "
+        "such as http://localhost:4318/v1/traces (default: none)",
     )
 
 

@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from psrpc import completion
 from psrpc.config import Configuration
-from psrpc.errors import InvalidArgument, error_line
-from psrpc.observing import add_metrics_argument
+from psrpc.errors import InvalidArgument, PsError, error_line
+from psrpc.identity import Role
+from psrpc.observing import add_metrics_argument, add_trace_argument
 from psrpc.policy import MODES
 from psrpc.process import leave
+from psrpc.security_options import add_security_arguments, from_arguments
+from worker import healthcheck
 
 
 def main() -> NoReturn:
@@ -35,6 +39,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from worker.export import export_main
 
         return export_main(options.job, options.checkpoint, options.to, options.set)
+    if options.command == "healthcheck":
+        return healthcheck.check(options)
+    if options.command == "completion":
+        sys.stdout.write(completion.script(make_parser(), options.shell) + "\n")
+        return 0
     return _run(options)
 
 
@@ -110,11 +119,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="how to write logs (default: %(default)s)",
     )
     add_metrics_argument(run)
+    add_trace_argument(run)
     run.add_argument(
         "--die-with-parent",
         action="store_true",
         help="end at once when the process that started this one ends",
     )
+    add_security_arguments(run, listens=False)
     run.set_defaults(configuration=Configuration(run, "worker"))
 
     describe = commands.add_parser("describe", help="print what a job is, as JSON")
@@ -134,6 +145,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
     )
     _add_set(export)
+    healthcheck.add_arguments(
+        commands.add_parser("healthcheck", help="say whether a worker answers at its --metrics")
+    )
+    completion.add_completion(commands, "worker")
     return parser
 
 
@@ -152,7 +167,12 @@ def _run(options: argparse.Namespace) -> int:
         die_with_parent()
     apply_malloc_settings()
 
-    from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
+    from psrpc.channel import (
+        COORDINATOR_PORT,
+        check_reachable,
+        format_address,
+        parse_address,
+    )
     from psrpc.logs import configure
 
     configure(options.log_format, "worker")
@@ -161,22 +181,37 @@ def _run(options: argparse.Namespace) -> int:
     except InvalidArgument as error:
         sys.stderr.write(error_line(error, "--coordinator: ") + "\n")
         return 2
+    coordinator = format_address(host, port)
+    try:
+        security = from_arguments(Role.WORKER, options)
+        check_reachable(coordinator, security)
+    except InvalidArgument as error:
+        sys.stderr.write(error_line(error) + "\n")
+        return 2
 
     from worker.run import WorkerOptions, run_worker
 
-    return run_worker(
-        WorkerOptions(
-            coordinator=format_address(host, port),
-            job=options.job,
-            gpu=options.gpu,
-            gpu_memory_fraction=options.gpu_memory_fraction,
-            intra_op_threads=options.intra_op_threads,
-            connect_timeout_s=options.connect_timeout,
-            shm=options.shm,
-            step_times=options.step_times,
-            slow_down=options.slow_down,
+    try:
+        return run_worker(
+            WorkerOptions(
+                coordinator=coordinator,
+                job=options.job,
+                gpu=options.gpu,
+                gpu_memory_fraction=options.gpu_memory_fraction,
+                intra_op_threads=options.intra_op_threads,
+                connect_timeout_s=options.connect_timeout,
+                shm=options.shm,
+                step_times=options.step_times,
+                slow_down=options.slow_down,
+                metrics=options.metrics,
+                trace=options.trace,
+                security=security,
+            )
         )
-    )
+    except PsError as error:
+        # Before there was anything to take part in.
+        sys.stderr.write(error_line(error) + "\n")
+        return 2
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:

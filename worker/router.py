@@ -15,6 +15,7 @@ from psrpc.encoding import Gradient
 from psrpc.errors import PsError
 from psrpc.plan import Plan
 from psrpc.tables import Rows
+from psrpc.tracing import span
 from psrpc.v1 import coordinator_pb2, types_pb2
 from worker.data import Array
 from worker.row_sets import ReceivedRows
@@ -60,6 +61,7 @@ class Router:
                 shard.incarnation,
                 plan,
                 index,
+                security=standing.security,
                 workspace=workspace,
                 retry=retry,
                 stop=self._abort,
@@ -130,7 +132,8 @@ class Router:
 
         self._pulling = True
         try:
-            pulled = self._all(pull)
+            with span("pull", source=source):
+                pulled = self._all(pull)
         finally:
             self._pulling = False
         versions = [info.version for info in pulled]
@@ -164,7 +167,8 @@ class Router:
         def push(shard: int) -> PushResult:
             return self._clients[shard].push(self._fences[shard], messages[shard])
 
-        return self._all(push, finishing=True)
+        with span("push", batch=batch, attempt=attempt):
+            return self._all(push, finishing=True)
 
     def push_pull(
         self,
@@ -187,7 +191,8 @@ class Router:
             client, fence = self._clients[shard], self._fences[shard]
             return client.push_pull(fence, messages[shard], into, wanted)
 
-        answers = self._all(push_pull, finishing=True)
+        with span("push_pull", batch=batch, attempt=attempt):
+            answers = self._all(push_pull, finishing=True)
         self._versions = [info.version for _, info in answers]
         if following is not None:
             following.versions = self.versions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +20,16 @@ from psrpc.errors import (
     error_line,
 )
 from psrpc.logs import get_logger
+from psrpc.metrics import Family, MetricsServer
+from psrpc.observing import OFF
 from psrpc.process import incarnation, on_stop_signals
 from psrpc.security import PLAINTEXT, Security
+from psrpc.tracing import tracing
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from worker.ending import Stopped
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
+from worker.metrics import families
 from worker.quiet import import_tensorflow
 from worker.standing import Standing
 from worker.step_times import StepTimes
@@ -54,6 +59,8 @@ class WorkerOptions:
         slow_down: make every step take so many times as long to compute, to see what a straggler
             does.
         security: a worker's.
+        trace: OTLP endpoint for spans; empty for none.
+        metrics: HOST:PORT where Prometheus may ask, or "off".
     """
 
     coordinator: str = "localhost:5000"
@@ -66,11 +73,19 @@ class WorkerOptions:
     step_times: Path | None = None
     slow_down: float = 1.0
     security: Security = PLAINTEXT
+    metrics: str = OFF
+    trace: str = ""
 
 
 def run_worker(options: WorkerOptions) -> int:
-    """Takes part in a job until it ends; the exit status. Only from the main thread."""
+    """Takes part in a job until it ends; the exit status. Only from the main thread.
+
+    Raises:
+        InvalidArgument: an address or an endpoint that cannot be.
+        PortInUse: metrics cannot be had there.
+    """
     times = StepTimes()
+    options.security.announce()
     try:
         # Not only at the end would one like to know that it cannot be written.
         _write(times, options)
@@ -79,7 +94,11 @@ def run_worker(options: WorkerOptions) -> int:
     with (
         CoordinatorClient(options.coordinator, options.security) as client,
         Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
+        MetricsServer(options.metrics, lambda: _metrics(standing, times)) as metrics,
+        tracing(options.trace, "worker"),
     ):
+        if metrics.address != OFF:
+            log.info("metrics", address=metrics.address)
         on_stop_signals(lambda: _stop(options, standing, times))
         # As early as possible: it takes seconds, in which the coordinator may come up as well.
         import_tensorflow()
@@ -99,6 +118,16 @@ def run_worker(options: WorkerOptions) -> int:
         finally:
             _keep(times, options)
     raise AssertionError("a trainer ends by raising")
+
+
+def _metrics(standing: Standing, times: StepTimes) -> Iterator[Family]:
+    return families(
+        standing.worker,
+        standing.membership.generation,
+        standing.waits.reason(),
+        times.steps,
+        times.totals(),
+    )
 
 
 def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:

@@ -104,6 +104,11 @@ class StepTimes:
         """The step counts."""
         self._steps += 1
 
+    @property
+    def steps(self) -> int:
+        """How many have come to their end. Any thread may ask."""
+        return self._steps
+
     def rows(self) -> list[tuple[float, ...]]:
         """The steps that are kept, oldest first, each in the order of ``COLUMNS``."""
         steps = self._steps

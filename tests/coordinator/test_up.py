@@ -15,6 +15,7 @@ import pytest
 from coordinator import up, up_cli
 from coordinator.commands import UpOptions
 from coordinator.outcome import Outcome
+from coordinator.reserved import reserved_address
 from psrpc.channel import bind, make_server
 
 
@@ -239,7 +240,7 @@ def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
 
 
 def test_the_coordinators_address_is_kept_for_it() -> None:
-    with up.reserved_address() as address:
+    with reserved_address() as address:
         for _ in range(2):
             server = make_server(threads=1)
             assert bind(server, address) == int(address.rpartition(":")[2])

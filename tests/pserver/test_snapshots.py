@@ -9,12 +9,14 @@ from threading import Event
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pserver.requests import Snapshot, SnapshotOrder, Values
 from pserver.snapshots import MAX_PENDING, SnapshotFiles, SnapshotWriter
 from pserver.updates.engine import Slots
 from psrpc.errors import StaleGeneration
 from psrpc.storage import Disk, Written
+from psrpc.tracing import tracing
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of, plan_of
 
@@ -122,3 +124,14 @@ def test_so_many_wait_and_no_more(
     disk.go_on.set()
     errors = [reports.get(timeout=WAIT_S).error for _ in range(MAX_PENDING + 1)]
     assert errors == [""] * MAX_PENDING + [f"{MAX_PENDING} snapshots wait to be written already"]
+
+
+def test_a_checkpoint_is_a_span(tmp_path: Path, disk: SlowDisk) -> None:
+    exporter = InMemorySpanExporter()
+    disk.go_on.set()
+    files = SnapshotFiles(identity_of(), PLAN, "run-1", tmp_path, disk)
+    with tracing("", "test", exporter):
+        files.write(order(tmp_path, "step-1"), snapshot(1))
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "checkpoint"
+    assert dict(span.attributes or {}) == {"pserver.shard": 0, "pserver.checkpoint": "step-1"}

@@ -1,14 +1,25 @@
+"""The commands ``healthcheck``, against servers that do and do not serve."""
+
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from prometheus_client.core import GaugeMetricFamily
 
+import coordinator.cli
+import pserver.cli
+import worker.cli
+from coordinator.certs import make_certificates
 from psrpc.channel import bind, make_server
-from psrpc.health import main
+from psrpc.identity import Role
+from psrpc.metrics import MetricsServer
+from psrpc.security import PLAINTEXT, Security
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -21,31 +32,51 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def certs(tmp_path: Path) -> Path:
+    make_certificates(tmp_path / "certs", "tiny", datetime.now(UTC))
+    return tmp_path / "certs"
+
+
+def serve(security: Security) -> Iterator[Server]:
     servicer = health.HealthServicer()
-    running = make_server(threads=2)
+    running = make_server(2, [], security)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, running)
-    port = bind(running, "127.0.0.1:0")
+    port = bind(running, "127.0.0.1:0", security)
     running.start()
     yield Server(f"127.0.0.1:{port}", servicer)
     running.stop(grace=None).wait()
 
 
+@pytest.fixture
+def server() -> Iterator[Server]:
+    yield from serve(PLAINTEXT)
+
+
+@pytest.fixture
+def shard(certs: Path) -> Iterator[Server]:
+    yield from serve(Security.from_options(Role.SHARD, certs))
+
+
+def check(*said: str) -> int:
+    return coordinator.cli.main(["healthcheck", *said])
+
+
 def test_serving_is_zero(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.servicer.set("", SERVING)
-    assert main([server.address]) == 0
+    assert check(server.address) == 0
+    assert pserver.cli.run(["healthcheck", server.address]) == 0
     assert capsys.readouterr() == ("", "")
 
 
 def test_not_serving_is_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.servicer.set("psrpc.v1.Coordinator", NOT_SERVING)
-    assert main([server.address, "--service", "psrpc.v1.Coordinator"]) == 1
+    assert check(server.address, "--service", "psrpc.v1.Coordinator") == 1
     expected = f"unhealthy: psrpc.v1.Coordinator at {server.address} is NOT_SERVING\n"
     assert capsys.readouterr().err == expected
 
 
 def test_an_unknown_service_is_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([server.address, "--service", "nobody"]) == 1
+    assert check(server.address, "--service", "nobody") == 1
     assert capsys.readouterr().err == f"unhealthy: {server.address} does not know nobody\n"
 
 
@@ -53,10 +84,50 @@ def test_silence_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     # Accepts connections and never says a word.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert main([address, "--timeout", "0.05"]) == 1
+        assert check(address, "--timeout", "0.05") == 1
     assert capsys.readouterr().err == f"unhealthy: {address} did not answer within 0.05 s\n"
 
 
 def test_an_impossible_address_is_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["host:port"]) == 2
-    assert capsys.readouterr().err.startswith("error: address 'host:port'")
+    assert check("host:port") == 2
+    assert "address 'host:port'" in capsys.readouterr().err
+
+
+def test_with_tls_any_certificate_of_the_job_may_ask(
+    shard: Server, certs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shard's container has the shard's alone."""
+    shard.servicer.set("", SERVING)
+    for name in ("coordinator", "worker", "operator", "reader"):
+        (certs / f"{name}.key").unlink()
+        (certs / f"{name}.crt").unlink()
+    assert pserver.cli.run(["healthcheck", shard.address, "--certs", str(certs)]) == 0
+    # Who answers has to be what is asked for.
+    assert check(shard.address, "--certs", str(certs), "--timeout", "0.2") == 1
+    # And nobody is asked in plaintext.
+    assert check(shard.address, "--timeout", "0.2") == 1
+    assert "unhealthy" in capsys.readouterr().err
+
+
+def test_a_worker_is_healthy_that_answers_at_its_metrics(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = ["worker_info"]
+
+    def run(address: str) -> int:
+        return worker.cli.run(["healthcheck", address])
+
+    def collect() -> Iterator[GaugeMetricFamily]:
+        info = GaugeMetricFamily(name[0], "Always 1.", labels=("worker",))
+        info.add_metric(("worker-0",), 1)
+        yield info
+
+    with MetricsServer("127.0.0.1:0", collect) as server:
+        assert run(server.address) == 0
+        name[0] = "pserver_info"
+        assert run(server.address) == 1
+    assert run(server.address) == 1
+    assert run("nowhere") == 2
+    said = capsys.readouterr().err
+    assert f"unhealthy: {server.address} answers, and is no worker" in said
+    assert "Connection refused" in said

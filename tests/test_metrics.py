@@ -1,0 +1,167 @@
+"""The metrics of all processes, and the dashboard that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+import coordinator.metrics
+import pserver.metrics
+import worker.metrics
+from coordinator.figures import CAUSES
+from pserver.counters import Counters, ShardReport
+from pserver.tables.tables import TableFigures
+from psrpc.metrics import Family
+from psrpc.v1 import coordinator_pb2 as pb
+
+DASHBOARD = Path(__file__).resolve().parent.parent / "docs" / "grafana.json"
+
+REPORT = ShardReport(
+    generation=2,
+    version=7,
+    initialized=True,
+    revoked=0,
+    nbytes=1024,
+    counters=Counters(applied=4, staleness=[3, 1], workers={"worker-0": [3, 1]}, apply_s=0.5),
+    staged_now=0,
+    waiting_for="a worker",
+)
+STATUS = pb.GetJobStatusResponse(
+    job="tiny",
+    run_id="run-1",
+    phase="training",
+    loss=0.5,
+    global_step=7,
+    checkpoint_age_s=3,
+    staleness_counts=[3, 1],
+    shards=[pb.ShardStatus(shard=0, state="ready"), pb.ShardStatus(shard=1, state="ready")],
+    workers=[pb.WorkerStatus(worker="worker-0", state="active", times=pb.WorkerTimes(data=2))],
+    evaluations=[
+        pb.EvaluationResult(evaluation="epoch 0", global_step=3, results={"accuracy": 0.5}),
+    ],
+)
+
+
+def of_shard() -> list[Family]:
+    return list(pserver.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1)]))
+
+
+def of_worker() -> list[Family]:
+    times = pb.WorkerTimes(data=1, compute=2)
+    return list(worker.metrics.families("worker-0", 2, "", 11, times))
+
+
+def of_coordinator(status: pb.GetJobStatusResponse = STATUS) -> list[Family]:
+    return list(coordinator.metrics.families(status))
+
+
+def of_process() -> list[Family]:
+    return list(ProcessCollector(registry=CollectorRegistry()).collect())
+
+
+def samples(families: list[Family]) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_a_shards_figures() -> None:
+    found = samples(of_shard())
+    assert found["pserver_pushes_applied_total", ("3",)] == 4
+    assert found["pserver_apply_seconds_total", ("3",)] == 0.5
+    assert found["pserver_version", ("3",)] == 7
+    assert found["pserver_ready", ("3",)] == 1
+    assert found["pserver_waiting", ("3",)] == 1
+    assert found["pserver_staleness_versions_count", ("3",)] == 4
+    assert found["pserver_staleness_versions_sum", ("3",)] == 1
+    assert found["pserver_table_rows", ("3", "users")] == 5
+    assert found["pserver_table_rows_evicted_total", ("3", "users")] == 1
+
+
+def test_a_shard_that_starts_is_there_and_not_ready() -> None:
+    found = samples(list(pserver.metrics.families(3, None, ())))
+    assert {name: value for (name, _), value in found.items()} == {
+        "pserver_info": 1,
+        "pserver_ready": 0,
+    }
+
+
+def test_a_workers_figures() -> None:
+    found = samples(of_worker())
+    assert found["worker_steps_total", ()] == 11
+    assert found["worker_seconds_total", ("compute",)] == 2
+    assert found["worker_waiting", ()] == 0
+    assert worker.metrics.CAUSES == CAUSES
+
+
+def test_a_jobs_figures() -> None:
+    found = samples(of_coordinator())
+    assert found["coordinator_global_step", ()] == 7
+    assert found["coordinator_phase", ("training",)] == 1
+    assert found["coordinator_phase", ("done",)] == 0
+    assert found["coordinator_shards", ("ready",)] == 2
+    assert found["coordinator_evaluation", ("epoch 0", "accuracy")] == 0.5
+    assert found["coordinator_worker_seconds_total", ("worker-0", "data")] == 2
+    assert found["coordinator_checkpoint_age_seconds", ()] == 3
+
+
+def test_what_nobody_knows_is_left_out() -> None:
+    unknown = pb.GetJobStatusResponse(loss=float("nan"), checkpoint_age_s=-1, free_nbytes=-1)
+    names = {name for name, _ in samples(of_coordinator(unknown))}
+    absent = {"coordinator_loss", "coordinator_checkpoint_age_seconds", "coordinator_free_bytes"}
+    assert not names & absent
+    assert not names & {"coordinator_shards", "coordinator_worker_slowness"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "families"),
+    [("pserver_", of_shard()), ("worker_", of_worker()), ("coordinator_", of_coordinator())],
+)
+def test_names_are_as_prometheus_wants_them(prefix: str, families: list[Family]) -> None:
+    """Prefix, snake case, base units in full, and one family for a name."""
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+    for family in families:
+        assert re.fullmatch(prefix + r"[a-z]+(_[a-z]+)*", family.name), family.name
+        assert not re.search(r"_(s|ms|us|nbytes|mb|total|per_s)$", family.name), family.name
+        assert family.documentation.endswith("."), family.name
+
+
+def expressions(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of all panels: what is asked, and how it is called in the legend."""
+    return [
+        (target["expr"], target["legendFormat"])
+        for panel in document["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Every metric exists, and every label that a legend or a sum names is one of its."""
+    labels: dict[str, set[str]] = {}
+    for family in (*of_shard(), *of_worker(), *of_coordinator(), *of_process()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    document = json.loads(DASHBOARD.read_text())
+    asked = expressions(document)
+    assert len(asked) > 20
+    for expression, legend in asked:
+        names = re.findall(r"\b(?:coordinator|pserver|worker|process)_\w+", expression)
+        assert names, expression
+        for name in names:
+            assert name in labels, expression
+            # What Prometheus and RUN_DIR/metrics.json add.
+            known = labels[name] | {"instance", "job", "process"}
+            used = set(re.findall(r"\{\{(\w+)\}\}", legend))
+            used |= set(re.findall(r"by \((\w+)\)", expression))
+            used |= set(re.findall(r"(\w+)=", expression.replace("==", "")))
+            assert used <= known, expression
+    ids = [panel["id"] for panel in document["panels"]]
+    assert len(set(ids)) == len(ids)
