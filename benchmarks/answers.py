@@ -19,6 +19,7 @@ from benchmarks.workloads import Dense, Transport
 from coordinator.client import CoordinatorClient
 from psrpc.channel import open_channel
 from psrpc.errors import PsError
+from psrpc.identity import Role
 from psrpc.status import error_from_rpc
 from psrpc.v1 import coordinator_pb2, parameter_server_pb2, parameter_server_pb2_grpc
 
@@ -50,13 +51,14 @@ def run_case(transport: Transport) -> list[AnswerSample]:
     """One worker, one shard, all parameters in one push; small calls from beside."""
     with (
         Cluster(PARAMETERS, transport=transport) as cluster,
-        CoordinatorClient(cluster.address()) as coordinator,
-        open_channel(_shard_address(cluster, coordinator)) as shard,
+        CoordinatorClient(cluster.address(), cluster.security()) as coordinator,
+        CoordinatorClient(cluster.address(), cluster.security(Role.WORKER)) as worker,
+        open_channel(_shard_address(cluster, coordinator), cluster.security()) as shard,
         ExitStack() as stack,
     ):
         probes = [
             stack.enter_context(Probe(name, call))
-            for name, call in _calls(coordinator, shard).items()
+            for name, call in _calls(coordinator, worker, shard).items()
         ]
         windows = np.concatenate([steps.exchanges() for steps in cluster.wait()])
     return [
@@ -92,7 +94,9 @@ def _shard_address(cluster: Cluster, coordinator: CoordinatorClient) -> str:
     raise RunFailed("the job ended before its shard was ready")
 
 
-def _calls(coordinator: CoordinatorClient, shard: grpc.Channel) -> dict[str, Callable[[], object]]:
+def _calls(
+    coordinator: CoordinatorClient, worker: CoordinatorClient, shard: grpc.Channel
+) -> dict[str, Callable[[], object]]:
     """One call for each thing that has to be answered in time."""
     stub = parameter_server_pb2_grpc.ParameterServerStub(shard)  # type: ignore[no-untyped-call]  # generated
     # Nobody has this name; the answer says so, and takes the same way.
@@ -107,5 +111,5 @@ def _calls(coordinator: CoordinatorClient, shard: grpc.Channel) -> dict[str, Cal
     return {
         "shard GetStatus": get_status,
         "coordinator GetJobStatus": coordinator.get_job_status,
-        "coordinator HeartbeatWorker": lambda: coordinator.heartbeat_worker(heartbeat),
+        "coordinator HeartbeatWorker": lambda: worker.heartbeat_worker(heartbeat),
     }

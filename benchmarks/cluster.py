@@ -15,6 +15,9 @@ from types import TracebackType
 from benchmarks.memory import MB, available_bytes, cluster_bytes
 from benchmarks.steps import Steps, read_steps
 from benchmarks.workloads import Dense, Transport
+from coordinator.whereabouts import security_of_run
+from psrpc.identity import Role
+from psrpc.security import Security
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,6 +129,10 @@ class Cluster:
         """Whether the job has not ended yet."""
         assert self._process is not None
         return self._process.poll() is None
+
+    def security(self, role: Role = Role.OPERATOR) -> Security:
+        """To talk to its processes, once :meth:`address` has answered."""
+        return security_of_run(self.run_dir, role)
 
     def address(self) -> str:
         """Of the coordinator, once it serves.

@@ -88,7 +88,7 @@ class Watched:
             RunFailed: it took too long.
         """
         deadline = time.monotonic() + LIMIT_S
-        with CoordinatorClient(cluster.address()) as client:
+        with CoordinatorClient(cluster.address(), cluster.security()) as client:
             while cluster.running:
                 if time.monotonic() > deadline:
                     raise RunFailed(f"not done after {LIMIT_S:.0f} s")

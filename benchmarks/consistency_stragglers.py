@@ -73,7 +73,7 @@ def _measure_real(
     slow = ("--slow-down", f"{slow_down:g}") if slow_down > 1 else ()
     with (
         Cluster(MNIST, workers=WORKERS, settings=settings, options=slow) as cluster,
-        CoordinatorClient(cluster.address()) as client,
+        CoordinatorClient(cluster.address(), cluster.security()) as client,
     ):
         _await_workers(cluster, client)
         time.sleep(warmup_s)

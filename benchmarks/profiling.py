@@ -135,7 +135,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _wait_until_settled(cluster: Cluster) -> None:
-    with CoordinatorClient(cluster.address()) as coordinator:
+    with CoordinatorClient(cluster.address(), cluster.security()) as coordinator:
         while coordinator.get_job_status().global_step < SETTLED:
             if not cluster.running:
                 cluster.wait()

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.report import say, write_json
 from coordinator.client import CoordinatorClient
+from coordinator.whereabouts import security_of_run
 from psrpc.errors import PsError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -178,7 +179,7 @@ class _Look:
             address = self._file.read_text().strip()
             if address and (self._client is None or self._client.address != address):
                 self.close()
-                self._client = CoordinatorClient(address)
+                self._client = CoordinatorClient(address, security_of_run(self._file.parent))
         if self._client is not None:
             with suppress(PsError):
                 status = self._client.get_job_status()

@@ -72,6 +72,7 @@ def test_a_shard_is_reached_at_the_address_it_advertises(tmp_path: Path) -> None
             "shard",
             "pserver",
             *("serve", "--shard", "0", "--bind", f"0.0.0.0:{port}", "--advertise", "localhost"),
+            "--insecure",
             *where,
         )
         hand.start("worker", "worker", "run", *where)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from coordinator.client import CoordinatorClient
+from coordinator.whereabouts import security_of_run
 from psrpc.checkpoint import load_state, load_variables, read_manifest
 from psrpc.errors import PsError
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
@@ -117,7 +118,8 @@ class Faulty:
             file = self.run_dir / "address"
             if not file.exists():
                 return None
-            self._client = CoordinatorClient(file.read_text().strip())
+            security = security_of_run(self.run_dir)
+            self._client = CoordinatorClient(file.read_text().strip(), security)
         try:
             return self._client.get_job_status()
         except PsError:

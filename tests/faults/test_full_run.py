@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.client import CoordinatorClient
+from coordinator.whereabouts import security_of_run
 from psrpc.checkpoint import newest_good
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.e2e.cluster import JOBS, Gate, Process, Run, by_hand, processes_of, until
@@ -34,7 +35,8 @@ def test_a_full_disk_stops_checkpoints_with_a_warning_and_not_training(tmp_path:
             "up", "coordinator", "up", JOBS / "gated.py", *where, *settings, **gate.environment
         )
         until(lambda: (hand.run_dir / "address").exists(), "the coordinator's address")
-        with closing(CoordinatorClient((hand.run_dir / "address").read_text().strip())) as client:
+        address, security = (hand.run_dir / "address").read_text(), security_of_run(hand.run_dir)
+        with closing(CoordinatorClient(address.strip(), security)) as client:
 
             def wait_for(what: str, true_of: Callable[[GetJobStatusResponse], bool]) -> None:
                 def found() -> bool:
