@@ -129,7 +129,7 @@ def _says_good(what: str, check: Callable[[], None]) -> bool:
     try:
         check()
     except CheckpointError as error:
-        _say(what, str(error), "red")
+        _say(what, error.coded, "red")
         return False
     _say(what, "good", "green")
     return True

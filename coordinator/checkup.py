@@ -16,7 +16,6 @@ from psrpc.errors import (
     JobFailed,
     JobMismatch,
     PsError,
-    RemoteFailure,
     ResourceExhausted,
     disk_code,
 )
@@ -65,7 +64,7 @@ def _as_worker(client: CoordinatorClient) -> Iterator[Step]:
     try:
         job = client.get_job()
     except PsError as error:
-        yield Step("authorisation", error=_told(error, client.address))
+        yield Step("authorisation", error=error)
         return
     yield Step("authorisation", f"a {client.security.identity or 'worker'} may ask for the job")
     yield _version(job.software)
@@ -77,7 +76,7 @@ def _as_operator(client: CoordinatorClient) -> Iterator[Step]:
     try:
         status = client.get_job_status()
     except PsError as error:
-        yield Step("authorisation", error=_told(error, client.address))
+        yield Step("authorisation", error=error)
         return
     there = (began + time.time()) / 2
     who = "by token" if client.security.by_token else client.security.identity or "plaintext"
@@ -86,17 +85,6 @@ def _as_operator(client: CoordinatorClient) -> Iterator[Step]:
     yield _job(status)
     yield _free(status)
     yield _clock(status.clock_s - there)
-
-
-def _told(error: PsError, address: str) -> PsError:
-    """What a call came to; of a server that does not know it, what that means."""
-    if isinstance(error, RemoteFailure) and "UNIMPLEMENTED" in str(error):
-        return InvalidArgument(
-            f"{address} is no coordinator: it does not know what one is asked; give the "
-            "coordinator's address, not a shard's",
-            code="PS212",
-        )
-    return error
 
 
 def _version(software: str) -> Step:

@@ -15,9 +15,12 @@ from psrpc.channel import open_channel
 from psrpc.errors import (
     CoordinatorUnreachable,
     DeadlinePassed,
+    InvalidArgument,
+    NotConnected,
     NotReady,
     OutcomeUnknown,
     PsError,
+    RemoteFailure,
     Unreachable,
 )
 from psrpc.identity import Role
@@ -267,6 +270,11 @@ class CoordinatorClient:
             )
 
         announcer = Announcer(say, ANNOUNCE_S)
+        if not self.reached:
+            cause = self.raise_if_hopeless()
+            # A call to who does not answer at all takes its whole deadline.
+            if cause is not None and not isinstance(cause, NotConnected):
+                say("", 0.0)
         return persist(
             call,
             RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
@@ -281,8 +289,8 @@ class CoordinatorClient:
         """What is wrong on the way to the coordinator; None if nothing is, any more."""
         return why_unreachable(self.address, self.security, Role.COORDINATOR, LOOK_S)
 
-    def raise_if_hopeless(self) -> None:
-        """Once a call has failed: looks what is in the way.
+    def raise_if_hopeless(self) -> PsError | None:
+        """Looks what is in the way, which it returns if that may go by itself.
 
         Raises:
             AccessDenied: one end wants TLS and the other does not, or not with such a certificate.
@@ -291,6 +299,7 @@ class CoordinatorClient:
         cause = self.why_unreachable()
         if cause is not None and not cause.retryable:
             raise cause
+        return cause
 
     def _call(
         self, method: Any, request: Message, expected: type[Response], timeout_s: float
@@ -314,6 +323,12 @@ class CoordinatorClient:
 def _typed(error: grpc.RpcError, address: str) -> PsError:
     """The error of a call, a broken connection being the coordinator's."""
     typed = error_from_rpc(error, f"coordinator at {address}")
+    if isinstance(typed, RemoteFailure) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidArgument(
+            f"{address} is no coordinator: it does not know what it is asked; give the "
+            "coordinator's address, not a shard's",
+            code="PS212",
+        )
     if not isinstance(typed, Unreachable):
         return typed
     unreachable = CoordinatorUnreachable(str(typed))

@@ -48,11 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
     parse_settings(args.settings)
     address = whereabouts.find_coordinator(args)
-    with CoordinatorClient(address) as client:
+    with CoordinatorClient(address, whereabouts.find_security(args)) as client:
+        whereabouts.check_way(client)
         try:
             asked = client.set_policy(args.settings)
         except CoordinatorUnreachable:
-            raise whereabouts.nobody_at(address) from None
+            raise whereabouts.nobody_answers(client) from None
         say(await_policy(client, asked))
     return 0
 

@@ -51,11 +51,12 @@ def run(args: argparse.Namespace) -> int:
     from coordinator.client import CoordinatorClient
 
     address = whereabouts.find_coordinator(args)
-    with CoordinatorClient(address) as client:
+    with CoordinatorClient(address, whereabouts.find_security(args)) as client:
+        whereabouts.check_way(client)
         try:
             status = client.get_job_status()
         except CoordinatorUnreachable:
-            raise whereabouts.nobody_at(address) from None
+            raise whereabouts.nobody_answers(client) from None
         if not args.watch:
             print(_written(status, as_json=args.json, indent=1))  # noqa: T201
             return 0

@@ -119,10 +119,10 @@ class Manifest:
         """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
         head, _, _ = data.rpartition(_SEAL)
         if _sealed(head) != data:
-            raise ValueError(_why_unsealed(data))
+            raise _why_unsealed(data)
         document = json.loads(data)
         if document.pop("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
+            raise _OtherFormat(f"its format is not {FORMAT}")
         del document["sha256"]
         document["plan"] = Plan.from_json(json.dumps(document["plan"]).encode())
         document["files"] = tuple(map(ManifestFile.from_json, document["files"]))
@@ -133,14 +133,18 @@ def _sealed(head: bytes) -> bytes:
     return head + _SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
 
 
-def _why_unsealed(data: bytes) -> str:
+class _OtherFormat(ValueError):
+    """It was written by a version that writes another format."""
+
+
+def _why_unsealed(data: bytes) -> ValueError:
     try:
         written = json.loads(data)["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         written = FORMAT
     if written != FORMAT:
-        return f"its format is {written!r}; this version reads {FORMAT}"
-    return "its SHA-256 is not that of its text: it is torn, or was changed"
+        return _OtherFormat(f"its format is {written!r}; this version reads {FORMAT}")
+    return ValueError("its SHA-256 is not that of its text: it is torn, or was changed")
 
 
 def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = DISK) -> None:
@@ -203,6 +207,8 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except _OtherFormat as error:
+        raise CheckpointError(f"{path} is not a manifest: {error}", code="PS403") from error
     except (KeyError, TypeError, ValueError, AttributeError, InvalidJob) as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
     shards = sorted(f.shard for f in manifest.files)

@@ -326,7 +326,7 @@ def test_a_job_is_watched_until_it_ends(job: Job, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--coordinator", "127.0.0.1:1"], "error PS201: no coordinator answers at 127.0.0.1:1; s"),
+        (["--coordinator", "127.0.0.1:1"], "error PS204: no coordinator answers at 127.0.0.1:1; s"),
         (["--coordinator", "x:y"], "error PS111: address 'x:y' has port 'y'"),
         (["--run-dir", "nowhere"], "error PS201: no coordinator runs on nowhere: No such"),
     ],
