@@ -102,7 +102,7 @@ class Fleet:
         if COORDINATOR in self.alive and not self.serves and address not in (None, self._address):
             self._vitals.serves(time.monotonic())
             # A new connection: an old one would wait before it tries the address again.
-            self._lookout = Lookout(self._cluster.address)
+            self._lookout = Lookout(self._cluster.address, self._cluster.security)
             self._lookout.start()
         return found
 

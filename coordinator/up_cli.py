@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from coordinator.dashboard_options import add_dashboard_arguments
 from coordinator.restarts import MAX_RESTARTS
 from psrpc.policy import MODES
+from psrpc.security_options import add_security_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a chaos switch: the last worker takes F times as long to compute, to see what a "
         "straggler does to the job; default: 1",
     )
+    add_dashboard_arguments(parser)
     parser.add_argument(
         "--log-format",
         choices=("console", "json"),
         default="console",
         help="of the processes' logs in RUN_DIR/logs; default: console",
     )
+    add_security_arguments(parser, listens=True)
 
 
 def run(args: argparse.Namespace) -> int:

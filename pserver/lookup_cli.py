@@ -7,8 +7,12 @@ import json
 import sys
 
 from pserver.lookup import FoundRows, RowReader
+from psrpc.certificates import certificate_name
 from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
-from psrpc.errors import InvalidArgument, PsError
+from psrpc.errors import InvalidArgument, PsError, error_line
+from psrpc.identity import Role
+from psrpc.security import Security
+from psrpc.security_options import certificates_directory, from_arguments
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
@@ -24,13 +28,20 @@ def run_lookup(arguments: argparse.Namespace) -> int:
             if not -_LIMIT <= one < _LIMIT:
                 raise InvalidArgument(f"id {one} is to be looked up; expected an int64")
         address = format_address(*parse_address(arguments.coordinator, COORDINATOR_PORT))
-        with RowReader(address, arguments.timeout) as reader:
+        with RowReader(address, arguments.timeout, _security(arguments)) as reader:
             found = reader.read(table, ids)
     except PsError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        print(error_line(error), file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT if isinstance(error, InvalidArgument) else EXIT_LOST
     print(as_json(table, ids, found) if arguments.json else as_text(ids, found))  # noqa: T201
     return 0
+
+
+def _security(arguments: argparse.Namespace) -> Security:
+    """An operator's; where only a reader's certificate is, a reader's."""
+    certs = certificates_directory(arguments)
+    reads = certs is not None and not (certs / certificate_name(Role.OPERATOR)).exists()
+    return from_arguments(Role.READER if reads else Role.OPERATOR, arguments)
 
 
 def as_text(ids: list[int], found: FoundRows) -> str:
