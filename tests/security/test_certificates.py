@@ -1,0 +1,161 @@
+"""What ``coordinator certs`` makes, and what a process that starts says of files it cannot use."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from coordinator.certs import certificates_of_run, make_certificates, renew_certificates
+from coordinator.cli import main
+from psrpc.certificates import read_certificates
+from psrpc.errors import InvalidArgument
+from psrpc.identity import Identity, Role, job_name
+from psrpc.security import Security
+from psrpc.security_options import from_arguments
+from tests.security.forgery import forge, read_pair
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def mine(certs: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(certs, tmp_path / "mine"))
+
+
+def use(directory: Path, role: Role = Role.WORKER) -> Security:
+    return Security.from_options(role, directory)
+
+
+def refused(directory: Path, role: Role = Role.WORKER) -> tuple[str, str]:
+    with pytest.raises(InvalidArgument) as caught:
+        use(directory, role)
+    return caught.value.code, str(caught.value)
+
+
+def put(directory: Path, role: Role, key: bytes, certificate: bytes) -> None:
+    (directory / f"{role}.key").write_bytes(key)
+    (directory / f"{role}.crt").write_bytes(certificate)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_every_role_has_a_certificate_of_its_own(certs: Path, role: Role) -> None:
+    assert use(certs, role).identity == Identity("tiny", role)
+
+
+def test_only_their_owner_may_read_them(certs: Path) -> None:
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in certs.iterdir()}
+    assert (stat.S_IMODE(certs.stat().st_mode), modes) == (0o700, {0o600})
+    assert len(list(certs.iterdir())) == 2 + 2 * len(Role)
+
+
+def test_nothing_is_written_over(mine: Path) -> None:
+    before = {path.name: path.read_bytes() for path in mine.iterdir()}
+    with pytest.raises(InvalidArgument, match="nothing in it is written over"):
+        make_certificates(mine, "tiny", NOW)
+    assert {path.name: path.read_bytes() for path in mine.iterdir()} == before
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(tmp_path / "My_Job")
+    assert main(["certs", "init", where]) == 0
+    assert main(["certs", "renew", where, "--days", "30"]) == 0
+    assert main(["certs", "show", where]) == 0
+    shown = capsys.readouterr().out
+    assert "certificates of job my-job" in shown
+    assert "pserver://my-job/shard shard.my-job.pserver" in shown
+    assert "(in 29 days)  pserver://my-job/worker\n" in shown
+    assert main(["certs", "init", where]) == 2
+    assert main(["certs", "init", str(tmp_path / "other"), "--job", "My_Job"]) == 2
+    assert main(["certs", "init", str(tmp_path / "other"), "--days", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "job name 'My_Job' cannot stand in a certificate" in said
+    assert "--days is 0; expected 1 to 3650" in said
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_missing_file(mine: Path) -> None:
+    (mine / "worker.crt").unlink()
+    code, said = refused(mine)
+    assert (code, f"there is no {mine / 'worker.crt'}" in said) == ("PS311", True)
+    assert "coordinator certs init" in said
+
+
+def test_a_key_that_others_may_read(mine: Path) -> None:
+    (mine / "worker.key").chmod(0o640)
+    code, said = refused(mine)
+    assert (code, f"run: chmod 600 {mine / 'worker.key'}" in said) == ("PS312", True)
+
+
+def test_an_expired_certificate(mine: Path) -> None:
+    past = NOW - timedelta(days=9)
+    put(mine, Role.WORKER, *forge(mine, "pserver://tiny/worker", before=past, days=1))
+    code, said = refused(mine)
+    assert (code, f"`coordinator certs renew {mine}`" in said) == ("PS313", True)
+    renew_certificates(mine, NOW)
+    assert use(mine).encrypted
+
+
+def test_a_clock_that_is_behind(certs: Path) -> None:
+    with pytest.raises(InvalidArgument, match="set this machine's clock"):
+        read_certificates(certs, Role.WORKER, NOW - timedelta(days=2))
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("pserver://huge/worker", "a worker of job huge; expected one of a worker of job tiny"),
+        ("pserver://tiny/shard", "a shard of job tiny; expected one of a worker of job tiny"),
+        ("https://tiny/worker", "names 'https://tiny/worker'; expected pserver://JOB/ROLE"),
+    ],
+)
+def test_a_certificate_of_somebody_else(mine: Path, uri: str, words: str) -> None:
+    put(mine, Role.WORKER, *forge(mine, uri))
+    assert words in refused(mine)[1]
+
+
+def test_files_that_do_not_fit(mine: Path, tmp_path: Path) -> None:
+    make_certificates(tmp_path / "other", "tiny", NOW)
+    (mine / "worker.key").write_bytes((mine / "shard.key").read_bytes())
+    assert "is not the key of" in refused(mine)[1]
+    put(mine, Role.WORKER, *read_pair(tmp_path / "other", Role.WORKER))
+    assert "was not issued by the authority in" in refused(mine)[1]
+    (mine / "ca.crt").write_text("garbage")
+    assert refused(mine)[0] == "PS311"
+
+
+def test_a_run_renews_its_certificates_when_they_are_about_to_expire(tmp_path: Path) -> None:
+    certs = tmp_path / "certs"
+    certificates_of_run(certs, "tiny", NOW)
+    first = read_pair(certs, Role.SHARD)
+    certificates_of_run(certs, "tiny", NOW + timedelta(days=300))
+    assert read_pair(certs, Role.SHARD) == first
+    certificates_of_run(certs, "tiny", NOW + timedelta(days=364, hours=1))
+    assert read_pair(certs, Role.SHARD) != first
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("mnist_dnn", "mnist-dnn"), ("Ä B!", "b"), ("--", "job"), ("x" * 99, "x" * 63)],
+)
+def test_job_names(text: str, name: str) -> None:
+    assert job_name(text) == name
+
+
+def test_options_go_before_the_environment(certs: Path) -> None:
+    from argparse import ArgumentParser
+
+    from psrpc.security_options import add_security_arguments
+
+    parser = ArgumentParser()
+    add_security_arguments(parser, listens=True)
+    environment = {"PSERVER_CERTS": str(certs)}
+    assert from_arguments(Role.WORKER, parser.parse_args([]), environment).directory == certs
+    plain = from_arguments(Role.WORKER, parser.parse_args(["--insecure"]), environment)
+    assert (plain.encrypted, plain.insecure) == (False, True)
+    with pytest.raises(InvalidArgument, match="contradict each other"):
+        from_arguments(Role.WORKER, parser.parse_args(["--insecure", "--certs", "x"]), {})
