@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import structlog
@@ -20,6 +21,7 @@ from coordinator import cli, serve
 from coordinator.client import CoordinatorClient
 from coordinator.course import Course
 from coordinator.description import DescribeFailed
+from coordinator.reserved import reserved_address
 from coordinator.run_directory import RunDirectory
 from coordinator.settling import overrides_for_workers
 from psrpc.errors import (
@@ -145,7 +147,18 @@ def describing(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> Non
 def test_a_job_runs_to_its_end_and_is_summed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
 ) -> None:
-    assert run_with(monkeypatch, options(tmp_path / "run"), train) == 0
+    def look_and_train(client: CoordinatorClient) -> None:
+        client.get_job_status()
+        with urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
+            scraped.append(answer.read().decode())
+        train(client)
+
+    scraped: list[str] = []
+    with reserved_address() as metrics:
+        wanted = options(tmp_path / "run", metrics=metrics)
+        assert run_with(monkeypatch, wanted, look_and_train) == 0
+    assert 'coordinator_phase{phase="waiting"} 1.0\n' in scraped[0]
+    assert 'coordinator_info{name="tiny"' in scraped[0]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     expected = {
         "job": "tiny",

@@ -10,7 +10,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -141,6 +143,24 @@ def faulty(folder: Path, *args: str, job: Path = GATED) -> Iterator[Faulty]:
             yield cluster
 
 
+def assert_metrics(run_dir: Path) -> None:
+    """Every process can be looked at where the run directory says."""
+    targets = json.loads((run_dir / "metrics.json").read_text())
+    assert len(targets) == 5
+    for target in targets:
+        role = target["labels"]["process"].split("-")[0].replace("shard", "pserver")
+        until(partial(is_there, target["targets"][0], f"\n{role}_info{{"), f"metrics of {target}")
+
+
+def is_there(address: str, metric: str) -> bool:
+    """A worker that is not needed for training may still be starting."""
+    try:
+        with urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            return metric in answer.read().decode()
+    except OSError:
+        return False
+
+
 def assert_all_counted_once(run: Run) -> None:
     assert run.summary["examples"] == EPOCHS * RECORDS
     assert run.summary["batches"] == EPOCHS * 62
@@ -154,8 +174,11 @@ def test_sync_training_outlives_anything_and_ends_in_the_same_bits(tmp_path: Pat
     sync = ("--mode", "sync", "--set", "checkpoint_every=20")
     with faulty(tmp_path, *sync) as cluster:
         generation = cluster.until_trained(after=0)
+        assert_metrics(cluster.run_dir)
         cluster.kill("pserver")
         generation = cluster.until_trained(after=generation)
+        # Where it was before, although it is another process.
+        assert_metrics(cluster.run_dir)
         cluster.kill("worker")
         cluster.kill("coordinator")
         generation = cluster.until_trained(after=generation)

@@ -9,10 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from pserver.client import ShardClient
+from psrpc.channel import open_channel
 from psrpc.errors import RemoteFailure
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
@@ -141,16 +146,17 @@ def test_what_goes_wrong_at_the_coordinator_is_no_bad_input(coordinator: FakeCoo
     assert (code, lines[-1]) == (1, "error PS690: disk I/O error")
 
 
-def test_help_imports_nothing_heavy() -> None:
-    script = (
-        "import sys; sys.argv = ['pserver', 'serve', '--help']\n"
-        "from pserver.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "assert not {'grpc', 'numpy', 'tensorflow'} & set(sys.modules), sys.modules.keys()\n"
-    )
-    run = subprocess.run(
-        (sys.executable, "-c", script), capture_output=True, text=True, check=False, timeout=WAIT_S
-    )
-    assert run.returncode == 0, run.stderr
-    assert "--advertise" in run.stdout
+def test_it_can_be_looked_into(coordinator: FakeCoordinator) -> None:
+    """Where its metrics are is the first thing that it says; they, and what its services look like,
+    can be had from the beginning."""
+    with shard("--coordinator", coordinator.address, "--log-format", "json") as process:
+        assert process.stderr is not None
+        listening = json.loads(process.stderr.readline())
+        with urlopen(f"http://{listening['metrics']}/metrics", timeout=WAIT_S) as answer:
+            assert b'pserver_ready{shard="0"} 0.0\n' in answer.read()
+        with open_channel(f"127.0.0.1:{listening['port']}") as channel:
+            services = ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert "psrpc.v1.ParameterServer" in services
+        coordinator.ready.get(timeout=WAIT_S)
+        with urlopen(f"http://{listening['metrics']}/metrics", timeout=WAIT_S) as answer:
+            assert b'pserver_version{shard="0"} 0.0\n' in answer.read()
