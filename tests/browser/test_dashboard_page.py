@@ -1,0 +1,266 @@
+"""The dashboard as a person sees it, in a real browser."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from coordinator.board import Board
+from coordinator.dashboard_server import DashboardServer
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.browser.conftest import WAIT_MS, Open
+from tests.e2e.cluster import JOBS, Process, members, wait_until_gone
+
+pytestmark = pytest.mark.browser
+
+expect.set_options(timeout=WAIT_MS)
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>alert(1)</script>"
+AA = 4.5
+"""Least contrast of text (WCAG 2.2, success criterion 1.4.3)."""
+
+
+GROUNDS = ("page", "card", "on-warn", "on-bad")
+TEXTS = ("text", "muted", "accent", "good", "warn", "bad", "mode")
+
+
+@dataclass
+class Run:
+    """A real job that trains as long as it is looked at."""
+
+    url: str
+    run_dir: Path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    run_dir = tmp_path_factory.mktemp("run") / "run"
+    options = ("--shards", "2", "--workers", "2", "--mode", "async", "--set", "epochs=100000")
+    job = JOBS / "dense.py"
+    up = Process("up", "coordinator", "up", job, *options, "--run-dir", run_dir)
+    try:
+        url = up.wait_for(r"dashboard (http://\S+)")[1]
+        up.wait_for("evaluation epoch-0")
+        yield Run(url, run_dir)
+    finally:
+        up.kill(signal.SIGINT)
+        up.wait()
+        up.end()
+
+
+@pytest.fixture
+def board() -> Iterator[tuple[Board, str]]:
+    """A board without a job, and where it is shown."""
+    board = Board("digits", lambda: 1_800_000_000.0)
+    server = DashboardServer("127.0.0.1:0", board)
+    server.start()
+    try:
+        yield board, server.url
+    finally:
+        server.stop()
+
+
+def ask(watched: Any, path: str) -> Any:
+    return watched.page.evaluate("path => fetch(path).then(answer => answer.json())", path)
+
+
+def test_a_job_is_shown_as_it_is(run: Run, open_page: Open) -> None:
+    watched = open_page(run.url)
+    page = watched.page
+    expect(page.get_by_role("heading", level=1)).to_have_text("dense")
+    expect(page.locator(".plot canvas").first).to_be_visible()
+    status = ask(watched, "/status.json")["status"]
+    progress = page.locator("#progress")
+    expect(progress).to_contain_text(f"of {status['total_steps']:,}")
+    expect(page.locator("#tiles")).to_contain_text(re.compile(r"epoch-\d+, step [\d,]+"))
+    expect(page.locator("#workers tbody tr")).to_have_count(2)
+    for worker in status["workers"]:
+        expect(page.locator("#workers")).to_contain_text(f"pid {worker['pid']}")
+    expect(page.locator("#shards tbody tr")).to_have_count(2)
+    for shard in status["shards"]:
+        expect(page.locator("#shards")).to_contain_text(shard["address"])
+    shown = page.locator("#staleness tbody tr td:last-child").all_text_contents()
+    assert sum(int(count.replace(",", "")) for count in shown) >= sum(status["staleness_counts"])
+    expect(page.locator("#lanes .checkpoint").first).to_be_visible()
+    expect(page.locator("#events")).to_contain_text(re.compile(r"evaluation epoch-\d+ at step"))
+    # It goes on by itself.
+    expect(progress).not_to_contain_text(f"Step {status['global_step']:,} of")
+    # One canvas each for loss, speed twice, staleness, and two metrics of the evaluation.
+    expect(page.locator(".plot canvas")).to_have_count(6)
+    drawn = page.locator(".plot canvas").first.evaluate(
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
+    )
+    assert drawn
+    assert (watched.complaints, watched.elsewhere) == ([], [])
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_has_to_be_scrolled_sideways(run: Run, open_page: Open, width: int) -> None:
+    watched = open_page(run.url, width=width)
+    expect(watched.page.locator("#workers tbody tr")).to_have_count(2)
+    page_width = watched.page.evaluate("document.documentElement.scrollWidth")
+    assert page_width == width
+    sizes = watched.page.evaluate(
+        "[...document.querySelectorAll('.card')].map(c => [c.scrollWidth, c.clientWidth])"
+    )
+    assert [size for size in sizes if size[0] > size[1]] == []
+    assert watched.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_by_day_and_by_night(run: Run, open_page: Open, scheme: Any) -> None:
+    page = open_page(run.url, scheme=scheme).page
+    colours = page.evaluate(
+        "names => names.map(name => "
+        "getComputedStyle(document.documentElement).getPropertyValue(name).trim())",
+        names := [f"--{name}" for name in (*GROUNDS, *TEXTS)],
+    )
+    colour = dict(zip(names, colours, strict=True))
+    assert (luminance(colour["--page"]) > 0.5) == (scheme == "light")
+    for text in TEXTS:
+        for ground in ("page", "card"):
+            assert contrast(colour[f"--{text}"], colour[f"--{ground}"]) >= AA, (text, ground)
+    for text, ground in (("--warn", "--on-warn"), ("--bad", "--on-bad"), ("--card", "--accent")):
+        assert contrast(colour[text], colour[ground]) >= AA, (text, ground)
+
+
+def test_a_curve_can_be_read_with_the_keyboard(run: Run, open_page: Open) -> None:
+    page = open_page(run.url).page
+    plot = page.locator(".plot").first
+    expect(plot.locator("canvas")).to_be_visible()
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".chart .value").first).to_contain_text("at ")
+    expect(plot).to_have_attribute("aria-label", re.compile("Training loss"))
+
+
+def test_it_goes_on_when_the_coordinator_is_killed(run: Run, open_page: Open) -> None:
+    watched = open_page(run.url)
+    page = watched.page
+    expect(page.locator(".live")).to_contain_text("Live")
+    before = ask(watched, "/history.json")
+    assert before["whole"]["at"]
+    (pid,) = members(run.run_dir, "coordinator")
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid])
+    expect(page.locator("#banners")).to_contain_text("Coordinator away since")
+    expect(page.locator("#workers tbody tr")).to_have_count(2)
+    expect(page.locator("#banners")).not_to_contain_text("Coordinator away since")
+    expect(page.locator("#events")).to_contain_text("coordinator started again")
+    expect(page.locator("#workers tbody tr")).to_have_count(2)
+    after = ask(watched, "/history.json")
+    assert after["whole"]["at"][0] == before["whole"]["at"][0]
+    # All that the browser may complain of is that nobody was there.
+    assert [line for line in watched.complaints if "ERR_CONNECTION" not in line] == []
+
+
+def test_before_the_job_has_been_read(board: tuple[Board, str], open_page: Open) -> None:
+    watched = open_page(board[1])
+    expect(watched.page.locator("#banners")).to_contain_text("The coordinator reads the job")
+    expect(watched.page.locator("#workers")).to_contain_text("No worker has joined yet")
+    expect(watched.page.locator("#timeline")).to_contain_text("Nothing has happened yet")
+    assert watched.complaints == []
+
+
+def test_names_are_text(board: tuple[Board, str], open_page: Open, tmp_path: Path) -> None:
+    """Whoever names a job, a worker, a metric or an error writes no HTML."""
+    shown, url = board
+    shown.open(HOSTILE, tmp_path)
+    found = pb.EvaluationResult(evaluation=HOSTILE, global_step=1, results={HOSTILE: 0.5})
+    worker = pb.WorkerStatus(
+        worker=HOSTILE, host=HOSTILE, device=HOSTILE, state=HOSTILE, waiting_for=HOSTILE
+    )
+    shown.show(
+        pb.GetJobStatusResponse(
+            job=HOSTILE,
+            run_id=HOSTILE,
+            phase="training",
+            mode=HOSTILE,
+            settings=HOSTILE,
+            switching=HOSTILE,
+            waiting_for=HOSTILE,
+            reason=HOSTILE,
+            warnings=[HOSTILE],
+            stragglers=[HOSTILE],
+            newest_checkpoint=HOSTILE,
+            loss=0.5,
+            total_steps=10,
+            workers=[worker],
+            shards=[pb.ShardStatus(address=HOSTILE, state=HOSTILE, waiting_for=HOSTILE)],
+            evaluations=[found],
+            insecure=True,
+        )
+    )
+    watched = open_page(url)
+    page = watched.page
+    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
+    expect(page.locator("#workers")).to_contain_text(HOSTILE)
+    expect(page.locator("#events")).to_contain_text(HOSTILE)
+    expect(page.locator("#banners")).to_contain_text("Insecure.")
+    assert page.locator("img, body script, iframe").count() == 0
+    assert page.title() != "owned"
+    assert (watched.complaints, watched.elsewhere) == ([], [])
+
+
+def test_inline_scripts_do_not_run(board: tuple[Board, str], open_page: Open) -> None:
+    """The second line of defence: the policy, were the first one broken."""
+    page = open_page(board[1]).page
+    refused = page.evaluate(
+        """html => new Promise(resolve => {
+            const told = event => resolve(event.effectiveDirective);
+            document.addEventListener("securitypolicyviolation", told);
+            const made = document.createElement("div");
+            made.innerHTML = html;
+            document.body.append(made);
+        })""",
+        '<img src="/none" onerror="document.title=\'owned\'">',
+    )
+    assert refused == "script-src-attr"
+    assert page.title() != "owned"
+
+
+def test_the_end_is_told_and_stays(open_page: Open, tmp_path: Path) -> None:
+    own = Board("digits", lambda: 1_800_000_000.0)
+    server = DashboardServer("127.0.0.1:0", own)
+    server.start()
+    status = pb.GetJobStatusResponse(job="digits", phase="training", global_step=9, total_steps=10)
+    server.open("r", tmp_path, lambda: status)
+    server.tick()
+    page = open_page(server.url).page
+    expect(page.locator("#head")).to_contain_text("training")
+    status = pb.GetJobStatusResponse(job="digits", phase="done", global_step=10, total_steps=10)
+    server.close()
+    # The page asks meanwhile.
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    expect(page.locator("#banners")).to_contain_text("The job is done.")
+    stopping.join()
+    expect(page.locator("#progress")).to_contain_text("100 %")
+    expect(page.locator("#head")).to_contain_text("The coordinator has left")
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``#rrggbb``, 0 to 1 (WCAG 2.2, definitions)."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """1 to 21."""
+    lower, higher = sorted((luminance(one), luminance(other)))
+    ratio = (higher + 0.05) / (lower + 0.05)
+    assert math.isfinite(ratio)
+    return ratio
