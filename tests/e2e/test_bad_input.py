@@ -126,7 +126,7 @@ def test_a_coordinator_that_is_not_there_is_awaited_aloud(role: str, args: tuple
     assert done.returncode == 1
     assert "127.0.0.1:9" in done.stderr
     assert "wait" in done.stderr, done.stderr
-    assert "error:" in done.stderr.splitlines()[-1]
+    assert "error PS204: " in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
