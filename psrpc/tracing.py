@@ -7,6 +7,7 @@ standing exchange carries many steps, so their spans are found by the batch, whi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,10 @@ def tracing(endpoint: str, process: str, exporter: SpanExporter | None = None) -
         yield
     finally:
         _tracer = None
-        provider.force_flush(FLUSH_MS)
+        # In a thread: the exporter goes on trying for longer than it is told to.
+        flushing = threading.Thread(target=provider.force_flush, args=(FLUSH_MS,), daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_MS / 1000)
 
 
 def _to(endpoint: str) -> SpanExporter:
