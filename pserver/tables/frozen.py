@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.tables.evicted import newest
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
 from pserver.tables.memory import Column
@@ -29,6 +30,7 @@ class FrozenTable:
 
     Attributes:
         candidates: ids that were counted and not admitted, and their counts, uint32.
+        version: of the last update of the table.
     """
 
     def __init__(
@@ -37,12 +39,17 @@ class FrozenTable:
         initial: InitialRows,
         candidates: tuple[Ids, Counts],
         removals: Removals,
+        evicted: tuple[tuple[int, TablePart], ...],
+        version: int,
         closed: Callable[[FrozenTable], None],
     ) -> None:
         self.candidates = candidates
+        self.version = version
         self._store = store
         self._initial = initial
         self._removals = removals
+        self._evicted = evicted
+        self._none = store.part(np.empty(0, np.int64))
         self._closed: Callable[[FrozenTable], None] | None = closed
         self._rows = len(store)
         self._used = store.used
@@ -130,6 +137,15 @@ class FrozenTable:
         found = self._removals.since(version)
         return found if found is None else found[~self.present(found)]
 
+    def evicted(self, after: int) -> TablePart:
+        """The rows that later versions than ``after`` evicted, ids ascending; −1: all that are
+        kept. Of an id that was evicted several times the last row. Empty without ``keep_evicted``.
+
+        The lock need not be held: nothing changes these rows.
+        """
+        assert self._closed, "the frozen table is closed"
+        return newest((part for at, part in self._evicted if at > after), self._none)
+
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of ``ids`` have a row, ``[n]``."""
         at, saved = self._find(ids)
@@ -151,7 +167,7 @@ class FrozenTable:
         if self._closed is not None:
             self._closed(self)
             self._closed = None
-            del self._saved, self._places, self._slots, self._store
+            del self._saved, self._places, self._slots, self._store, self._evicted
 
     def _find(self, ids: Ids) -> tuple[Slots, Slots]:
         """The slots of rows that are as they were, and the places of saved ones; −1 elsewhere."""

@@ -48,7 +48,7 @@ class Table:
         self._limit = _MAX_SLOTS if spec.max_rows is None else -(-spec.max_rows // shards)
         self._initial = InitialRows(spec)
         self._update = RowUpdate(spec)
-        self._evicted = Evicted(spec.width, self._update.slot_widths)
+        self._evicted = Evicted()
         self.forget()
 
     def __len__(self) -> int:
@@ -64,10 +64,12 @@ class Table:
         return own + kept + sum(frozen.nbytes for frozen in self._frozen)
 
     def forget(self) -> None:
-        """Drops all rows and candidates. Frozen tables keep what they have."""
+        """Drops all rows, candidates and evicted rows. Frozen tables keep what they have."""
         self._store = RowStore(self.spec.width, self._update.slot_widths)
         self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
         self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
+        self._evicted.clear()
+        self._version = 0
         self._frozen: list[FrozenTable] = []
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -123,6 +125,7 @@ class Table:
         if len(store) + len(absent) > self._limit:
             self._check_room(len(ids), self._admissible(ids[absent]))
         self._removals.begin(version)
+        self._version = version
         known = at if not len(absent) else at[at >= 0]
         for frozen in self._frozen:
             frozen.save(known)
@@ -179,20 +182,21 @@ class Table:
             self._initial,
             self._candidates.items(),
             self._removals.copy(),
+            self._evicted.parts(),
+            self._version,
             self._closed,
         )
         self._frozen.append(frozen)
         return frozen
 
-    def take_evicted(self) -> TablePart:
-        """The rows that were evicted since it was last asked for, oldest first: at most
-        :data:`pserver.tables.evicted.MAX_NBYTES` of them. ``evicted_dropped`` counts those that
-        were let go of before."""
-        return self._evicted.take()
+    def let_go_evicted(self, version: int) -> None:
+        """A committed checkpoint has the rows that ``version`` and earlier ones evicted."""
+        self._evicted.let_go(version)
 
     @property
     def evicted_dropped(self) -> int:
-        """Evicted rows that nobody asked for in time."""
+        """Evicted rows that were to be kept and had to go before a checkpoint had them: more than
+        :data:`pserver.tables.evicted.MAX_NBYTES` were evicted between two of them."""
         return self._evicted.dropped
 
     def _closed(self, frozen: FrozenTable) -> None:
@@ -255,9 +259,9 @@ class Table:
         # A sixteenth at a time: to look for few takes as long as to look for many.
         rows = min(max(over, self._limit // 16), len(self) - len(known))
         at = victims(self._store, self.spec.eviction, rows, known)
-        part = self._store.part(at)
-        self._evicted.add(part)
-        self._removals.add(version, part.ids)
+        if self.spec.keep_evicted:
+            self._evicted.add(version, self._store, at)
+        self._removals.add(version, self._store.ids.rows().take(at))
         self.evicted += rows
         self._remove(at)
 

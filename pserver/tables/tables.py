@@ -19,13 +19,15 @@ Wanted = Sequence[tuple[int, Ids]]
 @dataclass(frozen=True)
 class TableFigures:
     """One table's part of a shard. ``nbytes``: of rows, slots, index and all that is kept beside
-    them. ``created`` and ``evicted`` count rows since the shard started."""
+    them. ``created``, ``evicted`` and ``evicted_dropped`` count rows since the shard started; the
+    last are those that :attr:`pserver.tables.table.Table.evicted_dropped` tells of."""
 
     name: str
     rows: int
     nbytes: int
     created: int
     evicted: int
+    evicted_dropped: int
 
 
 class FrozenTables:
@@ -108,5 +110,6 @@ class Tables:
     def figures(self) -> list[TableFigures]:
         """What is told of each table."""
         return [
-            TableFigures(t.spec.name, len(t), t.nbytes, t.created, t.evicted) for t in self.tables
+            TableFigures(t.spec.name, len(t), t.nbytes, t.created, t.evicted, t.evicted_dropped)
+            for t in self.tables
         ]
