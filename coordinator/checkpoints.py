@@ -95,7 +95,7 @@ class Checkpoints:
             job=description.name,
             job_sha256=description.job_sha256,
             files=tuple(
-                ManifestFile(f.shard, f.file, f.nbytes, f.sha256, f.version, f.rows)
+                ManifestFile(f.shard, f.file, f.nbytes, f.sha256, f.version, f.rows, f.evicted)
                 for f in taken.files
             ),
             details={

@@ -41,6 +41,7 @@ class FrozenTable:
         removals: Removals,
         evicted: tuple[tuple[int, TablePart], ...],
         version: int,
+        let_go: Callable[[FrozenTable, int], None],
         closed: Callable[[FrozenTable], None],
     ) -> None:
         self.candidates = candidates
@@ -49,6 +50,7 @@ class FrozenTable:
         self._initial = initial
         self._removals = removals
         self._evicted = evicted
+        self._let_go = let_go
         self._none = store.part(np.empty(0, np.int64))
         self._closed: Callable[[FrozenTable], None] | None = closed
         self._rows = len(store)
@@ -61,6 +63,7 @@ class FrozenTable:
         for column in (*self._saved.columns, self._places, self._slots):
             # Address space alone. So saving cannot fail half-way.
             column.reserve(self._used)
+        self._saved.index.reserve_space(self._rows)
 
     def __len__(self) -> int:
         """Rows."""
@@ -145,6 +148,11 @@ class FrozenTable:
         """
         assert self._closed, "the frozen table is closed"
         return newest((part for at, part in self._evicted if at > after), self._none)
+
+    def let_go_evicted(self, version: int) -> None:
+        """A committed checkpoint has the rows that ``version`` and earlier ones evicted: the table
+        itself need not keep them. After it has forgotten all, nothing happens."""
+        self._let_go(self, version)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of ``ids`` have a row, ``[n]``."""

@@ -109,21 +109,44 @@ class Table:
             at = self._store.find(rows.ids)
             self._check_room(len(rows.ids), self._admissible(rows.ids[at < 0]))
 
-    def apply(self, rows: Rows, rate_scale: float, iterations: int, version: int) -> None:
-        """One update with gradients that :meth:`check` has passed; makes ``version``.
+    def prepare(self, ids: Ids) -> Slots:
+        """Makes room for an update of ``ids``, which is to come before anything else happens to
+        the table.
 
-        Creates the rows that are missing, where ``min_count`` has been reached. ``iterations`` is
-        the number of updates before this one, for schedules and Adam.
+        Returns:
+            What :meth:`apply` takes: where the rows are, −1 for those that are missing.
 
         Raises:
             ResourceExhausted: there is no room or no memory. Nothing was changed.
         """
+        at = self._store.find(ids)
+        absent = ids[at < 0]
+        if len(self) + len(absent) > self._limit:
+            self._check_room(len(ids), self._admissible(absent))
+        self._reserve(absent)
+        return at
+
+    def apply(
+        self,
+        rows: Rows,
+        rate_scale: float,
+        iterations: int,
+        version: int,
+        at: Slots | None = None,
+    ) -> None:
+        """One update with gradients that :meth:`check` has passed; makes ``version``.
+
+        Creates the rows that are missing, where ``min_count`` has been reached. ``iterations`` is
+        the number of updates before this one, for schedules and Adam. ``at`` is what
+        :meth:`prepare` of its ids gave, if that was called; it is changed.
+
+        Raises:
+            ResourceExhausted: not after :meth:`prepare`; as that does.
+        """
         store, ids = self._store, rows.ids
-        at = store.find(ids)
+        if at is None:
+            at = self.prepare(ids)
         absent = np.flatnonzero(at < 0)
-        self._reserve(len(absent))
-        if len(store) + len(absent) > self._limit:
-            self._check_room(len(ids), self._admissible(ids[absent]))
         self._removals.begin(version)
         self._version = version
         known = at if not len(absent) else at[at >= 0]
@@ -154,7 +177,7 @@ class Table:
         store = self._store
         at = store.find(part.ids)
         absent = np.flatnonzero(at < 0)
-        self._reserve(len(absent))
+        self._reserve(part.ids[absent])
         for frozen in self._frozen:
             frozen.save(at[at >= 0])
         at[absent] = store.add(part.ids[absent], part.counts[absent], 0, not self._frozen)
@@ -184,6 +207,7 @@ class Table:
             self._removals.copy(),
             self._evicted.parts(),
             self._version,
+            self._let_go,
             self._closed,
         )
         self._frozen.append(frozen)
@@ -198,6 +222,11 @@ class Table:
         """Evicted rows that were to be kept and had to go before a checkpoint had them: more than
         :data:`pserver.tables.evicted.MAX_NBYTES` were evicted between two of them."""
         return self._evicted.dropped
+
+    def _let_go(self, frozen: FrozenTable, version: int) -> None:
+        # Versions of before `forget` mean other rows.
+        if any(other is frozen for other in self._frozen):
+            self.let_go_evicted(version)
 
     def _closed(self, frozen: FrozenTable) -> None:
         # One of before `forget` is not among them.
@@ -226,14 +255,14 @@ class Table:
                 "min_count, or set eviction to 'age' or 'frequency'"
             )
 
-    def _reserve(self, rows: int) -> None:
+    def _reserve(self, absent: Ids) -> None:
         try:
-            self._store.reserve(rows)
+            self._store.reserve(absent)
             if self.spec.min_count > 1:
-                self._candidates.reserve(rows)
+                self._candidates.reserve(absent)
         except OSError as error:
             raise ResourceExhausted(
-                f"table {self.spec.name!r}: no memory for {rows} rows beside {len(self)} on shard "
+                f"table {self.spec.name!r}: no memory for {len(absent)} rows beside {len(self)} on shard "
                 f"{self._shard} ({error}); use more shards, or max_rows with eviction"
             ) from error
 

@@ -24,12 +24,14 @@ PUSH_OUTCOME_SKIPPED: PushOutcome
 PUSH_OUTCOME_TOO_STALE: PushOutcome
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("fence", "extents")
+    __slots__ = ("fence", "extents", "rows_from")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FROM_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
+    rows_from: str
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows_from: _Optional[str] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ("header", "chunk")
