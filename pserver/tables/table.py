@@ -65,7 +65,7 @@ class Table:
 
     def forget(self) -> None:
         """Drops all rows, candidates and evicted rows. Frozen tables keep what they have."""
-        self._store = RowStore(self.spec.width, self._update.slot_widths)
+        self._store = RowStore(self.spec.width, self._update.slot_widths, self.spec.vocabulary)
         self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
         self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
         self._evicted.clear()
@@ -170,7 +170,8 @@ class Table:
         the next update evicts.
 
         Raises:
-            CheckpointError: the rows are of another width or optimizer. Nothing was changed.
+            CheckpointError: the rows are of another width, optimizer or vocabulary. Nothing was
+                changed.
             ResourceExhausted: there is no memory. Nothing was changed.
         """
         self._check_part(part)
@@ -262,8 +263,8 @@ class Table:
                 self._candidates.reserve(absent)
         except OSError as error:
             raise ResourceExhausted(
-                f"table {self.spec.name!r}: no memory for {len(absent)} rows beside {len(self)} on shard "
-                f"{self._shard} ({error}); use more shards, or max_rows with eviction"
+                f"table {self.spec.name!r}: no memory for {len(absent)} rows beside {len(self)} on "
+                f"shard {self._shard} ({error}); use more shards, or max_rows with eviction"
             ) from error
 
     def _admit(self, absent: Ids, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
@@ -301,6 +302,12 @@ class Table:
 
     def _check_part(self, part: TablePart) -> None:
         name, n = self.spec.name, len(part.ids)
+        ids, vocabulary = part.ids, self.spec.vocabulary
+        if vocabulary is not None and n and not (ids.min() >= 0 and ids.max() < vocabulary):
+            raise CheckpointError(
+                f"table {name!r} has ids {ids.min()} to {ids.max()} in the checkpoint; expected 0 "
+                f"to {vocabulary - 1}: its vocabulary is another"
+            )
         need = {"values": self.spec.width, **self._update.slot_widths}
         have = {"values": part.values, **part.slots}
         for what in need.keys() | have.keys():

@@ -103,7 +103,7 @@ def test_memory_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     apply(table, 1)
     before = content(table)
 
-    def refuse(rows: int) -> None:
+    def refuse(ids: Ids) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(table._store, "reserve", refuse)
