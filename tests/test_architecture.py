@@ -48,6 +48,7 @@ PURE = {
     "pserver.rates",
     "pserver.staging",
     "pserver.tables.candidates",
+    "pserver.tables.direct_index",
     "pserver.tables.evicted",
     "pserver.tables.eviction",
     "pserver.tables.frozen",

@@ -43,6 +43,9 @@ class DirectIndex:
     def reserve(self, ids: Ids, keys: Ids) -> None:
         """There is always room."""
 
+    def reserve_space(self, rows: int) -> None:
+        """There is always space."""
+
     def insert(self, ids: Ids, slots: Slots, _keys: Ids) -> None:
         """Adds ``ids``, distinct and not in the index yet."""
         self._places.rows()[ids] = slots + 1
