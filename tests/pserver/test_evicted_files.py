@@ -38,7 +38,8 @@ def evicted(job: Job, checkpoint: str) -> list[int]:
     directory = job.root / checkpoint
     manifest = read_manifest(directory)
     verify(directory, manifest)
-    return evicted_ids([(directory, manifest)], "item").tolist()
+    ids: list[int] = evicted_ids([(directory, manifest)], "item").tolist()
+    return ids
 
 
 def test_a_checkpoint_has_what_was_evicted_since_the_one_before(tmp_path: Path) -> None:
