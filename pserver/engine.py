@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from pserver.buffers import BufferPool, pool_size
 from pserver.compensation import Compensation
 from pserver.counters import Counters, ShardReport
 from pserver.fence import Fence, ShardIdentity, admit
+from pserver.first_rows import fill_first_rows
 from pserver.parameters import Parameters
 from pserver.pushes import Pushes
 from pserver.rates import Rates
@@ -115,10 +117,20 @@ class ShardEngine:
             if order.generation < self.identity.generation:
                 return None
             if order.generation > self.begun:
-                self._begin(order, restored)
+                self._begin(order)
+            restores = order.generation > self.begun
+        if restores:
+            # Without the lock: who asks meanwhile is told so, and need not wait.
+            assert restored is not None, "whoever gives the order has read the checkpoint"
+            self._held.restore(restored, order.version)
+        with self._changed:
+            if restores:
+                self.begun = order.generation
+                self._wake()
             return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
 
-    def _begin(self, order: Begin, restored: Restored | None) -> None:
+    def _begin(self, order: Begin) -> None:
+        """All of it, but for what a checkpoint is to be restored from."""
         decision = order.decision
         if decision is not None and decision.generation == self.identity.generation:
             # Snapshots of a generation that is over are of no use.
@@ -139,12 +151,10 @@ class ShardEngine:
             self._shelf.begin(order.generation)
             if order.keep:
                 self._held.keep(order.generation, order.version)
-            elif order.restore:
-                assert restored is not None, "whoever gives the order has read the checkpoint"
-                self._held.restore(order.generation, restored, order.version)
             else:
                 self._held.forget(order.generation)
-            self.begun = order.generation
+            if order.keep or not order.restore:
+                self.begun = order.generation
         finally:
             self._wake()
 
@@ -186,7 +196,12 @@ class ShardEngine:
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
-        """Sets all values, once. Returns the version and whether the shard had some already."""
+        """Sets all values, once. Returns the version and whether the shard had some already.
+
+        Raises:
+            CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
+                changed, as with any error.
+        """
         self._admit(request.fence)
         check_extents(self.plan, self.identity.shard, request.extents, PLAIN)
         arriving_values = arriving(
@@ -202,6 +217,9 @@ class ShardEngine:
             self._admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
+            if request.rows_from:
+                path = Path(request.rows_from)
+                fill_first_rows(self._held.tables, path, self.plan, self.identity.shard)
             if arrived.loan is not None:
                 # What came becomes the parameters.
                 arrived.loan.keep = True
@@ -431,11 +449,8 @@ class ShardEngine:
         )
 
     def table_figures(self) -> list[TableFigures]:
-        """Those of the embedding tables. With the lock, since they are of many parts."""
-        if not self.plan.tables:
-            return []
-        with self._changed:
-            return self._held.tables.figures()
+        """Those of the embedding tables. Without the lock, see :meth:`report`."""
+        return self._held.tables.figures()
 
     def applied(self) -> AppliedSet:
         """A copy of the applied-set."""
@@ -470,6 +485,8 @@ class ShardEngine:
     def _admit(self, fence: Fence) -> None:
         self._need_sound()
         admit(fence, self.identity, self.plan.hash)
+        if self.begun < self.identity.generation:
+            raise NotReady(f"shard {self.identity.shard} waits for {self._waiting_for()}")
 
     def _admit_worker(self, request: PushRequest | PullRequest) -> None:
         self._admit(request.fence)
@@ -486,6 +503,8 @@ class ShardEngine:
     def _waiting_for(self) -> str:
         if self.identity.generation == 0:
             return "the coordinator to say where to begin"
+        if self.begun < self.identity.generation:
+            return "its checkpoint to be restored"
         if not self._held.initialized:
             return "a worker to initialize it"
         if not self.identity.settings.rounds:

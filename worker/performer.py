@@ -269,7 +269,8 @@ class Performer:
 
     def _initialize(self, _action: Initialize) -> pb.InitializeDone:
         log.info("initializing the shards")
-        self._shards.initialize(self._source.initial_values())
+        values, rows_from = self._source.initial_values(), self._source.first_rows()
+        self._shards.initialize(values, rows_from)
         return pb.InitializeDone()
 
     def _evaluate(self, action: Evaluate) -> pb.EvaluateDone:

@@ -95,6 +95,9 @@ class WitnessSource:
     def initial_values(self) -> Mapping[str, Array]:
         return initial_values(self._options)
 
+    def first_rows(self) -> str:
+        return ""
+
     def expect(self, batches: Iterable[BatchId]) -> None:
         pass
 
