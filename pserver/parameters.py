@@ -88,14 +88,16 @@ class Parameters:
             self._updates.load(values)
         self.standing = self.standing._replace(initialized=True)
 
-    def restore(self, generation: int, restored: Restored, version: int | None = None) -> None:
-        """Takes over the state of a checkpoint; ``version`` is what its version becomes.
+    def restore(self, restored: Restored, version: int | None = None) -> None:
+        """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` is what its
+        version becomes.
+
+        The lock need not be held, since this takes about a second for a million rows: there are no
+        parameters until the end, and so nobody who asks is served.
 
         Raises:
             CheckpointError: the slots are another optimizer's. There are no parameters then.
         """
-        # First, since it may fail between values and slots.
-        self.forget(generation)
         slots = restored.slots
         elements = {name: a for name, a in slots.elements.items() if name != MEAN_SQUARE}
         self._updates.load(restored.values)
@@ -107,7 +109,7 @@ class Parameters:
         self._iterations = slots.iterations
         self.applied = restored.applied
         version = restored.version if version is None else version
-        self.standing = Standing(generation, version, True)
+        self.standing = Standing(self.standing.generation, version, True)
 
     def compensated(
         self, gradients: Mapping[str, NDArray], pulled: Values | None

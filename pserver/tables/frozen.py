@@ -31,6 +31,7 @@ class FrozenTable:
     Attributes:
         candidates: ids that were counted and not admitted, and their counts, uint32.
         version: of the last update of the table.
+        nbytes: of what is saved. Any thread may read it.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class FrozenTable:
             # Address space alone. So saving cannot fail half-way.
             column.reserve(self._used)
         self._saved.index.reserve_space(self._rows)
+        self.nbytes = self._saved.nbytes
 
     def __len__(self) -> int:
         """Rows."""
@@ -74,11 +76,6 @@ class FrozenTable:
         """All its rows have slots below this."""
         return self._used
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is saved."""
-        return self._saved.nbytes + 8 * self._saved.used
-
     def save(self, at: Slots) -> None:
         """The rows in the slots ``at``, distinct, are about to change."""
         old = at[at < self._used]
@@ -87,6 +84,7 @@ class FrozenTable:
         saved = self._store.copy(old, self._saved)
         places[old] = saved + 1
         self._slots.rows()[saved] = old
+        self.nbytes = self._saved.nbytes + 8 * self._saved.used
 
     def save_removed(self, at: Slots) -> None:
         """The rows in the slots ``at``, distinct, are about to be removed."""

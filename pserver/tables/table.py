@@ -29,8 +29,10 @@ _MAX_REMOVED = 1 << 22
 class Table:
     """The rows of ``spec`` whose ids are of ``shard`` of ``shards``.
 
-    Not thread-safe, frozen tables included: the caller holds the shard's lock. Ids of all methods
-    are int64 ``[n]`` and distinct; values float32 ``[n, width]``.
+    Not thread-safe, frozen tables included: the caller holds the shard's lock; but any thread may
+    read the figures, that is the attributes, ``len`` and ``nbytes``, as of about now.
+
+    Ids of all methods are int64 ``[n]`` and distinct; values float32 ``[n, width]``.
 
     Attributes:
         created: rows that pushes have created.

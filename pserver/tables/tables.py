@@ -133,7 +133,8 @@ class Tables:
         return FrozenTables(tuple(table.freeze() for table in self.tables))
 
     def figures(self) -> list[TableFigures]:
-        """What is told of each table."""
+        """What is told of each table. Any thread may ask: the lock need not be held, and then the
+        figures are of about now."""
         return [
             TableFigures(t.spec.name, len(t), t.nbytes, t.created, t.evicted, t.evicted_dropped)
             for t in self.tables
