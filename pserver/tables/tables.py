@@ -53,11 +53,11 @@ class TablesUpdate:
     """An update that all of its tables have room for. Nothing may happen to them before it."""
 
     def __init__(self, parts: Sequence[tuple[Table, Rows, Slots]]) -> None:
-        self._parts = parts
+        self.parts = parts
 
     def apply(self, rate_scale: float, iterations: int, version: int) -> None:
         """Updates each table, once. See :meth:`Table.apply`."""
-        for table, rows, at in self._parts:
+        for table, rows, at in self.parts:
             table.apply(rows, rate_scale, iterations, version, at)
 
 
