@@ -82,6 +82,8 @@ PURE = {
     "coordinator.work",
     "pserver.fence",
     "pserver.freeze",
+    "pserver.gate",
+    "pserver.pulls",
     "pserver.row_reads",
     "pserver.row_wire",
     "pserver.rows_wanted",

@@ -11,12 +11,12 @@ from pserver.tables.eviction import victims
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
-from pserver.tables.part import Counts, Floats, TablePart
+from pserver.tables.part import Counts, Floats, TablePart, check_part
 from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
 from pserver.tables.row_update import RowUpdate
-from psrpc.errors import CheckpointError, ResourceExhausted
+from psrpc.errors import ResourceExhausted
 from psrpc.tables import Ids, Rows, TableSpec
 
 MAX_CANDIDATES = 1 << 22
@@ -176,7 +176,7 @@ class Table:
                 changed.
             ResourceExhausted: there is no memory. Nothing was changed.
         """
-        self._check_part(part)
+        check_part(self.spec.name, part, {"values": self.spec.width, **self._update.slot_widths})
         store = self._store
         at = store.find(part.ids)
         absent = np.flatnonzero(at < 0)
@@ -301,22 +301,3 @@ class Table:
         for frozen in self._frozen:
             frozen.save_removed(at)
         self._store.remove(at)
-
-    def _check_part(self, part: TablePart) -> None:
-        name, n = self.spec.name, len(part.ids)
-        ids, vocabulary = part.ids, self.spec.vocabulary
-        if vocabulary is not None and n and not (ids.min() >= 0 and ids.max() < vocabulary):
-            raise CheckpointError(
-                f"table {name!r} has ids {ids.min()} to {ids.max()} in the checkpoint; expected 0 "
-                f"to {vocabulary - 1}: its vocabulary is another"
-            )
-        need = {"values": self.spec.width, **self._update.slot_widths}
-        have = {"values": part.values, **part.slots}
-        for what in need.keys() | have.keys():
-            expected = f"float32[{n}, {need[what]}]" if what in need else "none"
-            found = f"{have[what].dtype}{list(have[what].shape)}" if what in have else "none"
-            if found != expected:
-                raise CheckpointError(
-                    f"table {name!r} has {what} {found} in the checkpoint; expected {expected}: "
-                    "its width or optimizer is another"
-                )
