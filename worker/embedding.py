@@ -333,8 +333,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             return
         if dtype != "string" and not dtype.startswith(("int", "uint")):
             raise self._refused(
-                f"was given ids of dtype {dtype}; expected integers or strings, say "
-                "keras.Input(shape, dtype='int64') or tf.cast"
+                f"was given ids of dtype {dtype}; expected integers or strings: let the model, a "
+                "Sequential one too, begin with keras.Input(shape, dtype='int64'), or cast them "
+                "before anything makes them floats, which are not exact above 2^24"
             )
 
     def _check_rank(self, rank: int | None) -> None:

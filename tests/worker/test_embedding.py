@@ -320,6 +320,11 @@ def disagreeing() -> keras.Model:
         (Ignored, r"does not depend on the rows of table 'rows'"),
         (disagreeing, "layers 'one' and 'other' both name table 't', but vocabulary is 7 in the"),
         (lambda: Weighed(lambda x: tf.cast(x, tf.float32)), "ids of dtype float32.*dtype='int64'"),
+        (
+            # Keras gives it floats, whatever the data is.
+            lambda: keras.Sequential([Embedding(W, name="rows"), keras.layers.Flatten()]),
+            "layer 'rows' was given ids of dtype float32.*a Sequential one too.*dtype='int64'",
+        ),
         (lambda: Weighed(vocabulary=3), "first batch: layer 'rows' was given id"),
         (lambda: Weighed(optimizer="lion"), "optimizer Lion, which has no form for rows"),
         (lambda: Weighed(initializer="glorot_uniform"), "initializer GlorotUniform; rows are"),
