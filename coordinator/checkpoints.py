@@ -28,6 +28,7 @@ from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import TEMPORARY
 from psrpc.plan import Plan
+from psrpc.rows_chain import compare_tables
 from psrpc.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10
@@ -247,3 +248,7 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
                 f"cannot resume from {directory}: its {name} is {theirs!r}, the job's is "
                 f"{ours!r}; batches would be lost or repeated. Set it back, or start a new run"
             )
+    try:
+        compare_tables(directory, manifest.plan.tables, description.tables)
+    except CheckpointError as error:
+        raise InvalidJob(f"cannot resume: {error}") from None
