@@ -58,10 +58,9 @@ class FrozenTable:
         self._used = store.used
         widths = {name: column.row_nbytes // 4 for name, column in store.slots.items()}
         self._saved = RowStore(store.values.row_nbytes // 4, widths)
-        # Of each slot, the place in what is saved plus one; of each saved row, its slot.
+        # Of each slot, the place in what is saved plus one.
         self._places = Column(np.int32)
-        self._slots = Column(np.int32)
-        for column in (*self._saved.columns, self._places, self._slots):
+        for column in (*self._saved.columns, self._places):
             # Address space alone. So saving cannot fail half-way.
             column.reserve(self._used)
         self._saved.index.reserve_space(self._rows)
@@ -83,8 +82,7 @@ class FrozenTable:
         old = old[places.take(old) == 0]
         saved = self._store.copy(old, self._saved)
         places[old] = saved + 1
-        self._slots.rows()[saved] = old
-        self.nbytes = self._saved.nbytes + 8 * self._saved.used
+        self.nbytes = self._saved.nbytes + 4 * self._saved.used
 
     def save_removed(self, at: Slots) -> None:
         """The rows in the slots ``at``, distinct, are about to be removed."""
@@ -96,15 +94,14 @@ class FrozenTable:
     def since(self, version: int, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int32]:
         """Slots, ascending, of the rows that were touched after ``version``; −1: of all rows.
 
-        With ``start`` and ``stop`` only slots in that range: all of a table of 20 million rows
-        take a quarter of a second.
+        With ``start`` and ``stop`` only slots in that range: a million of them take some 10 ms.
         """
         assert self._closed, "the frozen table is closed"
         stop = self._used if stop is None else min(stop, self._used)
         touched = self._store.touched.rows()[start:stop].copy()
-        slots = self._slots.rows()[: self._saved.used]
-        ours = np.flatnonzero((slots >= start) & (slots < stop))
-        touched[slots[ours] - start] = self._saved.touched.rows().take(ours)
+        places = self._places.rows()[start:stop]
+        ours = np.flatnonzero(places)
+        touched[ours] = self._saved.touched.rows().take(places[ours] - 1)
         found = np.flatnonzero(touched > max(version + 1, 0))
         found += start
         return found.astype(np.int32)
@@ -173,7 +170,7 @@ class FrozenTable:
         if self._closed is not None:
             self._closed(self)
             self._closed = None
-            del self._saved, self._places, self._slots, self._store, self._evicted
+            del self._saved, self._places, self._store, self._evicted
 
     def _find(self, ids: Ids) -> tuple[Slots, Slots]:
         """The slots of rows that are as they were, and the places of saved ones; −1 elsewhere."""
