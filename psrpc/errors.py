@@ -86,6 +86,10 @@ class ResourceExhausted(PsError):
     """A bound was reached: staged attempts, snapshots, waiting calls, the size of a message."""
 
 
+class TableFull(ResourceExhausted):
+    """An embedding table may have no more rows: its ``max_rows`` is too small for the job."""
+
+
 class CheckpointError(PsError):
     """A checkpoint could not be written, or a file of it is missing, torn or changed."""
 

@@ -16,7 +16,7 @@ from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
 from pserver.tables.row_update import RowUpdate
-from psrpc.errors import ResourceExhausted
+from psrpc.errors import ResourceExhausted, TableFull
 from psrpc.tables import Ids, Rows, TableSpec
 
 MAX_CANDIDATES = 1 << 22
@@ -100,8 +100,8 @@ class Table:
 
         Raises:
             InvalidArgument: names the table, the id and what was expected.
-            ResourceExhausted: the table is full and evicts nothing, or the rows are more than it
-                may have; says what to change.
+            TableFull: the table is full and evicts nothing, or the rows are more than it may have;
+                says what to change.
         """
         self.check_ids(rows.ids)
         check_gradients(self.spec, rows)
@@ -246,13 +246,13 @@ class Table:
         where = f"shard {self._shard} of {self._shards}"
         if self.spec.eviction is not None:
             if named > self._limit:
-                raise ResourceExhausted(
+                raise TableFull(
                     f"table {self.spec.name!r} has at most {self._limit} rows on {where} "
                     f"(max_rows={self.spec.max_rows}), but one update has {named}; raise max_rows "
                     "or use smaller batches"
                 )
         elif new and len(self) + new > self._limit:
-            raise ResourceExhausted(
+            raise TableFull(
                 f"table {self.spec.name!r} is full: {where} has {len(self)} of {self._limit} rows "
                 f"(max_rows={self.spec.max_rows}), and an update creates {new}; raise max_rows or "
                 "min_count, or set eviction to 'age' or 'frequency'"

@@ -94,7 +94,7 @@ def test_a_table_that_is_full_and_evicts_nothing(trained: Path, tmp_path: Path) 
     run = up(trained / "job.py", tmp_path / "run", *SHARDS, check=False, TABLE=limit)
     assert run.code == 1, run.stderr
     assert re.search(
-        r"error: table 'things' is full: shard \d of 2 has 0 of 10 rows \(max_rows=20\), and an "
+        r"error: job failed: .*table 'things' is full: shard \d of 2 has 0 of 10 rows \(max_rows=20\), and an "
         r"update creates \d+; raise max_rows or min_count, or set eviction to",
         run.stderr,
     )
