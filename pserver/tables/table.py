@@ -253,9 +253,9 @@ class Table:
                 )
         elif new and len(self) + new > self._limit:
             raise TableFull(
-                f"table {self.spec.name!r} is full: {where} has {len(self)} of {self._limit} rows "
-                f"(max_rows={self.spec.max_rows}), and an update creates {new}; raise max_rows or "
-                "min_count, or set eviction to 'age' or 'frequency'"
+                f"table {self.spec.name!r} is full: {where} has {len(self)} rows of at most "
+                f"{self._limit} (max_rows={self.spec.max_rows}), and an update creates {new} more; "
+                "raise max_rows or min_count, or set eviction to 'age' or 'frequency'"
             )
 
     def _reserve(self, absent: Ids) -> None:
