@@ -46,6 +46,7 @@ class TableSample:
         rows: on this shard.
         rows_per_s: created by updates, each of up to 65,536 new ids: median over the updates.
         whole_rows_per_s: over all updates, in which the table also grows.
+        longest_ms: of the update that took longest, in which the shard answers nobody.
         look_up_ms: to read 65,536 rows that there are, of ids drawn uniformly; median.
         zipf_ms: to read the rows of 65,536 ids that were drawn by Zipf's law, once each; median.
         zipf_rows: how many these are.
@@ -56,6 +57,7 @@ class TableSample:
     rows: int
     rows_per_s: float
     whole_rows_per_s: float
+    longest_ms: float
     look_up_ms: float
     zipf_ms: float
     zipf_rows: int
@@ -115,14 +117,16 @@ def measure_shard(optimizer: str, shard: int, shards: int, rows: int) -> TableSa
     into = np.zeros_like(gradients)
     batches = -(-rows // BATCH)
     before = _rss()
-    took = []
+    took, longest_s = [], 0.0
     for batch in range(batches):
         ids = new_ids(batch, shard, shards)[: rows - len(table)]
         begin = time.perf_counter()
         update = Rows(ids, gradients[: len(ids)])
         table.check(update)
         table.apply(update, 1.0, batch, batch + 1)
-        took.append((time.perf_counter() - begin) / len(ids))
+        took_s = time.perf_counter() - begin
+        took.append(took_s / len(ids))
+        longest_s = max(longest_s, took_s)
     nbytes = _rss() - before
     uniform, zipf = (known_ids(zipf, rows, shard, shards) for zipf in (False, True))
     assert table.present(uniform).all()
@@ -132,6 +136,7 @@ def measure_shard(optimizer: str, shard: int, shards: int, rows: int) -> TableSa
         len(table),
         1 / statistics.median(took),
         1 / statistics.mean(took),
+        longest_s * 1e3,
         _look_up_ms(table, uniform, into),
         _look_up_ms(table, zipf, into),
         len(zipf),
@@ -172,6 +177,7 @@ def table_of(samples: Sequence[TableSample]) -> str:
         "optimizer, rows on this shard",
         f"new rows/s (≥ {LEAST_ROWS_PER_S / 1e6:g} M)",
         "over all updates",
+        "longest update",
         f"65,536 rows (≤ {MOST_LOOK_UP_MS:g} ms)",
         "by Zipf's law",
         "bytes a row",
@@ -185,6 +191,7 @@ def _cells(sample: TableSample) -> list[str]:
         f"{sample.optimizer}, {sample.rows / 1e6:.1f} M",
         f"{sample.rows_per_s / 1e6:.2f} M ({_judged(sample.rows_per_s >= LEAST_ROWS_PER_S)})",
         f"{sample.whole_rows_per_s / 1e6:.2f} M",
+        f"{sample.longest_ms:.0f} ms",
         f"{sample.look_up_ms:.1f} ms ({_judged(sample.look_up_ms <= MOST_LOOK_UP_MS)})",
         f"{sample.zipf_ms:.1f} ms ({sample.zipf_rows:,} ids)",
         f"{sample.row_nbytes:.0f} (≤ {sample.bound_nbytes:.0f}, "

@@ -27,6 +27,7 @@ from coordinator.store import Store
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
 from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
+from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
 
@@ -60,7 +61,7 @@ def _ls(args: argparse.Namespace) -> int:
             str(row["global_step"]),
             "" if age is None else f"{duration(age)} ago",
             f"{row['nbytes'] / 1e6:.1f} MB",
-            *[", ".join(f"{name} {count}" for name, count in row["tables"].items())] * tables,
+            *[_rows(row["tables"], row["evicted"])] * tables,
             Text(", ".join(row["marks"]), "green"),
         )
     _console().print(table if rows else "no checkpoints")
@@ -91,12 +92,21 @@ def list_checkpoints(
                 WRITTEN_UTC: manifest.details.get(WRITTEN_UTC),
                 "age_s": _age_s(manifest, now),
                 "nbytes": manifest.nbytes,
-                "tables": _tables(path, manifest),
+                "tables": _sizes(table_sizes, path, manifest),
+                "evicted": _sizes(evicted_sizes, path, manifest),
                 "score": scores.get((manifest.generation, manifest.global_step)),
                 "marks": marks,
             }
         )
     return rows
+
+
+def _rows(tables: Mapping[str, int], evicted: Mapping[str, int]) -> str:
+    shown = []
+    for name, count in tables.items():
+        gone = f" ({evicted[name]} evicted)" if name in evicted else ""
+        shown.append(f"{name} {count}{gone}")
+    return ", ".join(shown)
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -117,6 +127,9 @@ def _verify(args: argparse.Namespace) -> int:
             if file.rows:
                 names = f"{path.name}/{file.rows[0].name} and {len(file.rows) - 1} more"
                 whole &= _says_good(names, partial(check_chain, path, manifest, file))
+            if file.evicted is not None:
+                name = f"{path.name}/{file.evicted.name}"
+                whole &= _says_good(name, partial(check_evicted, path, manifest, file))
         bad = bad or not whole
         newest = newest or (path.name if whole else "")
     for path, reason in refused:
@@ -175,10 +188,12 @@ def _prune(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _tables(directory: Path, manifest: Manifest) -> dict[str, int]:
+def _sizes(
+    sizes: Callable[[Path, Manifest], dict[str, int]], directory: Path, manifest: Manifest
+) -> dict[str, int]:
     """Rows by table; none where the files do not say."""
     try:
-        return table_sizes(directory, manifest)
+        return sizes(directory, manifest)
     except CheckpointError:
         return {}
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from psrpc.checkpoint import ShardState, load_state, read_manifest
+from psrpc.evicted_file import evicted_sizes
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import Manifest
 from psrpc.plan import make_plan
@@ -66,6 +67,10 @@ def diff_checkpoints(one: Path, other: Path) -> Difference:
             ("batch size", *(m.batch_size for m in manifests)),
             ("data", *(m.data_fingerprint for m in manifests)),
             ("optimizer", *(m.optimizer for m in manifests)),
+            (
+                "evicted rows",
+                *(evicted_sizes(p, m) for p, m in zip((one, other), manifests, strict=True)),
+            ),
         )
         if ours != theirs
     ]

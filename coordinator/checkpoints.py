@@ -28,6 +28,7 @@ from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import TEMPORARY
 from psrpc.plan import Plan
+from psrpc.rows_chain import compare_tables
 from psrpc.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10
@@ -98,7 +99,7 @@ class Checkpoints:
             job=description.name,
             job_sha256=description.job_sha256,
             files=tuple(
-                ManifestFile(f.shard, f.file, f.nbytes, f.sha256, f.version, f.rows)
+                ManifestFile(f.shard, f.file, f.nbytes, f.sha256, f.version, f.rows, f.evicted)
                 for f in taken.files
             ),
             details={
@@ -252,3 +253,7 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
                 f"{ours!r}; batches would be lost or repeated. Set it back, or start a new run",
                 code="PS405",
             )
+    try:
+        compare_tables(directory, manifest.plan.tables, description.tables)
+    except CheckpointError as error:
+        raise InvalidJob(f"cannot resume: {error}") from None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from coordinator.run_directory import JOB
 from coordinator.saving import CHECKPOINTS
-from coordinator.table_export import export_tables
+from coordinator.table_export import ExportedTable, export_evicted, export_tables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
@@ -25,10 +25,12 @@ from psrpc.manifest import find_checkpoints
 def run(args: argparse.Namespace) -> int:
     """Exports; returns 0, or 2 after one line on standard error."""
     try:
-        if args.to is None and args.tables is None:
-            raise InvalidJob("nothing to export; say --to PATH, --tables DIRECTORY, or both")
-        if args.tables is not None:
-            _export_tables(args.source, args.step, args.tables)
+        if args.to is None and args.tables is None and args.evicted is None:
+            raise InvalidJob(
+                "nothing to export; say --to PATH, --tables DIRECTORY or --evicted DIRECTORY"
+            )
+        if args.tables is not None or args.evicted is not None:
+            _export_tables(args.source, args.step, args.tables, args.evicted)
         if args.to is None:
             return 0
         source = find_source(args.source, args.step, args.job)
@@ -40,13 +42,22 @@ def run(args: argparse.Namespace) -> int:
     return _export_model(source, args.to)
 
 
-def _export_tables(path: Path, step: int | None, to: Path) -> None:
+def _export_tables(path: Path, step: int | None, to: Path | None, evicted: Path | None) -> None:
+    if to is not None and evicted is not None and to.resolve() == evicted.resolve():
+        raise InvalidJob(f"--tables and --evicted are both {to}; their files have the same names")
     directory, manifest, remarks = _choose(path, step)
-    for remark in remarks:
+    exported: list[tuple[ExportedTable, str]] = []
+    if to is not None:
+        exported += [(table, "rows") for table in export_tables(directory, manifest, to)]
+    if evicted is not None:
+        tables, more = export_evicted(directory, manifest, evicted)
+        exported += [(table, "evicted rows") for table in tables]
+        remarks += more
+    for remark in dict.fromkeys(remarks):
         _say(remark)
-    for table in export_tables(directory, manifest, to):
-        what = f"{table.rows} rows of {table.width}"
-        _say(f"wrote {table.path} from {directory} (step {manifest.global_step}): {what}")
+    for table, what in exported:
+        source = f"{directory} (step {manifest.global_step})"
+        _say(f"wrote {table.path} from {source}: {table.rows} {what} of {table.width}")
 
 
 def _export_model(source: Source, to: str) -> int:

@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="its embedding tables: TABLE.safetensors each, with ids and rows",
     )
     parser.add_argument(
+        "--evicted",
+        type=Path,
+        metavar="DIRECTORY",
+        help="the same with the rows that tables have evicted, where they keep them",
+    )
+    parser.add_argument(
         "--step",
         type=int,
         metavar="N",

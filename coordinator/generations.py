@@ -16,7 +16,7 @@ from coordinator.formation import Formation
 from coordinator.history import Followed
 from coordinator.recovery import Holding, Origin, choose_origin, go_over, why_restore
 from coordinator.run import Run
-from coordinator.store import GENERATION, POLICIES, SINCE, Store
+from coordinator.store import GENERATION, POLICIES, RESTORED, SINCE, Store
 from coordinator.work import Begin, Command, Decision, Positions
 from psrpc.errors import CheckpointError
 from psrpc.logs import get_logger
@@ -222,7 +222,12 @@ class Generations:
                 # Who committed it may have died before that was noted.
                 name, step = chosen.restored.name, chosen.restored.global_step
                 self._store.put_checkpoint(name, chosen.generation, step)
-            self._store.put_all({GENERATION: run.generation, SINCE: run.since})
+            values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
+            keeps = any(table.keep_evicted for table in run.plan.tables)
+            if chosen is not None and keeps and not origin.kept:
+                age = [run.generation, chosen.generation, chosen.restored.global_step]
+                values[RESTORED] = [*(self._store.get(RESTORED) or ()), age]
+            self._store.put_all(values)
         except sqlite3.Error as error:
             self.refused_by_disk = f"generation {generation} to be stored: {error}"
             self._warn(f"generation {generation} cannot be stored: {error}; tried again")

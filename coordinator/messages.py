@@ -96,7 +96,7 @@ def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
     Raises:
         InvalidArgument: a file name is a path; names never become paths.
     """
-    for file in (message.file, *(rows.file for rows in message.rows)):
+    for file in (message.file, message.evicted.file, *(rows.file for rows in message.rows)):
         if "/" in file or file.startswith("."):
             raise InvalidArgument(
                 f"shard {message.shard} reports the file {file!r}; expected a plain file name"
@@ -107,8 +107,13 @@ def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
         message.file,
         message.nbytes,
         message.sha256,
-        tuple(RowsFileEntry(rows.file, rows.nbytes, rows.sha256) for rows in message.rows),
+        tuple(map(_read_rows, message.rows)),
+        _read_rows(message.evicted) if message.HasField("evicted") else None,
     )
+
+
+def _read_rows(message: pb.RowsFile) -> RowsFileEntry:
+    return RowsFileEntry(message.file, message.nbytes, message.sha256)
 
 
 def read_applied(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.evicted import keep_evicted
 from coordinator.retention import Kept, Objective, superfluous
 from psrpc.errors import CheckpointError
 from psrpc.manifest import Found, find_checkpoints, remove_checkpoint, verify
@@ -74,10 +75,12 @@ class Pruner:
         return (*removable.warnings, *self.remove(removable.names))
 
     def remove(self, names: Sequence[str]) -> list[str]:
-        """Removes these, as :meth:`find` has named them; returns warnings."""
+        """Removes these, as :meth:`find` has named them; returns warnings. The rows that they say
+        were evicted are kept."""
         warnings = []
         for name in names:
             try:
+                keep_evicted(self._checkpoints / name, self._storage)
                 remove_checkpoint(self._checkpoints / name, self._storage)
             except CheckpointError as error:
                 warnings.append(str(error))

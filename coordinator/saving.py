@@ -80,7 +80,7 @@ class Saving:
         self._written_step: int | None = None
         """Of the checkpoint that was ordered last."""
         self._lost: tuple[int, int] = (0, 0)
-        """How many have failed, besides final ones, and the step of the last of them."""
+        """How many have failed, besides final ones, and the latest step of any of them."""
         self._due = False
         """Whether a checkpoint is."""
         self._epochs: deque[int] = deque()
@@ -191,7 +191,8 @@ class Saving:
             why = CheckpointError(failed.reason)
             return f"{why.code}: snapshot {order.name} could not be taken: {why}"
         if order.write:
-            self._lost = (self._lost[0] + 1, order.global_step)
+            # Two are written at once, and the later may fail first.
+            self._lost = (self._lost[0] + 1, max(self._lost[1], order.global_step))
             if order.global_step == self._written_step:
                 self._written_step = None
         lost = f"; not evaluated: {', '.join(dropped)}" if dropped else ""

@@ -19,7 +19,7 @@ MAX_KEPT = 3
 @dataclass(frozen=True, slots=True)
 class ShardFile:
     """What one shard reports of a snapshot; ``file`` is empty when it was not to be written.
-    ``rows`` are the files of its tables' rows, in order."""
+    ``rows`` are the files of its tables' rows, in order, ``evicted`` that of evicted ones."""
 
     shard: int
     version: int
@@ -27,6 +27,7 @@ class ShardFile:
     nbytes: int = 0
     sha256: str = ""
     rows: tuple[RowsFileEntry, ...] = ()
+    evicted: RowsFileEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ GENERATION = "generation"
 SINCE = "since"
 """The generation since which all shards have kept what they held."""
 
+RESTORED = "restored"
+"""Of each generation that a checkpoint was restored for: its number, and the generation and the
+global step of that checkpoint. Only of jobs that keep evicted rows."""
+
 POLICIES = "policies"
 """Those that the run has followed: number, settings, global step and batches done when each began;
 null while the first one stands."""

@@ -1,4 +1,5 @@
-"""``coordinator export --tables``: each embedding table of a checkpoint as a file of ids and rows.
+"""``coordinator export --tables`` and ``--evicted``: the rows of each embedding table of a
+checkpoint, or those that it has evicted, as a file of ids and rows.
 
 A file is safetensors with the tensors ``ids`` int64 ``[n]``, ascending, and ``rows`` float32
 ``[n, width]``. Unlike .npz it can be mapped into memory, and written without holding the table.
@@ -7,18 +8,28 @@ A file is safetensors with the tensors ``ids`` int64 ``[n]``, ascending, and ``r
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 
+from coordinator.evicted import evicted_of
 from psrpc.errors import CheckpointError, disk_code
+from psrpc.evicted_file import evicted_ids, fill_evicted
 from psrpc.manifest import Manifest
 from psrpc.rows_chain import fill_rows, table_ids
 from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.tables import Ids, TableSpec
+
+Values = npt.NDArray[np.float32]
+
+Fill = Callable[[str, Ids, Values], None]
+"""Writes the rows of a table, by name, into an array, in the order of ids."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +56,65 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
     """
     if not manifest.plan.tables:
         raise CheckpointError(f"{directory} has no embedding tables")
+
+    def fill(table: str, ids: Ids, into: Values) -> None:
+        fill_rows(directory, table, ids, into)
+
+    return _export(manifest, manifest.plan.tables, to, partial(table_ids, directory), fill)
+
+
+def export_evicted(
+    directory: Path, manifest: Manifest, to: Path
+) -> tuple[list[ExportedTable], list[str]]:
+    """The same with all rows that were evicted until the checkpoint: of a row that was evicted
+    several times the last. Only of tables that keep them; and lines on what was passed over.
+
+    Raises:
+        CheckpointError: no table keeps evicted rows, files are damaged, or the operating system
+            refused.
+    """
+    tables = [table for table in manifest.plan.tables if table.keep_evicted]
+    if not tables:
+        raise CheckpointError(
+            f"{directory} has no embedding table that keeps evicted rows; a job's tables do with "
+            "worker.Embedding(..., keep_evicted=True)"
+        )
+    sources, remarks = evicted_of(directory.absolute(), manifest)
+
+    def fill(table: str, ids: Ids, into: Values) -> None:
+        fill_evicted(sources, table, ids, into)
+
+    exported = _export(manifest, tables, to, partial(evicted_ids, sources), fill)
+    return exported, remarks
+
+
+def _export(
+    manifest: Manifest,
+    tables: Iterable[TableSpec],
+    to: Path,
+    ids_of: Callable[[str], Ids],
+    fill: Fill,
+) -> list[ExportedTable]:
     found = []
-    for spec in manifest.plan.tables:
+    for spec in tables:
         path = to / table_file_name(spec.name)
-        partial = path.with_name(f".{path.name}.partial")
+        unfinished = path.with_name(f".{path.name}.partial")
         try:
             to.mkdir(parents=True, exist_ok=True)
-            rows = _write(directory, manifest, spec, partial)
-            partial.replace(path)
+            rows = _write(manifest, spec, ids_of(spec.name), fill, unfinished)
+            unfinished.replace(path)
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be written: {error.strerror}", code=disk_code(error)
             ) from error
         finally:
             with suppress(OSError):
-                partial.unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
         found.append(ExportedTable(spec.name, path, rows, spec.width))
     return found
 
 
-def _write(directory: Path, manifest: Manifest, spec: TableSpec, path: Path) -> int:
-    ids: Ids = table_ids(directory, spec.name)
+def _write(manifest: Manifest, spec: TableSpec, ids: Ids, fill: Fill, path: Path) -> int:
     tensors = [
         Placed("ids", "int64", ids.shape),
         Placed("rows", "float32", (ids.size, spec.width)),
@@ -86,7 +135,7 @@ def _write(directory: Path, manifest: Manifest, spec: TableSpec, path: Path) -> 
         if ids.size:
             at = len(head) + tensors[0].nbytes
             into = np.memmap(file, np.float32, "r+", at, (ids.size, spec.width))
-            fill_rows(directory, spec.name, ids, into)
+            fill(spec.name, ids, into)
             into.flush()
         os.fsync(file.fileno())
     return ids.size

@@ -175,10 +175,19 @@ class ShardClient:
             shard_incarnation=self._incarnation,
         )
 
-    def initialize(self, fence: types.Fence, values: Arrays) -> bool:
-        """Sets all parameters and state; False when the shard had been initialized before."""
+    def initialize(self, fence: types.Fence, values: Arrays, rows_from: str = "") -> bool:
+        """Sets all parameters and state; False when the shard had been initialized before.
+
+        Args:
+            rows_from: the checkpoint whose rows its tables begin with; empty: none.
+
+        Raises:
+            CheckpointError: the shard cannot read these rows.
+        """
         extents = shard_extents(self._plan, self._shard)
-        header = pb.InitializeHeader(fence=fence, extents=wire.to_extents(extents))
+        header = pb.InitializeHeader(
+            fence=fence, extents=wire.to_extents(extents), rows_from=rows_from
+        )
         mine = {name: plain(part) for name, part in self._mine(values).items()}
         parts = wire.gradient_parts(self._plan, mine)
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,11 @@ from pserver.assembly import PLAIN, check_extents, check_values
 from pserver.buffers import BufferPool, pool_size
 from pserver.compensation import Compensation
 from pserver.counters import Counters, ShardReport
-from pserver.fence import Fence, ShardIdentity, admit
+from pserver.fence import ShardIdentity
+from pserver.first_rows import fill_first_rows
+from pserver.gate import Gate
 from pserver.parameters import Parameters
+from pserver.pulls import Pulls
 from pserver.pushes import Pushes
 from pserver.rates import Rates
 from pserver.requests import (
@@ -36,9 +40,8 @@ from pserver.requests import (
     SnapshotOrder,
     Values,
 )
-from pserver.revocations import Revocations
+from pserver.round_waits import RoundWaits
 from pserver.rounds import Rounds
-from pserver.row_reads import RowReads
 from pserver.shelf import SnapshotShelf, SnapshotSink
 from pserver.tables.tables import TableFigures, Tables
 from pserver.updates.engine import UpdateEngine
@@ -46,10 +49,8 @@ from psrpc.clock import Clock, MonotonicClock
 from psrpc.encoding import Encoding
 from psrpc.errors import (
     InvalidArgument,
-    JobFailed,
     NotReady,
     PsError,
-    RoundPassed,
 )
 from psrpc.plan import Plan
 from psrpc.policy import Policy
@@ -76,7 +77,6 @@ class ShardEngine:
     ) -> None:
         """``clock`` says how long updates take."""
         clock = clock or MonotonicClock()
-        self.identity = identity
         self.plan = plan
         policy = identity.settings
         self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
@@ -89,12 +89,20 @@ class ShardEngine:
         )
         self._pushes = Pushes(self._held, self._counters, policy, clock)
         self._shelf = SnapshotShelf(sink, self._changed)
-        self._reads = RowReads(plan, self._held)
-        self._revocations = Revocations(identity.generation)
-        self.begun = identity.generation
-        """The generation of the last order to begin that was carried out. Read-only."""
-        self._closed = False
+        self._gate = Gate(identity, plan.hash, self._held, self._rounds)
+        self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
+        self._waits = RoundWaits(self._changed, self._gate, self._held)
         self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
+
+    @property
+    def identity(self) -> ShardIdentity:
+        """Where it stands."""
+        return self._gate.identity
+
+    @property
+    def begun(self) -> int:
+        """The generation of the last order to begin that was carried out."""
+        return self._gate.begun
 
     # -- where it stands ---------------------------------------------------------------------
 
@@ -112,26 +120,30 @@ class ShardEngine:
             CheckpointError: what was restored is not of this optimizer. There are no parameters.
         """
         with self._changed:
-            self._need_sound()
+            self._gate.need_sound()
             if order.generation < self.identity.generation:
                 return None
             if order.generation > self.begun:
-                self._begin(order, restored)
+                self._begin(order)
+            restores = order.generation > self.begun
+        if restores:
+            # Without the lock: who asks meanwhile is told so, and need not wait.
+            assert restored is not None, "whoever gives the order has read the checkpoint"
+            self._held.restore(restored, order.version)
+        with self._changed:
+            if restores:
+                self._gate.begun = order.generation
+                self._wake()
             return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
 
-    def _begin(self, order: Begin, restored: Restored | None) -> None:
+    def _begin(self, order: Begin) -> None:
+        """All of it, but for what a checkpoint is to be restored from."""
         decision = order.decision
         if decision is not None and decision.generation == self.identity.generation:
             # Snapshots of a generation that is over are of no use.
             self._decide(replace(decision, snapshots=()))
-        self.identity = replace(
-            self.identity,
-            generation=order.generation,
-            policy=order.policy,
-            settings=order.settings or self.identity.settings,
-        )
+        self._gate.turn(order)
         try:
-            self._revocations = Revocations(order.generation)
             policy = self.identity.settings
             inverse = policy.staleness_lr == "inverse"
             self._follow(policy, Rates(order.rate_scale, order.warmup_updates, inverse), order.keep)
@@ -140,12 +152,10 @@ class ShardEngine:
             self._shelf.begin(order.generation)
             if order.keep:
                 self._held.keep(order.generation, order.version)
-            elif order.restore:
-                assert restored is not None, "whoever gives the order has read the checkpoint"
-                self._held.restore(order.generation, restored, order.version)
             else:
                 self._held.forget(order.generation)
-            self.begun = order.generation
+            if order.keep or not order.restore:
+                self._gate.begun = order.generation
         finally:
             self._wake()
 
@@ -169,13 +179,14 @@ class ShardEngine:
             ResourceExhausted: too many were revoked; this shard cannot go on.
         """
         with self._changed:
-            if revocation.number <= self._revocations.number:
+            revocations = self._gate.revocations
+            if revocation.number <= revocations.number:
                 return
-            self._revocations.refuse(revocation.worker)
+            revocations.refuse(revocation.worker)
             self._pushes.forget(revocation.worker)
             for attempt in revocation.attempts:
                 self._rounds.drop(attempt)
-            self._revocations.number = revocation.number
+            revocations.number = revocation.number
             self._wake()
 
     def _wake(self) -> None:
@@ -187,8 +198,13 @@ class ShardEngine:
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
-        """Sets all values, once. Returns the version and whether the shard had some already."""
-        self._admit(request.fence)
+        """Sets all values, once. Returns the version and whether the shard had some already.
+
+        Raises:
+            CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
+                changed, as with any error.
+        """
+        self._gate.admit(request.fence)
         check_extents(self.plan, self.identity.shard, request.extents, PLAIN)
         arriving_values = arriving(
             arrival,
@@ -196,13 +212,16 @@ class ShardEngine:
             request.extents,
             self._pool,
             timeout_s,
-            lambda: self._admit(request.fence),
+            lambda: self._gate.admit(request.fence),
             staged=False,
         )
         with arriving_values as arrived, self._changed:
-            self._admit(request.fence)
+            self._gate.admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
+            if request.rows_from:
+                path = Path(request.rows_from)
+                fill_first_rows(self._held.tables, path, self.plan, self.identity.shard)
             if arrived.loan is not None:
                 # What came becomes the parameters.
                 arrived.loan.keep = True
@@ -232,14 +251,14 @@ class ShardEngine:
     ) -> tuple[PushResult, Values]:
         """:meth:`push` and the newest values, with nothing in between. Async only."""
         # First: whoever does not know yet that there are rounds now is to learn that.
-        self._admit_worker(request)
+        self._gate.admit_worker(request)
         if self.identity.settings.rounds:
             raise InvalidArgument(
                 "a pull with a push is for async jobs and this one is sync; pull the next round"
             )
         check_values(encoding)
         if rows is not None:
-            rows = self._reads.checked(rows)
+            rows = self._pulls.check_rows(rows)
         result, values = self._push(request, arrival, timeout_s, encoding, rows)
         assert values is not None
         return result, values
@@ -259,7 +278,7 @@ class ShardEngine:
             request.extents,
             self._pool,
             timeout_s,
-            lambda: self._admit_worker(request),
+            lambda: self._gate.admit_worker(request),
             staged=self.identity.settings.rounds,
             rows=request.rows,
         )
@@ -268,7 +287,7 @@ class ShardEngine:
             pulls = pull is not None
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
             result = self._accept(request, None if request.skipped else arrived, pulls)
-            return result, None if pull is None else self._newest(request, pull, rows)
+            return result, None if pull is None else self._pulls.newest(request, pull, rows)
 
     def _check(self, request: PushRequest) -> None:
         """All that can be said of a push before its data; refuses before anything is allocated.
@@ -276,15 +295,15 @@ class ShardEngine:
         Without the lock, or nothing would arrive during an update; what can change in between is
         looked at again with it. In one generation the version only rises.
         """
-        self._admit_worker(request)
-        self._need_values()
+        self._gate.admit_worker(request)
+        self._gate.need_values()
         check_push(request, self.plan, self.identity.shard, self._held.version)
         if request.rows:
             self._held.tables.check_ids(request.rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
-        self._admit_worker(request)
+        self._gate.admit_worker(request)
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
             return PushResult("already_applied", self._held.version)
@@ -324,84 +343,24 @@ class ShardEngine:
         Args:
             into: where rows go, see :class:`pserver.requests.RowsRequest`.
         """
-        check_values(request.encoding)
-        rows = None
-        if request.rows or request.rows_only:
-            # Of another plan's tables nothing can be said.
-            self._admit_worker(request)
-            wanted = RowsRequest(request.rows, into, request.rows_only)
-            rows = self._reads.checked(wanted)
+        rows = self._pulls.check(request, into)
         with self._changed:
             # A worker that was revoked is to learn it, not to find its snapshot released.
-            self._admit_worker(request)
+            self._gate.admit_worker(request)
             if isinstance(request.source, str):
-                if request.encoding != "plain":
-                    raise InvalidArgument(
-                        f"snapshot {request.source!r} was asked for as {request.encoding};"
-                        " snapshots are kept plain"
-                    )
-                kept = self._shelf.get(request.source)
-                return kept.values if rows is None else self._reads.of_kept(rows, kept)
-            self._need_values()
+                return self._pulls.of_snapshot(request.source, request.encoding, rows)
+            self._gate.need_values()
             if request.decision is not None:
-                self._await_decided(request, request.decision.round, timeout_s)
+                self._waits.decided(request, request.decision.round, timeout_s)
                 self._decide(request.decision)
             if request.source is not None:
-                self._await_round(request, request.source, timeout_s)
-            return self._newest(request, request.encoding, rows)
-
-    def _newest(
-        self,
-        request: PushRequest | PullRequest,
-        encoding: Encoding,
-        rows: RowsRequest | None = None,
-    ) -> Values:
-        if rows is not None:
-            return self._reads.newest(rows, encoding)
-        values = self._held.values(encoding)
-        self._pushes.pulled(request.worker, values)
-        return values
+                self._waits.reached(request, request.source, timeout_s)
+            return self._pulls.newest(request, request.encoding, rows)
 
     def look_up(self, table: str, ids: Ids) -> LookedUp:
         """See :meth:`pserver.row_reads.RowReads.look_up`. Raises NotReady before the beginning."""
         with self._changed:
-            self._need_sound()
-            self._need_values()
-            return self._reads.look_up(table, ids)
-
-    def _await_decided(self, request: PullRequest, decided: int, timeout_s: float) -> None:
-        """Waits for the decisions before that of round ``decided``, which come by themselves.
-
-        With backup workers several rounds may be decided by what is staged here already; otherwise
-        a worker that brings a decision has brought the one before.
-        """
-        if not self.identity.settings.backups:
-            return
-
-        def over() -> bool:
-            self._admit_worker(request)
-            return self._held.version >= decided or self._closed
-
-        self._changed.wait_for(over, timeout_s)
-
-    def _await_round(self, request: PullRequest, wanted: int, timeout_s: float) -> None:
-        if not self.identity.settings.rounds:
-            raise InvalidArgument(
-                f"round {wanted} was asked for and this job is async; ask for the newest values"
-            )
-
-        def over() -> bool:
-            self._admit_worker(request)
-            return self._held.version >= wanted or self._closed
-
-        self._changed.wait_for(over, timeout_s)
-        if self._held.version > wanted:
-            raise RoundPassed(
-                f"round {wanted} was asked for; shard {self.identity.shard} is at round"
-                f" {self._held.version}"
-            )
-        if self._held.version < wanted:
-            raise NotReady(f"shard {self.identity.shard} waits for {self._waiting_for()}")
+            return self._pulls.look_up(table, ids)
 
     # -- snapshots ---------------------------------------------------------------------------
 
@@ -423,7 +382,7 @@ class ShardEngine:
         Without the lock, and so maybe of two moments: whoever asks how the shard is doing must
         not wait for the update of a gigabyte.
         """
-        standing, revocations = self._held.standing, self._revocations
+        standing, revocations = self._held.standing, self._gate.revocations
         return ShardReport(
             generation=standing.generation,
             version=standing.version,
@@ -432,15 +391,12 @@ class ShardEngine:
             nbytes=self.plan.shard_nbytes(self.identity.shard),
             counters=self._counters.reported(),
             staged_now=len(self._rounds),
-            waiting_for=self._waiting_for(),
+            waiting_for=self._gate.waiting_for(),
         )
 
     def table_figures(self) -> list[TableFigures]:
-        """Those of the embedding tables. With the lock, since they are of many parts."""
-        if not self.plan.tables:
-            return []
-        with self._changed:
-            return self._held.tables.figures()
+        """Those of the embedding tables. Without the lock, see :meth:`report`."""
+        return self._held.tables.figures()
 
     def applied(self) -> AppliedSet:
         """A copy of the applied-set."""
@@ -455,8 +411,7 @@ class ShardEngine:
     def close(self) -> None:
         """Lets go of everybody who waits in here for a round."""
         with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+            self._waits.close()
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -469,30 +424,3 @@ class ShardEngine:
             with self._changed:
                 self._counters.refused += 1
             raise
-
-    # -- within ------------------------------------------------------------------------------
-
-    def _admit(self, fence: Fence) -> None:
-        self._need_sound()
-        admit(fence, self.identity, self.plan.hash)
-
-    def _admit_worker(self, request: PushRequest | PullRequest) -> None:
-        self._admit(request.fence)
-        self._revocations.check(request.worker)
-
-    def _need_sound(self) -> None:
-        if self._held.failure:
-            raise JobFailed(f"shard {self.identity.shard} failed: {self._held.failure}")
-
-    def _need_values(self) -> None:
-        if not self._held.initialized:
-            raise NotReady(f"shard {self.identity.shard} waits for {self._waiting_for()}")
-
-    def _waiting_for(self) -> str:
-        if self.identity.generation == 0:
-            return "the coordinator to say where to begin"
-        if not self._held.initialized:
-            return "a worker to initialize it"
-        if not self.identity.settings.rounds:
-            return ""
-        return self._rounds.waiting_for()

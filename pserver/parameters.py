@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -88,14 +88,16 @@ class Parameters:
             self._updates.load(values)
         self.standing = self.standing._replace(initialized=True)
 
-    def restore(self, generation: int, restored: Restored, version: int | None = None) -> None:
-        """Takes over the state of a checkpoint; ``version`` is what its version becomes.
+    def restore(self, restored: Restored, version: int | None = None) -> None:
+        """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` is what its
+        version becomes.
+
+        The lock need not be held, since this takes about a second for a million rows: there are no
+        parameters until the end, and so nobody who asks is served.
 
         Raises:
             CheckpointError: the slots are another optimizer's. There are no parameters then.
         """
-        # First, since it may fail between values and slots.
-        self.forget(generation)
         slots = restored.slots
         elements = {name: a for name, a in slots.elements.items() if name != MEAN_SQUARE}
         self._updates.load(restored.values)
@@ -107,7 +109,7 @@ class Parameters:
         self._iterations = slots.iterations
         self.applied = restored.applied
         version = restored.version if version is None else version
-        self.standing = Standing(generation, version, True)
+        self.standing = Standing(self.standing.generation, version, True)
 
     def compensated(
         self, gradients: Mapping[str, NDArray], pulled: Values | None
@@ -118,28 +120,31 @@ class Parameters:
             now = None if pulled is None else self.values()
             return self.compensation.correct(gradients, now, pulled)
 
-    def need_room(self, rows: Mapping[int, Rows]) -> None:
-        """Checks the rows of a round. It has been decided, other shards apply it: without room
-        for them the job cannot go on."""
-        with self._fatal():
-            self.tables.check(rows)
-
     def update(
         self,
         gradients: Mapping[str, NDArray] | None,
         staleness: int = 0,
         rows: Mapping[int, Rows] | None = None,
+        decided: bool = False,
     ) -> None:
         """One update, by gradients of ``staleness`` updates ago; without any (None) there is only
-        another version. ``rows`` have been checked."""
+        another version. ``rows`` have been checked.
+
+        Raises:
+            ResourceExhausted: a table has no room for its rows. Nothing was changed; but where the
+                update is ``decided``, and other shards apply it, the job cannot go on.
+        """
+        # Before anything is changed.
+        with self._fatal() if decided else nullcontext():
+            prepared = self.tables.prepare(rows) if rows else None
         self._current.clear()
         if gradients is not None:
             with self._fatal():
                 factor = self.rates.factor(self._iterations, staleness)
                 self._updates.apply(gradients, factor)
-                if rows:
+                if prepared is not None:
                     self._touch = max(self._touch, self.version) + 1
-                    self.tables.apply(rows, factor, self._iterations, self._touch)
+                    prepared.apply(factor, self._iterations, self._touch)
             self._iterations += 1
         self.standing = self.standing._replace(version=self.version + 1)
 

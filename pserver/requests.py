@@ -31,6 +31,7 @@ class InitializeRequest:
 
     fence: Fence
     extents: tuple[Extent, ...]
+    rows_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ class Snapshot:
 class Restored:
     """A shard's whole state, as a checkpoint gives it back. The arrays are nobody else's.
 
-    ``load_rows`` puts the rows into tables that are empty; the shard's lock is held.
+    ``load_rows`` puts the rows into tables that are empty; see
+    :meth:`pserver.parameters.Parameters.restore`.
     """
 
     values: Mapping[str, NDArray]

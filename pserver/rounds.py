@@ -116,10 +116,9 @@ class Rounds:
                 f" {', '.join(map(str, found.attempts))}"
             )
         rows = mean_rows(found.parts)
-        if rows:
-            self._held.need_room(rows)
         began = self._clock.now()
-        self._held.update(weighted_mean(found.parts) if found.parts else None, rows=rows)
+        mean = weighted_mean(found.parts) if found.parts else None
+        self._held.update(mean, rows=rows, decided=True)
         self._counters.apply_s += self._clock.now() - began
         for attempt in lacking:
             applied.add(attempt.batch, skipped=attempt.batch in found.skipped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +29,8 @@ log = get_logger()
 MAX_PARTS = 16
 """Files that the rows of one checkpoint are spread over at most."""
 
-_RANGE = 1 << 20
-"""Slots that are looked through at once, with the lock held."""
+_RANGE = 1 << 17
+"""Slots that are looked through at once, with the lock held: a millisecond or so."""
 
 _REMEMBERED = 4
 """Checkpoints that a shard can continue: the last ones, of which some may still fail."""
@@ -91,17 +91,14 @@ class RowFiles:
             )
         before = chain.files if chain is not None else ()
         shard, shards = self._identity.shard, self._plan.shards
-        header = RowsHeader(
-            shard=shard,
-            shards=shards,
-            plan_hash=self._plan.hash.hex(),
-            run_id=self._run_id,
-            generation=generation,
-            global_step=order.global_step,
-            version=version,
+        header = rows_header(
+            self._identity,
+            self._plan,
+            self._run_id,
+            order,
+            snapshot,
             part=len(before),
             after=before[-1].sha256 if before else "",
-            tables=self._plan.tables,
             slots=[table.slots for table in rows],
             rows=[len(table) for table in frozen],
         )
@@ -147,6 +144,35 @@ class RowFiles:
             log.info("rows are written whole", reason=f"no link: {error.strerror}")
             return False
         return True
+
+
+def rows_header(
+    identity: ShardIdentity,
+    plan: Plan,
+    run_id: str,
+    order: SnapshotOrder,
+    snapshot: Snapshot,
+    *,
+    part: int,
+    after: str,
+    slots: Sequence[Mapping[str, int]],
+    rows: Sequence[int],
+) -> RowsHeader:
+    """The metadata of a file of the snapshot's rows."""
+    return RowsHeader(
+        shard=identity.shard,
+        shards=plan.shards,
+        plan_hash=plan.hash.hex(),
+        run_id=run_id,
+        generation=snapshot.values.generation,
+        global_step=order.global_step,
+        version=snapshot.values.version,
+        part=part,
+        after=after,
+        tables=plan.tables,
+        slots=slots,
+        rows=rows,
+    )
 
 
 def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:

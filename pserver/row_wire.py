@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +37,7 @@ def pushed_parts(
 
 def to_tables(figures: Iterable[TableFigures]) -> list[pb.TableStatus]:
     """Figures of tables as messages."""
-    return [
-        pb.TableStatus(
-            name=f.name, rows=f.rows, nbytes=f.nbytes, created=f.created, evicted=f.evicted
-        )
-        for f in figures
-    ]
+    return [pb.TableStatus(**asdict(f)) for f in figures]
 
 
 def to_looked_up(found: LookedUp) -> pb.LookUpResponse:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pserver.applied import AppliedSet
+from pserver.evicted_files import EvictedFiles
 from pserver.fence import ShardIdentity
 from pserver.requests import Restored, Snapshot, SnapshotOrder
 from pserver.row_files import RowFiles, fill_tables
@@ -56,11 +57,14 @@ class SnapshotFiles:
     run_dir: Path
     storage: Storage = DISK
     _rows: RowFiles = field(init=False, repr=False, compare=False)
+    _evicted: EvictedFiles = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """What it has written of rows is remembered from here on."""
         rows = RowFiles(self.identity, self.plan, self.run_id, self.storage)
         object.__setattr__(self, "_rows", rows)
+        evicted = EvictedFiles(self.identity, self.plan, self.run_id, self.storage)
+        object.__setattr__(self, "_evicted", evicted)
 
     def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
         """Writes ``snapshot`` into the order's directory and closes it; what the coordinator is to
@@ -94,6 +98,7 @@ class SnapshotFiles:
                 storage=self.storage,
             )
             rows = self._write_rows(order, snapshot, directory)
+            evicted = self._evicted.write(order, snapshot, directory)
         except Exception as error:
             # Whatever it is, the coordinator waits for a word.
             report.error = error.coded if isinstance(error, CheckpointError) else repr(error)
@@ -104,9 +109,9 @@ class SnapshotFiles:
                 written.nbytes,
                 written.sha256,
             )
-            report.rows.extend(
-                pb.RowsFile(file=file.name, nbytes=file.nbytes, sha256=file.sha256) for file in rows
-            )
+            report.rows.extend(map(_rows_file, rows))
+            if evicted is not None:
+                report.evicted.CopyFrom(_rows_file(evicted))
         return report
 
     def _write_rows(
@@ -162,6 +167,10 @@ class SnapshotFiles:
         if not directory.is_relative_to(self.run_dir.resolve()):
             raise CheckpointError(f"{directory} was named; expected a place in {self.run_dir}")
         return directory
+
+
+def _rows_file(file: WrittenFile) -> pb.RowsFile:
+    return pb.RowsFile(file=file.name, nbytes=file.nbytes, sha256=file.sha256)
 
 
 class SnapshotWriter:

@@ -199,7 +199,8 @@ def _from_fence(fence: types.Fence) -> Fence:
 
 def from_initialize(header: pb.InitializeHeader) -> InitializeRequest:
     """The header of ``Initialize``."""
-    return InitializeRequest(_from_fence(header.fence), from_extents(header.extents))
+    extents = from_extents(header.extents)
+    return InitializeRequest(_from_fence(header.fence), extents, header.rows_from)
 
 
 def from_push(header: pb.PushHeader) -> PushRequest:

@@ -167,6 +167,12 @@ class ResourceExhausted(PsError):
     code = "PS501"
 
 
+class TableFull(ResourceExhausted):
+    """An embedding table may have no more rows: its ``max_rows`` is too small for the job."""
+
+    code = "PS508"
+
+
 class CheckpointError(PsError):
     """A checkpoint could not be written, or a file of it is missing, torn or changed."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.plan import Plan
-from psrpc.rows_file import rows_file_name
+from psrpc.rows_file import evicted_file_name, rows_file_name
 from psrpc.storage import DISK, Storage
 
 FORMAT = 2
@@ -41,7 +41,8 @@ class RowsFileEntry:
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """One shard's file as its shard wrote it, and the parts of its rows (psrpc.rows_file)."""
+    """One shard's file as its shard wrote it, and the parts of its rows (psrpc.rows_file).
+    ``evicted`` are the rows that it has evicted since the checkpoint before, if there are any."""
 
     shard: int
     name: str
@@ -49,11 +50,13 @@ class ManifestFile:
     sha256: str
     version: int
     rows: tuple[RowsFileEntry, ...] = ()
+    evicted: RowsFileEntry | None = None
 
     @property
     def every(self) -> tuple[RowsFileEntry, ...]:
         """All files of the shard, that of its arenas first."""
-        return (RowsFileEntry(self.name, self.nbytes, self.sha256), *self.rows)
+        evicted = () if self.evicted is None else (self.evicted,)
+        return (RowsFileEntry(self.name, self.nbytes, self.sha256), *self.rows, *evicted)
 
     @property
     def total_nbytes(self) -> int:
@@ -61,17 +64,18 @@ class ManifestFile:
         return sum(file.nbytes for file in self.every)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types. Without rows there is no such key: files of before have none."""
+        """Plain JSON types. Without rows, or evicted ones, there is no such key: files of before
+        have none."""
         document = asdict(self)
-        if not self.rows:
-            del document["rows"]
-        return document
+        return {k: v for k, v in document.items() if v or k not in ("rows", "evicted")}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ManifestFile:
         """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
         rows = tuple(RowsFileEntry(**entry) for entry in document.get("rows", ()))
-        return ManifestFile(**{**document, "rows": rows})
+        evicted = document.get("evicted")
+        evicted = None if evicted is None else RowsFileEntry(**evicted)
+        return ManifestFile(**{**document, "rows": rows, "evicted": evicted})
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,12 @@ def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None
     if found != expected:
         raise CheckpointError(
             f"{directory} has files {found} of shard {file.shard}'s rows; expected {expected}"
+        )
+    name = evicted_file_name(file.shard, manifest.plan.shards)
+    if file.evicted is not None and file.evicted.name != name:
+        raise CheckpointError(
+            f"{directory} has the file {file.evicted.name!r} of shard {file.shard}'s evicted rows; "
+            f"expected {name!r}"
         )
 
 

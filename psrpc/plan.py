@@ -239,6 +239,8 @@ def _check_tables(tables: Sequence[TableSpec]) -> None:
             raise InvalidJob(
                 f"table {table.name!r} evicts rows by {table.eviction}, but has no max_rows"
             )
+        if table.keep_evicted and table.eviction is None:
+            raise InvalidJob(f"table {table.name!r} keeps evicted rows, but evicts none")
 
 
 def _cut_evenly(

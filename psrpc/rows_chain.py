@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,32 +191,44 @@ def opened_chain(
     for number, entry in enumerate(file.rows):
         path = directory / entry.name
         with RowsReader(path, entry.nbytes, entry.sha256, storage) as reader:
-            header = reader.header
-            expected: Mapping[str, object] = {
-                "shard": file.shard,
-                "shards": manifest.plan.shards,
-                "part": number,
-                "after": after,
-                "plan_hash": manifest.plan.hash.hex(),
-                "run_id": manifest.run_id,
-            }
-            if number == len(file.rows) - 1:
-                # The others may have been written for earlier checkpoints.
-                expected = {
-                    **expected,
-                    "generation": manifest.generation,
-                    "global_step": manifest.global_step,
-                    "version": file.version,
-                }
-            for what, value in expected.items():
-                if (found := getattr(header, what)) != value:
-                    raise CheckpointError(
-                        f"{path} is of {what} {found!r}; its manifest says {value!r}"
-                    )
-            if tuple(header.tables) != manifest.plan.tables:
-                raise CheckpointError(f"{path} is of other tables than its manifest")
+            # The others may have been written for earlier checkpoints.
+            last = number == len(file.rows) - 1
+            check_header(reader, manifest, file, number, after, own=last)
             yield reader
         after = entry.sha256
+
+
+def check_header(
+    reader: RowsReader, manifest: Manifest, file: ManifestFile, part: int, after: str, own: bool
+) -> None:
+    """Whether a file of a shard's rows is the one that the manifest means.
+
+    Args:
+        part, after: what its header is to say.
+        own: it was written for this very checkpoint.
+
+    Raises:
+        CheckpointError: it is another.
+    """
+    expected: dict[str, object] = {
+        "shard": file.shard,
+        "shards": manifest.plan.shards,
+        "part": part,
+        "after": after,
+        "plan_hash": manifest.plan.hash.hex(),
+        "run_id": manifest.run_id,
+    }
+    if own:
+        expected["generation"] = manifest.generation
+        expected["global_step"] = manifest.global_step
+        expected["version"] = file.version
+    for what, value in expected.items():
+        if (found := getattr(reader.header, what)) != value:
+            raise CheckpointError(
+                f"{reader.path} is of {what} {found!r}; its manifest says {value!r}"
+            )
+    if tuple(reader.header.tables) != manifest.plan.tables:
+        raise CheckpointError(f"{reader.path} is of other tables than its manifest")
 
 
 def _steps(reader: RowsReader, table: int, last: bool) -> Iterator[RowsStep]:

@@ -6,6 +6,8 @@ N - 1, and the ids that were removed since. Of table NAME there are the tensors 
 to be taken out before the part's rows are put in); ``/candidates/ids`` and ``/candidates/counts``,
 whole in every part. Names are labels and never parsed; what there is stands in the metadata. All
 of it is load-bearing. :mod:`psrpc.rows_reader` reads them.
+
+A file of evicted rows has the same form, that of a part 0; :mod:`psrpc.evicted_file` reads it.
 """
 
 from __future__ import annotations
@@ -108,6 +110,11 @@ class RowsHeader:
 def rows_file_name(shard: int, shards: int, part: int) -> str:
     """The name of a part within its checkpoint."""
     return f"rows-{shard}-of-{shards}-{part}.safetensors"
+
+
+def evicted_file_name(shard: int, shards: int) -> str:
+    """The name of the file of evicted rows within its checkpoint."""
+    return f"evicted-{shard}-of-{shards}.safetensors"
 
 
 def columns_of(spec: TableSpec, slots: Mapping[str, int]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -38,6 +38,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     errors.AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TableFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CheckpointError: grpc.StatusCode.DATA_LOSS,
     errors.JobFailed: grpc.StatusCode.ABORTED,
     errors.PortInUse: grpc.StatusCode.FAILED_PRECONDITION,

@@ -49,6 +49,7 @@ class TableSpec:
         min_count: applied pushes that an id needs before it gets a row.
         max_rows: rows over all shards, each of which has its even part; None is no limit.
         eviction: which rows make room for others; None: there is an error when the table is full.
+        keep_evicted: checkpoints hold the rows that had to make room, to be exported.
     """
 
     name: str
@@ -60,10 +61,15 @@ class TableSpec:
     min_count: int = 1
     max_rows: int | None = None
     eviction: Eviction | None = None
+    keep_evicted: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return dict(vars(self))
+        """Plain JSON types. ``keep_evicted`` is left out where it is false: plans of before have no
+        such key."""
+        document = dict(vars(self))
+        if not self.keep_evicted:
+            del document["keep_evicted"]
+        return document
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> TableSpec:

@@ -48,7 +48,7 @@ STATUS = pb.GetJobStatusResponse(
 
 
 def of_shard() -> list[Family]:
-    return list(pserver.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1)]))
+    return list(pserver.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0)]))
 
 
 def of_worker() -> list[Family]:

@@ -66,7 +66,7 @@ def with_ids(finder: IdFinder, device: Device, seeds: Any, batch: Batch) -> Step
     """
     on_host: Batch = tf.nest.map_structure(device.send, batch)
     ids = finder(device.send(seeds), on_host, batch_signature(batch))
-    return StepInput(seeds, batch, ids, device.place(ids.places))
+    return StepInput(seeds, batch, ids, device.place((*ids.places, *ids.orders)))
 
 
 def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:

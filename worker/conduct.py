@@ -23,7 +23,8 @@ What an error means:
   refuses a message, from the coordinator, or from a heartbeat's answer.
 * ``RoundPassed``, from a round's pull or push: the micro-batch was done by somebody else; the
   worker leases again.
-* ``InvalidJob``: the user's code or data failed; the job fails for everybody.
+* ``InvalidJob``: the user's code or data failed; the job fails for everybody. So it does with
+  ``TableFull``: no other worker has more room.
 * ``Stopped``, ``JobFailed`` and all others end this worker: it leaves, and the error is raised.
 
 Pure: no clock, no threads, nothing random. Leases arrive as the protobuf messages of the wire.
@@ -35,7 +36,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration
+from psrpc.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration, TableFull
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import (
     Action,
@@ -89,7 +90,7 @@ def conduct() -> Conduct:
                 yield from _work()
             except StaleGeneration as error:
                 stale = str(error) or "the cluster has gone on"
-    except InvalidJob as error:
+    except (InvalidJob, TableFull) as error:
         yield Leave(error.coded, fatal=True)
         raise
     except (PsError, Stopped) as error:

@@ -81,6 +81,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         max_rows: rows over all shards; None is no limit.
         evict: which rows make room for others then: ``age``, those not updated for longest, or
             ``frequency``, those updated least often; None: a full table is an error.
+        keep_evicted: rows that make room are kept in checkpoints, for ``coordinator export
+            --evicted``.
         out_of_vocabulary: what an id outside the vocabulary is: an ``error``, ``clip``\\ ped to the
             nearest id, or ``drop``\\ ped: zeros, and no part of what is combined.
         padding: the id, or string, that stands for none and is dropped.
@@ -101,6 +103,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         min_count: int = 1,
         max_rows: int | None = None,
         evict: Eviction | None = None,
+        keep_evicted: bool = False,
         out_of_vocabulary: OutOfVocabulary = "error",
         padding: int | str | None = None,
         table: str | None = None,
@@ -116,9 +119,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             self._check_whole(what, value, none)
         self._check_choice("combiner", combiner, (*get_args(Combiner), None))
         self._check_choice("evict", evict, (*get_args(Eviction), None))
+        self._check_choice("keep_evicted", keep_evicted, (False, True))
         self._check_choice("out_of_vocabulary", out_of_vocabulary, get_args(OutOfVocabulary))
         if evict is not None and max_rows is None:
             raise self._refused(f"has evict={evict!r}, but no max_rows; nothing would be evicted")
+        if keep_evicted and evict is None:
+            raise self._refused("has keep_evicted, but no evict; nothing would be evicted")
         if out_of_vocabulary != "error" and vocabulary is None:
             raise self._refused(
                 f"has out_of_vocabulary={out_of_vocabulary!r}, but no vocabulary; every id is in it"
@@ -139,6 +145,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             min_count=min_count,
             max_rows=max_rows,
             eviction=evict,
+            keep_evicted=keep_evicted,
             layer=self.name,
         )
         self._initializer = initializer
@@ -202,6 +209,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             "min_count": options.min_count,
             "max_rows": options.max_rows,
             "evict": options.eviction,
+            "keep_evicted": options.keep_evicted,
             "out_of_vocabulary": self.out_of_vocabulary,
             "padding": self.padding,
             "table": options.name,
@@ -325,8 +333,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             return
         if dtype != "string" and not dtype.startswith(("int", "uint")):
             raise self._refused(
-                f"was given ids of dtype {dtype}; expected integers or strings, say "
-                "keras.Input(shape, dtype='int64') or tf.cast"
+                f"was given ids of dtype {dtype}; expected integers or strings: let the model, a "
+                "Sequential one too, begin with keras.Input(shape, dtype='int64'), or cast them "
+                "before anything makes them floats, which are not exact above 2^24"
             )
 
     def _check_rank(self, rank: int | None) -> None:

@@ -67,7 +67,7 @@ class StepInput:
         seeds: int64 ``[seed generators, 2]``, their states.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``.
         ids: what it asks of embedding tables; None where there are none.
-        places: of each call of a layer, as in ``ids``, but tensors.
+        places: of each call of a layer, and orders of each table, as in ``ids``, but tensors.
         tensors: all of them, flat.
         signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. These
             two are found when the input is made, ahead of the step.
@@ -181,10 +181,11 @@ class FlatStep:
             seeds: tf.Tensor,
             batch: Batch,
             places: tuple[tf.Tensor, ...],
+            orders: tuple[tf.Tensor, ...],
             rows: tuple[tf.Tensor, ...],
         ) -> tuple[tf.Tensor, ...]:
             with self._device.scope():
-                tables = FetchedRows(rows, calls, places)
+                tables = FetchedRows(rows, calls, places, orders)
                 return self._differentiate(arenas, seeds, batch, tables)
 
         concrete = tf.function(run).get_concrete_function(

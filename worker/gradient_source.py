@@ -64,6 +64,9 @@ class WithoutTables:
     def place(self, _given: Any, /) -> ReceivedRows | None:
         return None
 
+    def first_rows(self) -> str:
+        return ""
+
 
 class GradientSource(Protocol):
     """A model, its data and its parameters. One thread uses it.
@@ -97,6 +100,10 @@ class GradientSource(Protocol):
 
     def initial_values(self) -> Mapping[str, Array]:
         """What the shards are initialized with: arena name -> ``[length]``, aligned."""
+
+    def first_rows(self) -> str:
+        """The directory of the checkpoint whose rows the tables begin with, absolute; empty where
+        there is none."""
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         """These batches come after those that were expected before; they may be read ahead."""

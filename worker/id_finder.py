@@ -15,7 +15,7 @@ from psrpc.tables import TableSpec
 from worker.data import Batch, map_arrays
 from worker.devices import HOST
 from worker.lookups import Asked, LookUps, NoRows
-from worker.rows import Call, Places, RowsNeeded, find_rows
+from worker.rows import Call, Places, RowsNeeded, by_row, find_rows
 from worker.table_options import TableOptions, same_tables, tables_of
 from worker.trace import TRACING, Trace
 
@@ -61,12 +61,14 @@ class FoundIds:
 
     Attributes:
         places: of each call, int32, in ``shapes`` where those say more than None.
+        orders: of each table, see :func:`worker.rows.by_row`.
     """
 
     needed: RowsNeeded
     calls: tuple[Call, ...]
     shapes: tuple[tf.TensorShape, ...]
     places: tuple[Places, ...]
+    orders: tuple[Places, ...]
 
 
 class IdFinder:
@@ -115,7 +117,8 @@ class IdFinder:
             ids = trace.find(tf.nest.flatten((seeds, batch)))
         found = [np.asarray(memoryview(each)) for each in ids]
         needed, places = find_rows(self._tables, trace.calls, found, self._shards)
-        return FoundIds(needed, trace.calls, trace.shapes, places)
+        orders = by_row(self._tables, trace.calls, places)
+        return FoundIds(needed, trace.calls, trace.shapes, places, orders)
 
     def _of_plan(self, trace: IdsTrace) -> IdsTrace:
         """``trace`` with tables by their index in the plan."""

@@ -7,10 +7,16 @@ from pathlib import Path
 import keras
 
 from psrpc.checkpoint import load_variables
-from psrpc.errors import InvalidArgument, InvalidJob
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
+from psrpc.first_rows import shared_tables
+from psrpc.logs import get_logger
+from psrpc.manifest import read_manifest
 from psrpc.plan import Plan
 from worker.data import Array
+from worker.job import Job
 from worker.replica import Replica
+
+log = get_logger()
 
 
 def initial_values(replica: Replica, plan: Plan) -> dict[str, Array]:
@@ -24,6 +30,30 @@ def initial_values(replica: Replica, plan: Plan) -> dict[str, Array]:
     if replica.job.init_from is not None:
         load_values(replica, Path(replica.job.init_from))
     return replica.values(plan)
+
+
+def first_rows(job: Job, plan: Plan) -> str:
+    """The directory of the checkpoint whose rows the tables of ``plan`` begin with, absolute; empty
+    if there is none. Says in the log which tables begin with no rows although there is an
+    ``init_from``.
+
+    Raises:
+        InvalidJob: it cannot be read, or has a table of the same name and another width.
+    """
+    if job.init_from is None or not plan.tables:
+        return ""
+    source = Path(job.init_from)
+    found: set[int] = set()
+    if source.is_dir():
+        try:
+            here = read_manifest(source).plan.tables
+            found = set(shared_tables(here, plan.tables).values())
+        except (CheckpointError, InvalidJob) as error:
+            raise InvalidJob(f"init_from {str(source)!r}: {error}") from None
+    for number, table in enumerate(plan.tables):
+        if number not in found:
+            log.warning("a table begins without rows", table=table.name, init_from=str(source))
+    return str(source.resolve()) if found else ""
 
 
 def load_values(replica: Replica, source: Path) -> None:

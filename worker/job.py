@@ -92,7 +92,8 @@ class Job:
             which counts as staleness (async, ssp).
         seed: of the initial values, the order of records and dropout masks.
         init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``) or the
-            directory of an earlier checkpoint. Relative to the working directory.
+            directory of an earlier checkpoint, of which the rows of tables with the same name and
+            width are taken, too. Relative to the working directory.
         engine: who updates the parameters: ``keras`` runs any built-in Keras optimizer,
             ``numpy`` SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the shards.
         checkpoint_every: global steps from one checkpoint to the next.

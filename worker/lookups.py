@@ -66,12 +66,15 @@ class FetchedRows:
         rows: of each table of the plan, float32 ``[at least 1, width]``.
         calls: that the run makes, in order.
         places: of each call, int32: where its ids are among the rows of its table; -1 is none.
+        orders: of each table, see :func:`worker.rows.by_row`; for gradients.
     """
 
     rows: Sequence[tf.Tensor]
     calls: Sequence[Call]
     places: Sequence[tf.Tensor]
+    orders: Sequence[tf.Tensor] = ()
     _done: int = field(default=0, init=False)
+    _found: dict[int, tf.Tensor] = field(default_factory=dict, init=False)
 
     def find(self, asked: Asked) -> Found:
         """See :class:`LookUps`.
@@ -86,12 +89,27 @@ class FetchedRows:
                 "call its Embedding layers in the same order each time"
             )
         self._done += 1
-        rows, places = self.rows[self.calls[index].table], self.places[index]
+        if index not in self._found:
+            self._gather(self.calls[index].table)
+        found = self._found[index]
         if not asked.rule.drops:
-            return tf.gather(rows, places), None
-        there = places >= 0
-        found = tf.gather(rows, tf.maximum(places, 0))
+            return found, None
+        there = self.places[index] >= 0
         return tf.where(there[..., tf.newaxis], found, tf.zeros_like(found)), there
+
+    def _gather(self, table: int) -> None:
+        """The rows of all calls that ask ``table``, at once: so the table has one gradient, of ids
+        in the order of :func:`worker.rows.by_row`."""
+        mine = [index for index, call in enumerate(self.calls) if call.table == table]
+        flat = [tf.reshape(self.places[index], [-1]) for index in mine]
+        rows = self.rows[table]
+        gathered = tf.gather(rows, tf.maximum(tf.concat(flat, 0), 0))
+        parts = tf.split(gathered, [tf.size(each) for each in flat])
+        for index, part in zip(mine, parts, strict=True):
+            places = self.places[index]
+            found = tf.reshape(part, tf.concat([tf.shape(places), [rows.shape[1]]], 0))
+            found.set_shape([*places.shape, rows.shape[1]])
+            self._found[index] = found
 
 
 _present = threading.local()

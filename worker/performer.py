@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
 from types import TracebackType
 from typing import Any
 
 from pserver.client import Outcome, PushResult
-from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed
 from psrpc.logs import get_logger
-from psrpc.plan import Plan
 from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import (
@@ -43,19 +39,14 @@ from worker.actions import (
     TakeBack,
     TakeLease,
 )
-from worker.conduct import batch_id, conduct, drive
+from worker.conduct import conduct, drive
 from worker.gradient_source import GradientSource
-from worker.router import Router
-from worker.row_fetcher import RowFetcher
+from worker.joined import Joined, join
 from worker.row_sets import ReceivedRows
-from worker.standing import TICK_S, Standing
+from worker.standing import Standing
 from worker.step_times import StepTimes
 
 log = get_logger()
-
-POLL_S = 0.02
-"""Least time between two requests for work while there is none. The coordinator holds a request
-for a while; this is for one that does not."""
 
 
 class Performer:
@@ -95,13 +86,7 @@ class Performer:
         self._slow_down = slow_down
         self._prefetch_rows = prefetch_rows
         self._built = False
-        self._joined = ExitStack()
-        self._router: Router | None = None
-        self._ahead: ThreadPoolExecutor | None = None
-        self._rows: RowFetcher | None = None
-        # The lease that was asked for ahead of time, and whether its batches are expected.
-        self._following: Future[pb.Lease] | None = None
-        self._expected = False
+        self._joined: Joined | None = None
         self._gradients: tuple[Gradient, ...] = ()
         self._row_gradients: Sequence[Mapping[int, Rows]] = ()
         # The round whose values were received last; None is the newest.
@@ -161,25 +146,13 @@ class Performer:
             self._built = True
 
     def _join(self, _action: Join) -> None:
-        cluster = self._standing.get_cluster()
-        plan = Plan.from_json(cluster.plan)
-        # Anew each time: a shard that was given up may still use the last one.
-        rows_nbytes = self._source.rows_nbytes(plan) if plan.tables else 0
-        workspace = self._joined.enter_context(
-            closing(Workspace(plan, self._source.wire, self._shm, rows_nbytes))
-        )
-        if workspace.why:
-            log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
-        self._source.prepare(plan, workspace)
-        self._router = self._joined.enter_context(Router(cluster, plan, self._standing, workspace))
-        self._ahead = ThreadPoolExecutor(1, "lease")
-        self._rows = self._joined.enter_context(
-            RowFetcher(
-                self._source,
-                self._router,
-                tables=bool(plan.tables),
-                prefetch=self._prefetch_rows,
-            )
+        self._joined = join(
+            self._standing.get_cluster(),
+            self._source,
+            self._standing,
+            self._times,
+            shm=self._shm,
+            prefetch_rows=self._prefetch_rows,
         )
 
     def _rejoin(self, action: Rejoin) -> None:
@@ -193,12 +166,11 @@ class Performer:
 
     def _give_up(self, finish: bool) -> None:
         """Drops all that belongs to what was joined."""
-        if self._ahead is not None:
-            self._ahead.shutdown(wait=finish)
-        self._ahead = self._following = self._router = self._rows = None
+        joined, self._joined = self._joined, None
         self._drop_gradients()
         self._stepping = False
-        self._joined.close()
+        if joined is not None:
+            joined.close(finish=finish)
         if self._built:
             self._source.leave()
 
@@ -208,59 +180,13 @@ class Performer:
     # -- work ---------------------------------------------------------------------------------
 
     def _lease(self, action: Lease) -> pb.Lease:
-        with self._times.outside("barrier"):
-            if not action.after:
-                return self._standing.lease()
-            return self._await_lease(action.after)
-
-    def _await_lease(self, reason: str) -> pb.Lease:
-        with self._standing.waits.on(reason):
-            while True:
-                self._standing.pause(POLL_S)
-                lease = self._standing.lease()
-                if lease.WhichOneof("work") != "wait":
-                    return lease
-                self._standing.waits.on(lease.wait.reason)
+        return self._here.leases.get(action.after)
 
     def _lease_ahead(self, _action: LeaseAhead) -> None:
-        assert self._ahead is not None  # conduct has joined
-        self._following = self._ahead.submit(self._standing.lease)
-        self._expected = False
+        self._here.leases.ask_ahead()
 
     def _take_lease(self, _action: TakeLease) -> pb.Lease:
-        following = self._following
-        assert following is not None  # conduct has begun it
-        if not following.done():
-            # The request went out before the last batches were done: report them now, since
-            # whether there is more work may depend on them.
-            self._standing.flush()
-        waits = self._standing.waits
-        with self._times.outside("barrier"), waits.on("work from the coordinator"):
-            while not following.done():
-                wait([following], TICK_S)
-                self._standing.check()
-        self._look_ahead()
-        self._following = None
-        return following.result()
-
-    def _look_ahead(self) -> None:
-        """Has the batches of the next task read ahead as soon as they are known."""
-        following = self._following
-        if following is None or self._expected or not following.done():
-            return
-        self._expected = True
-        if following.exception() is None:
-            batches = following.result().train.batches
-            self._source.expect([batch_id(attempt.batch) for attempt in batches])
-
-    def _first_of_next(self) -> BatchId | None:
-        """The batch that the next task begins with, if that is known."""
-        following = self._following
-        if following is None or not following.done():
-            return None
-        if following.exception() is not None or not following.result().train.batches:
-            return None
-        return batch_id(following.result().train.batches[0].batch)
+        return self._here.leases.take()
 
     def _expect(self, action: Expect) -> None:
         if action.instead:
@@ -269,11 +195,14 @@ class Performer:
 
     def _initialize(self, _action: Initialize) -> pb.InitializeDone:
         log.info("initializing the shards")
-        self._shards.initialize(self._source.initial_values())
+        values, rows_from = self._source.initial_values(), self._source.first_rows()
+        self._here.shards.initialize(values, rows_from)
         return pb.InitializeDone()
 
     def _evaluate(self, action: Evaluate) -> pb.EvaluateDone:
-        return self._source.evaluate(action.task, self._shards.generation, self._shards.pull)
+        return self._source.evaluate(
+            action.task, self._here.shards.generation, self._here.shards.pull
+        )
 
     def _merge(self, action: Merge) -> pb.MergeDone:
         return self._source.merge(action.merge)
@@ -282,14 +211,9 @@ class Performer:
         self._standing.report(action.done)
 
     @property
-    def _shards(self) -> Router:
-        assert self._router is not None  # conduct has joined
-        return self._router
-
-    @property
-    def _fetcher(self) -> RowFetcher:
-        assert self._rows is not None  # conduct has joined
-        return self._rows
+    def _here(self) -> Joined:
+        assert self._joined is not None  # conduct has joined
+        return self._joined
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -303,19 +227,19 @@ class Performer:
         self._times.took("pull")
 
     def _receive(self, action: Pull) -> None:
-        fetcher = self._fetcher
+        fetcher = self._here.rows
         # Whatever has come before is older.
         fetcher.drop()
         rows = fetcher.ahead(action.batch)
         try:
             # The spare set holds anything until the pull has succeeded.
-            self._shards.pull(action.round, self._source.spare, action.decision, rows=rows)
+            self._here.shards.pull(action.round, self._source.spare, action.decision, rows=rows)
         except RoundPassed as passed:
             self._passed(passed)
             raise
         fetcher.came(action.batch, rows)
         self._round = action.round
-        self._source.swap(self._shards.version)
+        self._source.swap(self._here.shards.version)
 
     def _compute(self, action: Compute) -> Computed:
         self._standing.check()
@@ -326,7 +250,7 @@ class Performer:
         given = self._source.read(action.batch)
         times.took("data")
         rows = self._fetch_rows(action.batch, given)
-        with self._fetcher.prefetching(action.following):
+        with self._here.rows.prefetching(action.following):
             result = self._source.gradient(action.batch, given, rows)
         computed_s = times.took("compute")
         if self._slow_down > 1:
@@ -344,7 +268,7 @@ class Performer:
     def _fetch_rows(self, batch: BatchId, given: object) -> ReceivedRows | None:
         """The rows of embedding tables that ``batch`` needs."""
         try:
-            self._used = self._fetcher.of(batch, given, self._round)
+            self._used = self._here.rows.of(batch, given, self._round)
         except RoundPassed as passed:
             self._passed(passed)
             raise
@@ -354,27 +278,27 @@ class Performer:
 
     def _push_pull(self, action: PushPull) -> Pushed:
         gradients = None if action.skip else self._gradients
-        following = action.following or self._first_of_next()
-        rows = self._fetcher.ahead(following)
-        results = self._shards.push_pull(
+        following = action.following or self._here.leases.first_of_next()
+        rows = self._here.rows.ahead(following)
+        results = self._here.shards.push_pull(
             action.batch,
             action.attempt,
             gradients,
             self._source.spare,
             rows=self._row_gradients,
-            bases=self._shards.bases(self._used),
+            bases=self._here.shards.bases(self._used),
             following=rows,
         )
-        self._fetcher.came(following, rows)
+        self._here.rows.came(following, rows)
         self._round = None
-        self._source.swap(self._shards.version)
+        self._source.swap(self._here.shards.version)
         return self._pushed(results, max([result.staleness for result in results]))
 
     def _push(self, action: Push) -> Pushed:
         gradients = None if action.skip else self._gradients
-        bases = self._shards.bases(self._used)
+        bases = self._here.shards.bases(self._used)
         try:
-            results = self._shards.push(
+            results = self._here.shards.push(
                 action.batch, action.attempt, gradients, rows=self._row_gradients, bases=bases
             )
         except RoundPassed as passed:
@@ -394,7 +318,7 @@ class Performer:
         return Pushed(
             staleness,
             _places(outcomes, "already_applied"),
-            self._shards.asked_again,
+            self._here.shards.asked_again,
             _places(outcomes, "too_stale"),
             apply_s,
         )
@@ -409,7 +333,7 @@ class Performer:
         self._times.took("push_pull")
         self._times.end()
         self._standing.done(action.batch)
-        self._look_ahead()
+        self._here.leases.look_ahead()
 
     def _commit(self, action: Commit) -> pb.Lease:
         with self._standing.waits.on(f"the other micro-batches of round {action.round}"):

@@ -12,7 +12,7 @@ from pserver.client import PullInfo, Push, PushResult, RetryPolicy, ShardClient,
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
-from psrpc.errors import PsError
+from psrpc.errors import CheckpointError, InvalidJob, PsError
 from psrpc.plan import Plan
 from psrpc.tables import Rows
 from psrpc.tracing import span
@@ -104,13 +104,24 @@ class Router:
         """The newest of :attr:`versions`."""
         return max(self._versions)
 
-    def initialize(self, values: Mapping[str, Array]) -> None:
-        """Sets all parameters; shards that have some already keep them."""
+    def initialize(self, values: Mapping[str, Array], rows_from: str = "") -> None:
+        """Sets all parameters; shards that have some already keep them. Tables begin with the rows
+        of the checkpoint ``rows_from``, or with none.
+
+        Raises:
+            InvalidJob: a shard cannot read them.
+        """
 
         def initialize(shard: int) -> bool:
-            return self._clients[shard].initialize(self._fences[shard], values)
+            return self._clients[shard].initialize(self._fences[shard], values, rows_from)
 
-        self._all(initialize)
+        try:
+            self._all(initialize)
+        except CheckpointError as error:
+            raise InvalidJob(
+                f"init_from {rows_from!r}, of which shards load the rows of tables by themselves: "
+                f"{error}"
+            ) from None
 
     def pull(
         self,

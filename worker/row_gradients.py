@@ -14,9 +14,11 @@ from worker.lookups import FetchedRows
 
 
 def table_specs(plan: Plan, ids: FoundIds) -> tuple[tuple[tf.TensorSpec, ...], ...]:
-    """Of the places of each call, and of the rows of each table, as a step is traced for them."""
+    """Of the places of each call, and the order and the rows of each table, as a step is traced for
+    them."""
     return (
         tuple(tf.TensorSpec(shape, tf.int32) for shape in ids.shapes),
+        tuple(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
         tuple(tf.TensorSpec([None, table.width], tf.float32) for table in plan.tables),
     )
 
@@ -24,14 +26,15 @@ def table_specs(plan: Plan, ids: FoundIds) -> tuple[tuple[tf.TensorSpec, ...], .
 def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> list[tf.Tensor]:
     """The gradients of the rows of each table, dense, those of ids that came twice summed up."""
     gradients = []
-    for table, rows, change in zip(plan.tables, tables.rows, changes, strict=True):
-        if isinstance(change, tf.IndexedSlices):
-            # In the order of the batch, whatever the number of threads.
-            change = tf.math.unsorted_segment_sum(change.values, change.indices, tf.shape(rows)[0])
-        elif change is None:
+    for table, order, change in zip(plan.tables, tables.orders, changes, strict=True):
+        if change is None:
             raise InvalidJob(
                 f"the loss does not depend on table {table.name!r} for this batch, but did when "
                 "the job was described; let it always do so"
             )
-        gradients.append(change)
+        # Of one gather. By one thread, always in the same order: faster, too, than what sums up
+        # unsorted gradients with several.
+        assert isinstance(change, tf.IndexedSlices)
+        places = tf.gather(change.indices, order)
+        gradients.append(tf.math.segment_sum(tf.gather(change.values, order), places))
     return gradients

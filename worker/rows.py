@@ -124,6 +124,27 @@ def find_rows(
     return needed, tuple(places)
 
 
+def by_row(
+    tables: Sequence[TableSpec], calls: Sequence[Call], places: Sequence[Places]
+) -> tuple[Places, ...]:
+    """Of each table, where its ids that come to a row stand in all of its ids, those of one call
+    after those of the other: int32, in the order of their places, and as in the batch where several
+    share one."""
+    orders = []
+    for index in range(len(tables)):
+        mine = [
+            place.reshape(-1)
+            for place, call in zip(places, calls, strict=True)
+            if call.table == index
+        ]
+        at = np.concatenate(mine) if mine else np.empty(0, np.int32)
+        # To sort numbers is faster than to find the order that sorts them.
+        keys = at.astype(np.int64) << 32 | np.arange(at.size)
+        keys.sort()
+        orders.append(keys[np.count_nonzero(at < 0) :].astype(np.int32))
+    return tuple(orders)
+
+
 def _by_shard(unique: Ids, shards: int) -> tuple[Ids, Places, tuple[int, ...]]:
     """Ascending ids sorted by shard, the new place of each, and where shards begin and end."""
     if shards == 1:

@@ -36,6 +36,7 @@ class TableOptions:
     min_count: int
     max_rows: int | None
     eviction: Eviction | None
+    keep_evicted: bool
     layer: str = field(compare=False)
 
     def spec(self, optimizer: Mapping[str, Any], seed: int) -> TableSpec:
@@ -58,6 +59,7 @@ class TableOptions:
             min_count=self.min_count,
             max_rows=self.max_rows,
             eviction=self.eviction,
+            keep_evicted=self.keep_evicted,
         )
         try:
             make_row_rule(spec)

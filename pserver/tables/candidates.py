@@ -38,9 +38,10 @@ class Candidates:
         """Which of ``ids`` one more push would admit, ``[n]``."""
         return self._next(self._store.find(ids)) >= min_count
 
-    def reserve(self, rows: int) -> None:
-        """Makes room for ``rows`` more. Raises OSError as :meth:`IdStore.reserve` does."""
-        self._store.reserve(rows)
+    def reserve(self, ids: Ids) -> None:
+        """Makes room for those of ``ids`` that are new. Raises OSError as :meth:`IdStore.reserve`
+        does."""
+        self._store.reserve(ids[self._store.find(ids) < 0])
 
     def count(self, ids: Ids, min_count: int, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
         """Counts one push that names ``ids``, which have no rows.

@@ -14,6 +14,9 @@ Slots = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
 
 _SMALLEST = 1 << 10
+_SEGMENT = 1 << 15
+"""Buckets that are laid out anew at once: 128 KiB, about a millisecond."""
+
 _BLOCK = 1 << 13
 """Ids looked up at a time: what is computed of them stays in the second-level cache."""
 
@@ -26,18 +29,31 @@ class HashIndex:
     ``keys``, which methods take where they need it: a bucket is the slot plus one in 4 bytes.
 
     Buckets are probed at triangular distances (Knuth, TAOCP volume 3, section 6.4: with a power of
-    two as their number each is met once). At most half of them hold slots, so that most ids are
-    found at the first or second. The first bucket is the lower bits of :func:`psrpc.tables.mix`,
-    of which the shard is the upper half. A removed slot leaves a mark, which the next id that comes
-    by takes.
+    two as their number each is met once), within a segment of them. The first bucket is the lower
+    bits of :func:`psrpc.tables.mix`, of which the shard is the upper half. A removed slot leaves a
+    mark, which the next id that comes by takes.
+
+    It grows by a segment at a time (Litwin 1980, "Linear hashing"): the ids of the next segment in
+    order go by one more bit of their hash and are spread over it and a new one at the end. So no
+    insert waits for all to be laid out anew. Between 3/8 and 1/2 of the buckets in use all segments
+    are split once; so at most half of a segment, or little more, hold slots, and most ids are found
+    at the first or second bucket.
 
     Not thread-safe.
     """
 
     def __init__(self) -> None:
-        self._rows = 0
-        self._used = 0
-        self._clear(_SMALLEST)
+        self._rows = self._size = 0
+        self._buckets = Column(np.int32)
+        # Buckets in a segment, and in those that were there before one of this level was
+        # split.
+        self._segment: int
+        self._level: int
+        # Of each segment: the slots that were put into it since it was laid out, and the most. The
+        # limits differ, between 5/8 and 3/4, or all segments would come to theirs at one time.
+        self._taken: npt.NDArray[np.int64]
+        self._limits: npt.NDArray[np.int64]
+        self._clear(_SMALLEST, _SMALLEST)
 
     def __len__(self) -> int:
         return self._rows
@@ -68,8 +84,7 @@ class HashIndex:
         places, step = places[other], 0
         while len(other):
             step += 1
-            places += step
-            places &= self._size - 1
+            self._probe(places, step)
             found = buckets.take(places)
             same = keys.take(found - 1, mode="clip") == ids[other]
             same &= found > _EMPTY
@@ -77,53 +92,41 @@ class HashIndex:
             on = np.flatnonzero(~same & (found != _EMPTY))
             other, places = other[on], places[on]
 
-    def reserve(self, rows: int, keys: Ids) -> None:
-        """Makes room for ``rows`` more, so that :meth:`insert` of them needs no more memory.
+    def reserve(self, ids: Ids, keys: Ids) -> None:
+        """Makes room for ``ids``, distinct and not in the index, so that :meth:`insert` of them
+        needs no more memory.
 
         Raises:
             OSError: the kernel grants no more address space. Nothing was changed.
         """
+        rows = self._rows + len(ids)
         size = self._size
-        while 2 * (self._rows + rows) > size:
+        while size < _SEGMENT and 2 * rows > size:
             size *= 2
-        # Marks of removed slots lengthen every search: with too many of them all is laid out anew.
-        if size == self._size and 8 * (self._used + rows) <= 5 * size:
-            return
-        buckets = self._buckets.rows()
-        # 4 bytes each: for a moment they are there beside both generations of buckets.
-        slots = buckets[buckets > _EMPTY]
-        slots -= 1
-        del buckets
-        self._clear(size)
-        for start in range(0, len(slots), _BLOCK):
-            block = slots[start : start + _BLOCK].astype(np.int64)
-            self._insert(keys.take(block), block)
+        if size > self._size:
+            self._lay_out(size, size, keys)
+        while (size := self._size_for(rows)) > self._size:
+            self._split(size, keys)
+        while not self._tidied(ids, keys):
+            # As good as never: so many ids have equal bits that one segment cannot hold them.
+            # Where there is one segment alone it can.
+            segment = 2 * self._segment
+            self._lay_out(max(segment, 1 << (self._size - 1).bit_length()), segment, keys)
+
+    def reserve_space(self, rows: int) -> None:
+        """Takes address space for ``rows`` in all, so that no insert of so many can fail.
+
+        Raises:
+            OSError: the kernel grants no more.
+        """
+        self._buckets.reserve(4 * rows + _SEGMENT)
 
     def insert(self, ids: Ids, slots: Slots, keys: Ids) -> None:
         """Adds ``ids``, distinct and not in the index yet. ``keys`` may hold them already."""
-        self.reserve(len(ids), keys)
-        for start in range(0, len(ids), _BLOCK):
-            self._insert(ids[start : start + _BLOCK], slots[start : start + _BLOCK])
-
-    def _insert(self, ids: Ids, slots: Slots) -> None:
-        buckets = self._buckets.rows()
-        places, marks = self._first(ids), (slots + 1).astype(np.int32)
+        self.reserve(ids, keys)
         self._rows += len(ids)
-        step = 0
-        while len(marks):
-            found = buckets.take(places)
-            free = np.flatnonzero(found <= _EMPTY)
-            # Several ids may want one bucket: each writes, and who reads itself back has got it.
-            wanted, own = places[free], marks[free]
-            buckets[wanted] = own
-            won = buckets.take(wanted) == own
-            self._used += int(np.count_nonzero(found[free[won]] == _EMPTY))
-            on = np.ones(len(marks), np.bool_)
-            on[free[won]] = False
-            step += 1
-            places, marks = places[on], marks[on]
-            places += step
-            places &= self._size - 1
+        self._taken += self._per_segment(ids)
+        self._insert(ids, slots)
 
     def remove(self, ids: Ids, slots: Slots) -> None:
         """Takes out ``ids``, which have these slots."""
@@ -136,16 +139,116 @@ class HashIndex:
             buckets[places[same]] = _REMOVED
             step += 1
             places, marks = places[~same], marks[~same]
-            places += step
-            places &= self._size - 1
+            self._probe(places, step)
+
+    def _insert(self, ids: Ids, slots: Slots) -> None:
+        """Into the buckets alone."""
+        for start in range(0, len(ids), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            self._insert_block(self._first(ids[block]), (slots[block] + 1).astype(np.int32))
+
+    def _insert_block(self, places: Places, marks: npt.NDArray[np.int32]) -> None:
+        buckets = self._buckets.rows()
+        step = 0
+        while len(marks):
+            free = np.flatnonzero(buckets.take(places) <= _EMPTY)
+            # Several ids may want one bucket: each writes, and who reads itself back has got it.
+            wanted, own = places[free], marks[free]
+            buckets[wanted] = own
+            won = buckets.take(wanted) == own
+            on = np.ones(len(marks), np.bool_)
+            on[free[won]] = False
+            step += 1
+            places, marks = places[on], marks[on]
+            self._probe(places, step)
 
     def _first(self, ids: Ids) -> Places:
         hashes = mix(ids)
-        hashes &= np.uint64(self._size - 1)
-        return hashes.view(np.int64)
+        if self._size == self._level:
+            hashes &= np.uint64(self._level - 1)
+            return hashes.view(np.int64)
+        hashes &= np.uint64(2 * self._level - 1)
+        places = hashes.view(np.int64)
+        # The segments that are not split yet go by one bit less.
+        places -= (places >= self._size) * self._level
+        return places
 
-    def _clear(self, size: int) -> None:
-        buckets = Column(np.int32)
-        buckets.reserve(size)
-        self._buckets, self._size = buckets, size
-        self._rows = self._used = 0
+    def _probe(self, places: Places, step: int) -> None:
+        """Goes on to the next bucket of each, in its segment."""
+        moved = places + step
+        moved ^= places
+        moved &= self._segment - 1
+        places ^= moved
+
+    def _per_segment(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """How many of ``ids`` are of each segment."""
+        if len(self._taken) == 1:
+            return np.array([len(ids)])
+        return np.bincount(self._first(ids) // self._segment, minlength=len(self._taken))
+
+    def _size_for(self, rows: int) -> int:
+        """Buckets that ``rows`` need, as far as the segments of one level go."""
+        if self._segment < _SEGMENT:
+            return self._size
+        want = -(-(8 * rows - 2 * self._level) // self._segment) * self._segment
+        return max(self._size, min(want, 2 * self._level))
+
+    def _split(self, size: int, keys: Ids) -> None:
+        """Spreads the next segments over themselves and as many new ones, to ``size`` buckets."""
+        self._buckets.reserve(size)
+        start, stop = self._size - self._level, size - self._level
+        first, new = start // self._segment, (size - self._size) // self._segment
+        slots = self._emptied(start, stop)
+        self._size = size
+        if size == 2 * self._level:
+            self._level = size
+        self._taken[first : first + new] = 0
+        self._taken = np.concatenate([self._taken, np.zeros(new, np.int64)])
+        self._limits = self._limits_of(len(self._taken))
+        self._put_back(slots, keys)
+
+    def _tidied(self, ids: Ids, keys: Ids) -> bool:
+        """Whether each segment has room for those of ``ids`` that are of it, after those that have
+        too many marks of removed slots, which lengthen every search, were laid out anew."""
+        new = self._per_segment(ids)
+        for segment in np.flatnonzero(self._taken + new > self._limits).tolist():
+            start = segment * self._segment
+            slots = self._emptied(start, start + self._segment)
+            self._taken[segment] = 0
+            self._put_back(slots, keys)
+        return bool((self._taken + new <= self._limits).all())
+
+    def _lay_out(self, size: int, segment: int, keys: Ids) -> None:
+        """All anew, in ``size`` buckets, a power of two."""
+        self._buckets.reserve(size)
+        slots = self._emptied(0, self._size)
+        self._clear(size, segment)
+        self._put_back(slots, keys)
+
+    def _emptied(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """The slots in these buckets, which are empty then."""
+        buckets = self._buckets.rows()[start:stop]
+        slots: npt.NDArray[np.int32] = buckets[buckets > _EMPTY]
+        slots -= 1
+        buckets[:] = _EMPTY
+        return slots
+
+    def _put_back(self, slots: npt.NDArray[np.int32], keys: Ids) -> None:
+        for start in range(0, len(slots), _BLOCK):
+            block = slots[start : start + _BLOCK].astype(np.int64)
+            ids = keys.take(block)
+            self._taken += self._per_segment(ids)
+            self._insert(ids, block)
+
+    def _clear(self, size: int, segment: int) -> None:
+        self._buckets.reserve(size)
+        self._buckets.rows()[: self._size] = _EMPTY
+        self._size = self._level = size
+        self._segment = segment
+        self._taken = np.zeros(size // segment, np.int64)
+        self._limits = self._limits_of(len(self._taken))
+
+    def _limits_of(self, segments: int) -> npt.NDArray[np.int64]:
+        eighth = self._segment // 8
+        spread = mix(np.arange(segments)) % np.uint64(eighth)
+        return 5 * eighth + spread.astype(np.int64)

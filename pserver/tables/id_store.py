@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pserver.tables.direct_index import DirectIndex
 from pserver.tables.hash_index import HashIndex, Slots
 from pserver.tables.memory import Column
 from pserver.tables.part import Counts
@@ -29,7 +30,7 @@ class IdStore:
         self.counts = Column(np.uint32)
         self.touched = Column(np.uint32)
         self.used = 0
-        self.index = HashIndex()
+        self.index: HashIndex | DirectIndex = HashIndex()
         self.columns: tuple[Column, ...] = (self.ids, self.counts, self.touched)
         self._free: Slots = np.empty(0, np.int64)
 
@@ -50,15 +51,16 @@ class IdStore:
         """The slot of each id, −1 where it has none."""
         return self.index.find(ids, self.ids.rows())
 
-    def reserve(self, rows: int) -> None:
-        """Makes room for ``rows`` more, so that adding them needs no more address space.
+    def reserve(self, ids: Ids) -> None:
+        """Makes room for ``ids``, distinct and not there yet, so that adding them needs no more
+        address space.
 
         Raises:
             OSError: the kernel grants none. Nothing was changed.
         """
         for column in self.columns:
-            column.reserve(self.used + rows)
-        self.index.reserve(rows, self.ids.rows())
+            column.reserve(self.used + len(ids))
+        self.index.reserve(ids, self.ids.rows())
 
     def take(self, rows: int, reuse: bool = True) -> Slots:
         """Gives out ``rows`` slots, for which there is room; with ``reuse`` those of removed ids

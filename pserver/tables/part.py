@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.errors import CheckpointError
 from psrpc.tables import Ids
 
 Floats = npt.NDArray[np.float32]
@@ -35,3 +36,21 @@ class TablePart:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def check_part(table: str, part: TablePart, widths: Mapping[str, int]) -> None:
+    """Passes a part whose ``values`` and optimizer slots are float32 of these ``widths``.
+
+    Raises:
+        CheckpointError: names the table, what is expected and what was found.
+    """
+    n = len(part.ids)
+    have = {"values": part.values, **part.slots}
+    for what in widths.keys() | have.keys():
+        expected = f"float32[{n}, {widths[what]}]" if what in widths else "none"
+        found = f"{have[what].dtype}{list(have[what].shape)}" if what in have else "none"
+        if found != expected:
+            raise CheckpointError(
+                f"table {table!r} has {what} {found} in the checkpoint; expected {expected}: "
+                "its width or optimizer is another"
+            )

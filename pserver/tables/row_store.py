@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.tables.direct_index import MAX_VOCABULARY, DirectIndex
 from pserver.tables.hash_index import Slots
 from pserver.tables.id_store import NEWEST, IdStore
 from pserver.tables.memory import Column, scatter
@@ -22,8 +23,13 @@ class RowStore(IdStore):
         slots: optimizer slot -> float32 ``[capacity, width or 1]``.
     """
 
-    def __init__(self, width: int, slot_widths: Mapping[str, int]) -> None:
+    def __init__(
+        self, width: int, slot_widths: Mapping[str, int], vocabulary: int | None = None
+    ) -> None:
+        """``vocabulary``: ids are below it, if it is not None."""
         super().__init__()
+        if vocabulary is not None and vocabulary <= MAX_VOCABULARY:
+            self.index = DirectIndex(vocabulary)
         self.values = Column(np.float32, width)
         self.slots = {name: Column(np.float32, wide) for name, wide in slot_widths.items()}
         self.columns = (*self.columns, self.values, *self.slots.values())

@@ -15,7 +15,7 @@ from psrpc.errors import InvalidJob
 from psrpc.plan import aligned_empty
 from psrpc.tables import TableSpec
 
-_BLOCK = 1 << 14
+_BLOCK = 1 << 15
 """Elements worked on at a time: rows, gradients, slots and scratch of them stay in the second-level
 cache between being gathered and scattered, so that each passes through memory once."""
 

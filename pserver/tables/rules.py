@@ -39,12 +39,12 @@ class RowwiseAdagrad:
         s ← s + mean(g²);   w ← w − learning_rate · g / (√s + ε)
 
     Mudigere et al. 2021, "Software-hardware co-design for fast and scalable training of deep
-    learning recommendation models" (arXiv:2104.05158), in the form that DLRM's own code has and
-    with its defaults: s begins at 0, ε is 1e-10.
+    learning recommendation models" (arXiv:2104.05158), in the form that DLRM and FBGEMM
+    have, with FBGEMM's defaults: s begins at 0, ε is 1e-8. ``worker.RowwiseAdagrad`` has the same.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._epsilon = config.get("epsilon", 1e-10)
+        self._epsilon = config.get("epsilon", 1e-8)
         self.slots: Mapping[str, float] = {
             "row_accumulators": config.get("initial_accumulator_value", 0.0)
         }

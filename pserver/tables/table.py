@@ -11,12 +11,12 @@ from pserver.tables.eviction import victims
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
-from pserver.tables.part import Counts, Floats, TablePart
+from pserver.tables.part import Counts, Floats, TablePart, check_part
 from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
 from pserver.tables.row_update import RowUpdate
-from psrpc.errors import CheckpointError, ResourceExhausted
+from psrpc.errors import ResourceExhausted, TableFull
 from psrpc.tables import Ids, Rows, TableSpec
 
 MAX_CANDIDATES = 1 << 22
@@ -29,8 +29,10 @@ _MAX_REMOVED = 1 << 22
 class Table:
     """The rows of ``spec`` whose ids are of ``shard`` of ``shards``.
 
-    Not thread-safe, frozen tables included: the caller holds the shard's lock. Ids of all methods
-    are int64 ``[n]`` and distinct; values float32 ``[n, width]``.
+    Not thread-safe, frozen tables included: the caller holds the shard's lock; but any thread may
+    read the figures, that is the attributes, ``len`` and ``nbytes``, as of about now.
+
+    Ids of all methods are int64 ``[n]`` and distinct; values float32 ``[n, width]``.
 
     Attributes:
         created: rows that pushes have created.
@@ -48,7 +50,7 @@ class Table:
         self._limit = _MAX_SLOTS if spec.max_rows is None else -(-spec.max_rows // shards)
         self._initial = InitialRows(spec)
         self._update = RowUpdate(spec)
-        self._evicted = Evicted(spec.width, self._update.slot_widths)
+        self._evicted = Evicted()
         self.forget()
 
     def __len__(self) -> int:
@@ -64,10 +66,12 @@ class Table:
         return own + kept + sum(frozen.nbytes for frozen in self._frozen)
 
     def forget(self) -> None:
-        """Drops all rows and candidates. Frozen tables keep what they have."""
-        self._store = RowStore(self.spec.width, self._update.slot_widths)
+        """Drops all rows, candidates and evicted rows. Frozen tables keep what they have."""
+        self._store = RowStore(self.spec.width, self._update.slot_widths, self.spec.vocabulary)
         self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
         self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
+        self._evicted.clear()
+        self._version = 0
         self._frozen: list[FrozenTable] = []
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -96,8 +100,8 @@ class Table:
 
         Raises:
             InvalidArgument: names the table, the id and what was expected.
-            ResourceExhausted: the table is full and evicts nothing, or the rows are more than it
-                may have; says what to change.
+            TableFull: the table is full and evicts nothing, or the rows are more than it may have;
+                says what to change.
         """
         self.check_ids(rows.ids)
         check_gradients(self.spec, rows)
@@ -107,22 +111,46 @@ class Table:
             at = self._store.find(rows.ids)
             self._check_room(len(rows.ids), self._admissible(rows.ids[at < 0]))
 
-    def apply(self, rows: Rows, rate_scale: float, iterations: int, version: int) -> None:
-        """One update with gradients that :meth:`check` has passed; makes ``version``.
+    def prepare(self, ids: Ids) -> Slots:
+        """Makes room for an update of ``ids``, which is to come before anything else happens to
+        the table.
 
-        Creates the rows that are missing, where ``min_count`` has been reached. ``iterations`` is
-        the number of updates before this one, for schedules and Adam.
+        Returns:
+            What :meth:`apply` takes: where the rows are, −1 for those that are missing.
 
         Raises:
             ResourceExhausted: there is no room or no memory. Nothing was changed.
         """
+        at = self._store.find(ids)
+        absent = ids[at < 0]
+        if len(self) + len(absent) > self._limit:
+            self._check_room(len(ids), self._admissible(absent))
+        self._reserve(absent)
+        return at
+
+    def apply(
+        self,
+        rows: Rows,
+        rate_scale: float,
+        iterations: int,
+        version: int,
+        at: Slots | None = None,
+    ) -> None:
+        """One update with gradients that :meth:`check` has passed; makes ``version``.
+
+        Creates the rows that are missing, where ``min_count`` has been reached. ``iterations`` is
+        the number of updates before this one, for schedules and Adam. ``at`` is what
+        :meth:`prepare` of its ids gave, if that was called; it is changed.
+
+        Raises:
+            ResourceExhausted: not after :meth:`prepare`; as that does.
+        """
         store, ids = self._store, rows.ids
-        at = store.find(ids)
+        if at is None:
+            at = self.prepare(ids)
         absent = np.flatnonzero(at < 0)
-        self._reserve(len(absent))
-        if len(store) + len(absent) > self._limit:
-            self._check_room(len(ids), self._admissible(ids[absent]))
         self._removals.begin(version)
+        self._version = version
         known = at if not len(absent) else at[at >= 0]
         for frozen in self._frozen:
             frozen.save(known)
@@ -144,14 +172,15 @@ class Table:
         the next update evicts.
 
         Raises:
-            CheckpointError: the rows are of another width or optimizer. Nothing was changed.
+            CheckpointError: the rows are of another width, optimizer or vocabulary. Nothing was
+                changed.
             ResourceExhausted: there is no memory. Nothing was changed.
         """
-        self._check_part(part)
+        check_part(self.spec.name, part, {"values": self.spec.width, **self._update.slot_widths})
         store = self._store
         at = store.find(part.ids)
         absent = np.flatnonzero(at < 0)
-        self._reserve(len(absent))
+        self._reserve(part.ids[absent])
         for frozen in self._frozen:
             frozen.save(at[at >= 0])
         at[absent] = store.add(part.ids[absent], part.counts[absent], 0, not self._frozen)
@@ -179,21 +208,28 @@ class Table:
             self._initial,
             self._candidates.items(),
             self._removals.copy(),
+            self._evicted.parts(),
+            self._version,
+            self._let_go,
             self._closed,
         )
         self._frozen.append(frozen)
         return frozen
 
-    def take_evicted(self) -> TablePart:
-        """The rows that were evicted since it was last asked for, oldest first: at most
-        :data:`pserver.tables.evicted.MAX_NBYTES` of them. ``evicted_dropped`` counts those that
-        were let go of before."""
-        return self._evicted.take()
+    def let_go_evicted(self, version: int) -> None:
+        """A committed checkpoint has the rows that ``version`` and earlier ones evicted."""
+        self._evicted.let_go(version)
 
     @property
     def evicted_dropped(self) -> int:
-        """Evicted rows that nobody asked for in time."""
+        """Evicted rows that were to be kept and had to go before a checkpoint had them: more than
+        :data:`pserver.tables.evicted.MAX_NBYTES` were evicted between two of them."""
         return self._evicted.dropped
+
+    def _let_go(self, frozen: FrozenTable, version: int) -> None:
+        # Versions of before `forget` mean other rows.
+        if any(other is frozen for other in self._frozen):
+            self.let_go_evicted(version)
 
     def _closed(self, frozen: FrozenTable) -> None:
         # One of before `forget` is not among them.
@@ -210,27 +246,27 @@ class Table:
         where = f"shard {self._shard} of {self._shards}"
         if self.spec.eviction is not None:
             if named > self._limit:
-                raise ResourceExhausted(
+                raise TableFull(
                     f"table {self.spec.name!r} has at most {self._limit} rows on {where} "
                     f"(max_rows={self.spec.max_rows}), but one update has {named}; raise max_rows "
                     "or use smaller batches"
                 )
         elif new and len(self) + new > self._limit:
-            raise ResourceExhausted(
-                f"table {self.spec.name!r} is full: {where} has {len(self)} of {self._limit} rows "
-                f"(max_rows={self.spec.max_rows}), and an update creates {new}; raise max_rows or "
-                "min_count, or set eviction to 'age' or 'frequency'"
+            raise TableFull(
+                f"table {self.spec.name!r} is full: {where} has {len(self)} rows of at most "
+                f"{self._limit} (max_rows={self.spec.max_rows}), and an update creates {new} more; "
+                "raise max_rows or min_count, or set eviction to 'age' or 'frequency'"
             )
 
-    def _reserve(self, rows: int) -> None:
+    def _reserve(self, absent: Ids) -> None:
         try:
-            self._store.reserve(rows)
+            self._store.reserve(absent)
             if self.spec.min_count > 1:
-                self._candidates.reserve(rows)
+                self._candidates.reserve(absent)
         except OSError as error:
             raise ResourceExhausted(
-                f"table {self.spec.name!r}: no memory for {rows} rows beside {len(self)} on shard "
-                f"{self._shard} ({error}); use more shards, or max_rows with eviction"
+                f"table {self.spec.name!r}: no memory for {len(absent)} rows beside {len(self)} on "
+                f"shard {self._shard} ({error}); use more shards, or max_rows with eviction"
             ) from error
 
     def _admit(self, absent: Ids, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:
@@ -255,9 +291,9 @@ class Table:
         # A sixteenth at a time: to look for few takes as long as to look for many.
         rows = min(max(over, self._limit // 16), len(self) - len(known))
         at = victims(self._store, self.spec.eviction, rows, known)
-        part = self._store.part(at)
-        self._evicted.add(part)
-        self._removals.add(version, part.ids)
+        if self.spec.keep_evicted:
+            self._evicted.add(version, self._store, at)
+        self._removals.add(version, self._store.ids.rows().take(at))
         self.evicted += rows
         self._remove(at)
 
@@ -265,16 +301,3 @@ class Table:
         for frozen in self._frozen:
             frozen.save_removed(at)
         self._store.remove(at)
-
-    def _check_part(self, part: TablePart) -> None:
-        name, n = self.spec.name, len(part.ids)
-        need = {"values": self.spec.width, **self._update.slot_widths}
-        have = {"values": part.values, **part.slots}
-        for what in need.keys() | have.keys():
-            expected = f"float32[{n}, {need[what]}]" if what in need else "none"
-            found = f"{have[what].dtype}{list(have[what].shape)}" if what in have else "none"
-            if found != expected:
-                raise CheckpointError(
-                    f"table {name!r} has {what} {found} in the checkpoint; expected {expected}: "
-                    "its width or optimizer is another"
-                )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pserver.tables.frozen import FrozenTable
+from pserver.tables.hash_index import Slots
 from pserver.tables.part import Floats
 from pserver.tables.table import Table
 from psrpc.errors import InvalidArgument
@@ -19,13 +20,15 @@ Wanted = Sequence[tuple[int, Ids]]
 @dataclass(frozen=True)
 class TableFigures:
     """One table's part of a shard. ``nbytes``: of rows, slots, index and all that is kept beside
-    them. ``created`` and ``evicted`` count rows since the shard started."""
+    them. ``created``, ``evicted`` and ``evicted_dropped`` count rows since the shard started; the
+    last are those that :attr:`pserver.tables.table.Table.evicted_dropped` tells of."""
 
     name: str
     rows: int
     nbytes: int
     created: int
     evicted: int
+    evicted_dropped: int
 
 
 class FrozenTables:
@@ -44,6 +47,18 @@ class FrozenTables:
         """Ends the promise. A second time changes nothing."""
         for table in self.tables:
             table.close()
+
+
+class TablesUpdate:
+    """An update that all of its tables have room for. Nothing may happen to them before it."""
+
+    def __init__(self, parts: Sequence[tuple[Table, Rows, Slots]]) -> None:
+        self.parts = parts
+
+    def apply(self, rate_scale: float, iterations: int, version: int) -> None:
+        """Updates each table, once. See :meth:`Table.apply`."""
+        for table, rows, at in self.parts:
+            table.apply(rows, rate_scale, iterations, version, at)
 
 
 class Tables:
@@ -92,9 +107,21 @@ class Tables:
     def apply(
         self, rows: Mapping[int, Rows], rate_scale: float, iterations: int, version: int
     ) -> None:
-        """One update of each table that ``rows`` has gradients for; comes after :meth:`check`."""
-        for table, gradients in rows.items():
-            self[table].apply(gradients, rate_scale, iterations, version)
+        """One update of each table that ``rows`` has gradients for; comes after :meth:`check`.
+
+        Raises:
+            ResourceExhausted: there is no room or no memory. Nothing was changed.
+        """
+        self.prepare(rows).apply(rate_scale, iterations, version)
+
+    def prepare(self, rows: Mapping[int, Rows]) -> TablesUpdate:
+        """Makes room for an update with ``rows``, which :meth:`check` has passed, in all tables.
+
+        Raises:
+            ResourceExhausted: there is no room or no memory. Nothing was changed.
+        """
+        parts = [(self[table], part) for table, part in rows.items()]
+        return TablesUpdate([(table, part, table.prepare(part.ids)) for table, part in parts])
 
     def forget(self) -> None:
         """Drops all rows of all tables."""
@@ -106,7 +133,9 @@ class Tables:
         return FrozenTables(tuple(table.freeze() for table in self.tables))
 
     def figures(self) -> list[TableFigures]:
-        """What is told of each table."""
+        """What is told of each table. Any thread may ask: the lock need not be held, and then the
+        figures are of about now."""
         return [
-            TableFigures(t.spec.name, len(t), t.nbytes, t.created, t.evicted) for t in self.tables
+            TableFigures(t.spec.name, len(t), t.nbytes, t.created, t.evicted, t.evicted_dropped)
+            for t in self.tables
         ]

@@ -218,7 +218,7 @@ class Shutdown(_message.Message):
     def __init__(self, failed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportSnapshotRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "name", "version", "file", "nbytes", "sha256", "error", "rows")
+    __slots__ = ("shard", "incarnation", "generation", "name", "version", "file", "nbytes", "sha256", "error", "rows", "evicted")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +229,7 @@ class ReportSnapshotRequest(_message.Message):
     SHA256_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -239,7 +240,8 @@ class ReportSnapshotRequest(_message.Message):
     sha256: str
     error: str
     rows: _containers.RepeatedCompositeFieldContainer[RowsFile]
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., file: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., error: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[RowsFile, _Mapping]]] = ...) -> None: ...
+    evicted: RowsFile
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., file: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., error: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[RowsFile, _Mapping]]] = ..., evicted: _Optional[_Union[RowsFile, _Mapping]] = ...) -> None: ...
 
 class RowsFile(_message.Message):
     __slots__ = ("file", "nbytes", "sha256")

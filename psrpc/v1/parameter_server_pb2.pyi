@@ -24,12 +24,14 @@ PUSH_OUTCOME_SKIPPED: PushOutcome
 PUSH_OUTCOME_TOO_STALE: PushOutcome
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("fence", "extents")
+    __slots__ = ("fence", "extents", "rows_from")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FROM_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ...) -> None: ...
+    rows_from: str
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows_from: _Optional[str] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -224,18 +226,20 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("name", "rows", "nbytes", "created", "evicted")
+    __slots__ = ("name", "rows", "nbytes", "created", "evicted", "evicted_dropped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_DROPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     rows: int
     nbytes: int
     created: int
     evicted: int
-    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., nbytes: _Optional[int] = ..., created: _Optional[int] = ..., evicted: _Optional[int] = ...) -> None: ...
+    evicted_dropped: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., nbytes: _Optional[int] = ..., created: _Optional[int] = ..., evicted: _Optional[int] = ..., evicted_dropped: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for", "workers", "too_stale", "uncompensated", "apply_s", "settings", "tables")

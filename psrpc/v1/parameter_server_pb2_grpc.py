@@ -72,7 +72,8 @@ class ParameterServerServicer:
     def Initialize(self, request_iterator, context):
         """Sets all parameters and state of the shard, once, by the one worker that was leased to do so.
         A blind retry is safe: a shard that is initialized already answers `already` and changes
-        nothing. Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (StaleGeneration).
+        nothing. Errors: INVALID_ARGUMENT, FAILED_PRECONDITION (StaleGeneration), DATA_LOSS
+        (CheckpointError: rows cannot be read), RESOURCE_EXHAUSTED (no memory for them).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

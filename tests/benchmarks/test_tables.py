@@ -57,10 +57,10 @@ def test_a_shard_is_measured(optimizer: str) -> None:
 
 def test_the_table() -> None:
     lines = table_of(
-        [TableSample("Adam", 10_000_000, 1.5e6, 1.2e6, 4.2, 3.1, 30_000, 2_400_000_000)]
+        [TableSample("Adam", 10_000_000, 1.5e6, 1.2e6, 95.0, 4.2, 3.1, 30_000, 2_400_000_000)]
     ).splitlines()
     assert lines[2] == (
-        "| Adam, 10.0 M | 1.50 M (met) | 1.20 M | 4.2 ms (met) | 3.1 ms (30,000 ids) "
+        "| Adam, 10.0 M | 1.50 M (met) | 1.20 M | 95 ms | 4.2 ms (met) | 3.1 ms (30,000 ids) "
         "| 240 (≤ 282, met) | 2400 MB |"
     )
     assert lines[0].count("|") == lines[2].count("|")

@@ -66,6 +66,7 @@ def main() -> int:
             shutil.rmtree(folder / str(result.seed), ignore_errors=True)
     failed = [result.seed for result in results if result.wrong]
     say(summary(results, time.monotonic() - began))
+    say(f"{sum(s.options.rows for s in schedules)} of the jobs have embedding tables")
     if not failed and not options.keep:
         shutil.rmtree(folder)
     return 1 if failed else 0

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pserver.row_files import fill_tables
+from pserver.tables.tables import Tables
 from psrpc.batch import BatchId
 from psrpc.checkpoint import ShardState, load_state
 from psrpc.errors import CheckpointError
 from psrpc.manifest import newest_good
+from psrpc.rows_chain import load_rows
 from tests.chaos.cluster import Process
 from tests.chaos.injector import Record
 from tests.chaos.observer import Sight
 from tests.chaos.reference import Reference
+from tests.chaos.row_witness import check_rows, named_by, shard_ids
 from tests.chaos.schedule import ENDING
-from tests.chaos.witness import BATCH_SIZE, WITNESS, Options, Torn, check_values
+from tests.chaos.witness import BATCH_SIZE, WITNESS, Array, Options, Torn, check_values
 from tests.chaos.worker_process import EXIT_TORN
+from tests.sim.table_witness import contents_now
 
 
 def check_end(run: Path, options: Options, ended: bool) -> list[str]:
@@ -84,13 +90,17 @@ def check_final_state(run: Path, options: Options, reference: Path | None = None
         if missing:
             found.append(f"shard {shard} never had batches {sorted(missing)[:8]}")
     if options.fixed:
-        found += _compare(states, Reference(options).run())
+        reference_run = Reference(options)
+        found += _compare(states, reference_run.run())
+        for shard, expected_rows in enumerate(reference_run.tables()):
+            held = _load_tables(choice.directory, options, shard)
+            found += _compare_tables(f"shard {shard}", held, expected_rows)
     return found
 
 
 def check_cuts(run: Path, options: Options) -> list[str]:
-    """In every checkpoint that is kept, parameters, slots and applied-set of each shard say the
-    same. The witness model only."""
+    """In every checkpoint that is kept, parameters, slots, rows and applied-set of each shard say
+    the same. The witness model only."""
     found = []
     for directory in sorted((run / "checkpoints").glob("step-*")):
         for shard in range(options.shards):
@@ -108,6 +118,57 @@ def check_cuts(run: Path, options: Options) -> list[str]:
                 found.append(f"{who}: parameters and applied-set differ in batches {odd}")
             if iterations != updates:
                 found.append(f"{who}: {iterations} updates by its slots, {updates} by its values")
+            if options.rows:
+                found += _check_tables(who, directory, options, shard, ones != 0)
+    return found
+
+
+def _check_tables(
+    who: str, directory: Path, options: Options, shard: int, trained: Array
+) -> list[str]:
+    """There are exactly the rows that the batches ``trained``, ``[batches]``, name, and each was
+    updated once for each of them."""
+    tables = _load_tables(directory, options, shard)
+    found, rows = [], []
+    ids = shard_ids(options.shards, options.total_batches)[shard]
+    for table, every, counts in zip(
+        tables.tables, (ids.growing, ids.fixed), named_by(trained), strict=True
+    ):
+        values = np.empty((len(every), table.spec.width), np.float32)
+        table.read(every, values)
+        rows.append(values)
+        name = f"{who}: table {table.spec.name}"
+        if (table.present(every) != (counts > 0)).any() or len(table) != (counts > 0).sum():
+            found.append(f"{name} has {len(table)} rows; its batches name {(counts > 0).sum()}")
+            continue
+        if options.policy.taken == 1:
+            # Otherwise an update may be of several batches.
+            held = contents_now(tables)[tables.tables.index(table)].rows
+            expected = counts[counts > 0]
+            if (held.counts != expected).any():
+                found.append(f"{name} counts {held.counts.tolist()}, not {expected.tolist()}")
+    try:
+        check_rows(options, rows, trained)
+    except Torn as error:
+        found.append(f"{who}: {error}")
+    return found
+
+
+def _load_tables(directory: Path, options: Options, shard: int) -> Tables:
+    tables = Tables(options.plan, shard)
+    fill_tables(tables, load_rows(directory, options.plan, shard))
+    return tables
+
+
+def _compare_tables(who: str, tables: Tables, expected: Tables) -> list[str]:
+    """The same bits in all rows and slots, but for the versions: those go on from where a restart
+    began."""
+    found = []
+    pairs = zip(tables.specs, contents_now(tables), contents_now(expected), strict=True)
+    for spec, held, other in pairs:
+        same = replace(other, rows=replace(other.rows, touched=held.rows.touched))
+        if different := held.differs(same):
+            found.append(f"{who}: table {spec.name} ends with other {different}")
     return found
 
 

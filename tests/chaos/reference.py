@@ -6,9 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from pserver.staging import Part, weighted_mean
+from pserver.staging import Part, mean_rows, weighted_mean
+from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.checkpoint import ShardState
+from tests.chaos.row_witness import row_gradients
 from tests.chaos.witness import (
     WITNESS,
     Options,
@@ -27,12 +29,18 @@ class Reference:
 
     def run(self) -> list[ShardState]:
         """The final state of every shard; the applied-sets are left out."""
-        return _run(self._options)
+        return _run(self._options)[0]
+
+    def tables(self) -> list[Tables]:
+        """The final rows of every shard."""
+        return _run(self._options)[1]
 
 
 @lru_cache(maxsize=8)
-def _run(options: Options) -> list[ShardState]:
+def _run(options: Options) -> tuple[list[ShardState], list[Tables]]:
     plan = options.plan
+    tables = [Tables(plan, shard) for shard in range(options.shards)]
+    updates = 0
     engines = []
     for shard in range(options.shards):
         engine = NumpyEngine(optimizer_config(options.optimizer), plan, shard)
@@ -41,16 +49,22 @@ def _run(options: Options) -> list[ShardState]:
         engines.append(engine)
     for round_number in range(options.total_steps):
         first = round_number * options.policy.taken
+        batches = [n for n in range(first, first + options.policy.taken) if n != options.poisoned]
+        if not batches:
+            continue
+        weight = np.float32(1 / len(batches))
         for shard, engine in enumerate(engines):
             values = engine.snapshot()[WITNESS]
-            found = [
-                gradient(options, batch, shard, values)
-                for batch in range(first, first + options.policy.taken)
-            ]
-            finite = [one for one in found if one is not None]
-            if finite:
-                weight = np.float32(1 / len(finite))
-                engine.apply(weighted_mean(tuple(Part(weight, one) for one in finite)))
+            parts = []
+            for batch in batches:
+                found = gradient(options, batch, shard, values)
+                assert found is not None
+                rows = row_gradients(options, batch, shard) if options.rows else {}
+                parts.append(Part(weight, found, rows))
+            # Before the gradients become their own sum.
+            tables[shard].apply(mean_rows(tuple(parts)), 1.0, updates, updates + 1)
+            engine.apply(weighted_mean(tuple(parts)))
+        updates += 1
     states = []
     for engine in engines:
         slots = engine.slots()
@@ -64,4 +78,4 @@ def _run(options: Options) -> list[ShardState]:
                 applied=(),
             )
         )
-    return states
+    return states, tables

@@ -23,6 +23,9 @@ LONGEST_S = 10.0
 GATE = 0.9
 """Batches from this part of the job on wait until the last fault has been dealt with."""
 
+TABLES = 0.4
+"""The part of all jobs that has embedding tables."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -79,6 +82,7 @@ def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> 
     policies = random.Random(f"policies {seed}")
     if not tensorflow:
         options = _with_policies(policies, options)
+        options = replace(options, rows=random.Random(f"tables {seed}").random() < TABLES)
     faults = _faults(rng, options, disk)
     return Schedule(seed, options, _with_change(policies, options, faults))
 

@@ -98,6 +98,17 @@ def test_schedules_are_of_every_policy_and_change_it_while_somebody_dies() -> No
         assert schedule.options == Options.from_json(schedule.options.to_json())
 
 
+def test_jobs_of_every_policy_and_optimizer_have_tables() -> None:
+    found = [s.options for s in map(make_schedule, range(400)) if s.options.rows]
+    assert 100 < len(found) < 220
+    assert {options.policy.mode for options in found} == {"async", "sync", "ssp"}
+    assert {options.optimizer for options in found} == {"sgd", "momentum", "adam"}
+    assert {options.shm for options in found} == {True, False}
+    for options in found:
+        assert options == Options.from_json(options.to_json())
+        assert [table.name for table in options.plan.tables] == ["growing", "fixed"]
+
+
 def test_without_a_disk_none_is_filled() -> None:
     schedules = [make_schedule(seed, disk=False) for seed in range(200)]
     assert not any(f.kind == "full" for s in schedules for f in s.faults)

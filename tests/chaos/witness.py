@@ -25,6 +25,7 @@ import numpy.typing as npt
 from psrpc.batch import BatchId
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.policy import Policy
+from psrpc.tables import TableSpec
 
 Array = npt.NDArray[Any]
 Optimizer = Literal["sgd", "momentum", "adam"]
@@ -33,6 +34,12 @@ BATCH_SIZE = 4
 DRIFT = 32
 WITNESS, PAIRS = "float32.trainable", "float64.trainable"
 """The arenas."""
+
+VOCABULARY = 64
+"""Ids of the table ``fixed``."""
+
+INITIAL_ROW = 0.5
+"""Every element of a row begins with this."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Options:
         pace_ms: what a gradient takes.
         poisoned: the batch, counted over all epochs, whose gradient is not a number.
         tensorflow: trains ``keras_job`` instead of the witness model.
+        rows: it has embedding tables, see :mod:`tests.chaos.row_witness`.
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
     """
@@ -62,15 +70,17 @@ class Options:
     pace_ms: int
     poisoned: int | None = None
     tensorflow: bool = False
+    rows: bool = False
     change: Policy | None = None
     change_step: int = 0
 
     def __str__(self) -> str:
         change = "" if self.change is None else f" -> {self.change} (step {self.change_step})"
         model = "TensorFlow" if self.tensorflow else self.optimizer
+        tables = " with tables" if self.rows else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
         return (
-            f"{self.policy}{change} {self.shards} shards {self.workers} workers {model} "
+            f"{self.policy}{change} {self.shards} shards {self.workers} workers {model}{tables} "
             f"{self.epochs}x{self.batches} batches {'shm' if self.shm else 'tcp'} "
             f"checkpoint every {self.checkpoint_every}{poisoned}"
         )
@@ -103,7 +113,7 @@ class Options:
     @property
     def plan(self) -> Plan:
         """Where the variables are."""
-        return make_plan(self.variables, self.shards, "cut")
+        return make_plan(self.variables, self.shards, "cut", self.tables)
 
     @property
     def variables(self) -> tuple[VariableSpec, ...]:
@@ -112,6 +122,15 @@ class Options:
             VariableSpec("witness", (self.shards * self.piece,), "float32", "trainable"),
             VariableSpec("pairs", (self.shards * 2 * self.pairs,), "float64", "trainable"),
         )
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        """As the plan knows them, a growing one and a fixed one; or none."""
+        start = {"class_name": "constant", "config": {"value": INITIAL_ROW}}
+        optimizer = optimizer_config(self.optimizer)
+        growing = TableSpec("growing", 3, None, start, optimizer)
+        fixed = TableSpec("fixed", 5, VOCABULARY, start, optimizer)
+        return (growing, fixed) if self.rows else ()
 
     @property
     def piece(self) -> int:
@@ -159,7 +178,10 @@ def optimizer_config(name: Optimizer) -> dict[str, Any]:
 
 def description(options: Options) -> dict[str, Any]:
     """What ``worker describe`` would print of this job."""
+    # Jobs without tables have no such key.
+    tables = {"tables": [table.to_json() for table in options.tables]} if options.rows else {}
     return {
+        **tables,
         "format": 1,
         "name": "witness",
         "job_sha256": hashlib.sha256(options.to_json().encode()).hexdigest(),
@@ -203,20 +225,20 @@ def gradient(options: Options, batch: int, shard: int, values: Array) -> dict[st
     """
     if batch == options.poisoned:
         return None
-    scale = _scale(options, batch)
+    by = scale(options, batch)
     witness = np.zeros(options.piece, np.float32)
-    witness[batch] = -scale
+    witness[batch] = -by
     drift = slice(options.total_batches, options.total_batches + DRIFT)
     push = np.float32(((batch * 37 + shard) % 101 - 50) / 64)
     witness[drift] = push * np.arange(1, DRIFT + 1, dtype=np.float32) / np.float32(DRIFT)
     witness[drift] += values[drift] * np.float32(0.3)
     pairs = np.empty(2 * options.pairs)
-    pairs[: options.pairs] = -scale
-    pairs[options.pairs :] = scale
+    pairs[: options.pairs] = -by
+    pairs[options.pairs :] = by
     return {WITNESS: witness, PAIRS: pairs}
 
 
-def _scale(options: Options, batch: int) -> int:
+def scale(options: Options, batch: int) -> int:
     """Of how many gradients the mean is taken that this one is part of."""
     taken, poisoned = options.policy.taken, options.poisoned
     together = poisoned is not None and poisoned // taken == batch // taken

@@ -21,8 +21,10 @@ from psrpc.plan import Plan
 from psrpc.process import die_with_parent, incarnation, on_stop_signals
 from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
+from tests.chaos.row_witness import check_rows, every_row, row_gradients, shard_rows
 from tests.chaos.schedule import GATE
 from tests.chaos.witness import (
+    PAIRS,
     WITNESS,
     Array,
     Options,
@@ -33,8 +35,9 @@ from tests.chaos.witness import (
     initial_values,
 )
 from worker.ending import Stopped
-from worker.gradient_source import Pull, WithoutTables
+from worker.gradient_source import Pull
 from worker.performer import Performer
+from worker.row_sets import ReceivedRows, RowSets, rows_nbytes
 from worker.standing import Standing
 
 log = get_logger()
@@ -43,6 +46,9 @@ EXIT_TORN = 70
 """The exit status of a worker that saw what no shard may ever show."""
 
 GATE_S = 0.01
+
+READ_LATE = 3
+"""Of so many batches one is read too late for its rows to come with another exchange."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class WitnessResult:
     rows: tuple[Mapping[int, Rows], ...] = ()
 
 
-class WitnessSource(WithoutTables):
+class WitnessSource:
     """The witness model as a ``worker.gradient_source.GradientSource``. Looks at all that it
     receives; the last batches wait until the gate is open."""
 
@@ -67,6 +73,8 @@ class WitnessSource(WithoutTables):
         self._standing = standing
         self._current: Mapping[str, Array] = {}
         self.spare: Mapping[str, Array] = {}
+        self._needed = every_row(options)
+        self._row_sets: RowSets | None = None
 
     def build(self) -> None:
         """There is nothing to build."""
@@ -75,12 +83,20 @@ class WitnessSource(WithoutTables):
         """See the protocol; so are the others."""
         assert plan == self._options.plan
         self._current, self.spare = workspace.sets
+        self._row_sets = RowSets(plan.tables, workspace.row_sets) if plan.tables else None
 
     def leave(self) -> None:
         self._current = self.spare = {}
+        self._row_sets = None
+
+    def rows_nbytes(self, plan: Plan, /) -> int:
+        return rows_nbytes(plan.tables, self._needed)
 
     def initial_values(self) -> Mapping[str, Array]:
         return initial_values(self._options)
+
+    def first_rows(self) -> str:
+        return ""
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         pass
@@ -91,18 +107,33 @@ class WitnessSource(WithoutTables):
     def read(self, batch: BatchId) -> int:
         return self._options.number(batch)
 
-    def gradient(self, batch: BatchId, given: int, _rows: object = None) -> WitnessResult:
+    def ahead(self, batch: BatchId, /) -> int | None:
+        number = self._options.number(batch)
+        return number if number % READ_LATE else None
+
+    def place(self, _given: int, /) -> ReceivedRows | None:
+        return self._row_sets.place(self._needed) if self._row_sets else None
+
+    def gradient(
+        self, batch: BatchId, given: int, received: ReceivedRows | None, /
+    ) -> WitnessResult:
         options = self._options
         time.sleep(options.pace_ms / 1000)
         while given >= GATE * options.total_batches and not self._gate.exists():
             self._standing.check()
             time.sleep(GATE_S)
         self._check(given // options.policy.taken if options.fixed else None)
+        if received is not None:
+            self._check_rows(received)
         pieces = self._current[WITNESS].reshape(options.shards, options.piece)
         found = [gradient(options, given, shard, piece) for shard, piece in enumerate(pieces)]
         parts = [one for one in found if one is not None]
         gradients = tuple({name: plain(a) for name, a in part.items()} for part in parts)
-        return WitnessResult(gradients, float(given), bool(gradients))
+        rows = tuple(
+            row_gradients(options, given, shard) if options.rows else {}
+            for shard in range(len(gradients))
+        )
+        return WitnessResult(gradients, float(given), bool(gradients), rows)
 
     def swap(self, version: int) -> None:
         self._current, self.spare = self.spare, self._current
@@ -123,6 +154,21 @@ class WitnessSource(WithoutTables):
     def _check(self, round_number: int | None) -> None:
         try:
             check_values(self._options, self._current, round_number)
+        except Torn as torn:
+            self._say_and_die(torn)
+
+    def _check_rows(self, received: ReceivedRows) -> None:
+        options = self._options
+        witness = self._current[WITNESS].reshape(options.shards, options.piece)
+        updates = self._current[PAIRS].reshape(options.shards, -1)[:, 0]
+        try:
+            for shard in range(options.shards):
+                rows = shard_rows(options.plan, received.values, received.needed, shard)
+                batches = check_rows(options, rows)
+                # In async mode rows that came by themselves may be newer than the arenas.
+                same = options.optimizer == "sgd" and batches == updates[shard]
+                if options.fixed or same:
+                    check_rows(options, rows, witness[shard, : options.total_batches] != 0)
         except Torn as torn:
             self._say_and_die(torn)
 

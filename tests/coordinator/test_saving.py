@@ -232,6 +232,20 @@ def test_a_failure_is_a_warning_unless_it_is_of_the_first_state() -> None:
     ]
 
 
+def test_checkpoints_that_fail_in_any_order_never_give_their_names_to_others() -> None:
+    saving = (parts := Parts(writes_epochs=True)).saving
+    saving.stepped(0, 10, [])
+    earlier = saving.next_order(10, False, True)
+    saving.stepped(10, 17, [0])
+    later = saving.next_order(17, False, True)
+    for lost in (later, earlier):
+        assert lost is not None
+        parts.snapshots.report(lost.name, ShardFile(0, 0), "no space")
+        assert saving.failed(Failed(lost, "no space")) is None
+    assert saving.request(17)
+    assert saving.next_order(17, False) == order("step-00000017.r2", 17, True, False)
+
+
 def test_a_final_state_that_cannot_be_saved_is_ordered_again_under_another_name() -> None:
     """The trained state is in the shards alone: ending the job would throw it away."""
     saving = (parts := Parts(generation=2)).saving

@@ -39,6 +39,12 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, npt.NDArray[Any]
     return dict(np.load(out))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A synchronous run on two shards, in which nothing happens."""
+    return up(RATED, tmp_path_factory.mktemp("whole") / "run", *COMMON, "--mode", "sync", *EVERY)
+
+
 def harmed(folder: Path, *args: str) -> tuple[Run, RowsBlock]:
     """A run in which a shard was killed, and the table at its end."""
     with faulty(folder, *args, *EVERY, job=RATED) as cluster:
@@ -52,16 +58,18 @@ def harmed(folder: Path, *args: str) -> tuple[Run, RowsBlock]:
     return run, load_table(run.checkpoint, "things")
 
 
+def assert_same_bits(table: RowsBlock, expected: RowsBlock) -> None:
+    np.testing.assert_array_equal(table.ids, expected.ids)
+    np.testing.assert_array_equal(table.values, expected.values)
+    np.testing.assert_array_equal(table.slots["momentums"], expected.slots["momentums"])
+    np.testing.assert_array_equal(table.counts, expected.counts)
+
+
 def test_sync_rows_have_the_same_bits_after_a_loss_and_agree_with_a_plain_loop(
-    tmp_path: Path, loop: dict[str, npt.NDArray[Any]]
+    tmp_path: Path, loop: dict[str, npt.NDArray[Any]], whole: Run
 ) -> None:
     run, table = harmed(tmp_path, "--mode", "sync")
-    whole = up(RATED, tmp_path / "whole", *COMMON, "--mode", "sync", *EVERY)
-    unharmed = load_table(whole.checkpoint, "things")
-    np.testing.assert_array_equal(table.ids, unharmed.ids)
-    np.testing.assert_array_equal(table.values, unharmed.values)
-    np.testing.assert_array_equal(table.slots["momentums"], unharmed.slots["momentums"])
-    np.testing.assert_array_equal(table.counts, unharmed.counts)
+    assert_same_bits(table, load_table(whole.checkpoint, "things"))
     np.testing.assert_array_equal(table.ids, loop["ids"])
     np.testing.assert_array_equal(table.counts, loop["rounds"])
     # TensorFlow sums what a batch has twice in another order.
@@ -72,6 +80,15 @@ def test_sync_rows_have_the_same_bits_after_a_loss_and_agree_with_a_plain_loop(
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
         plain = loop[name.rpartition("/")[2]]
         np.testing.assert_allclose(value, plain, rtol=0, atol=1e-4, err_msg=name)
+
+
+def test_rows_go_on_in_another_number_of_shards(tmp_path: Path, whole: Run) -> None:
+    sync = ("--mode", "sync", *EVERY)
+    up(RATED, tmp_path / "run", *sync, "--shards", "2", "--set", "epochs=2")
+    more = ("--shards", "3", "--set", f"epochs={EPOCHS}", "--resume")
+    run = up(RATED, tmp_path / "run", *sync, *more)
+    assert read_manifest(run.checkpoint).plan.shards == 3
+    assert_same_bits(load_table(run.checkpoint, "things"), load_table(whole.checkpoint, "things"))
 
 
 def test_async_every_row_was_in_every_batch_that_names_it_once(

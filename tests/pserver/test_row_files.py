@@ -145,7 +145,8 @@ class Job:
                 report.nbytes,
                 report.sha256,
                 report.version,
-                tuple(RowsFileEntry(r.file, r.nbytes, r.sha256) for r in report.rows),
+                tuple(_entry(r) for r in report.rows),
+                _entry(report.evicted) if report.HasField("evicted") else None,
             )
             for report in reports
         ]
@@ -170,6 +171,10 @@ class Job:
 
     def everything(self) -> Everything:
         return merged(everything(tables) for tables in self.held)
+
+
+def _entry(file: pb.RowsFile) -> RowsFileEntry:
+    return RowsFileEntry(file.file, file.nbytes, file.sha256)
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])

@@ -310,6 +310,25 @@ def test_a_full_table_refuses_the_push_whole(shared: bool) -> None:
         assert ok.outcome == "applied"
 
 
+def test_a_push_without_memory_for_its_rows_changes_nothing(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(nbytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    engine = engine_of(PLAN)
+    with served(engine, shared=shared, rows_nbytes=ROOM) as client:
+        client.initialize(fence(client), counting(PLAN))
+        push = push_of(PLAN, FIRST, gradients_of(1, 400))
+        monkeypatch.setattr(engine._held.tables[ITEM]._store.values, "_resize", refuse)
+        with pytest.raises(ResourceExhausted, match="table 'item': no memory for 400 rows"):
+            client.push(fence(client), push)
+        assert unchanged(client)
+        assert not engine.failure
+        monkeypatch.undo()
+        assert client.push(fence(client), push).outcome == "applied"
+
+
 def test_values_may_change_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's program may write to the segment at any time: what it gets is its own doing,
     but the shard goes on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -17,6 +18,7 @@ from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
+from psrpc.errors import NotReady
 from tests.pserver.rows_cases import (
     ITEM,
     USER,
@@ -198,6 +200,43 @@ def test_rows_go_into_empty_tables_when_a_checkpoint_is_restored(
     assert_rows(wanted.into, Model(PLAN), ALL)
 
 
+def test_nobody_waits_for_a_checkpoint_that_is_being_restored(
+    client: ShardClient, engine: ShardEngine, sink: Sink
+) -> None:
+    push(client, 0, Model(PLAN))
+    engine.take_snapshot(order())
+    reading, read = threading.Event(), threading.Event()
+
+    def load_rows(tables: Tables) -> None:
+        tables.apply(gradients_of(1), 1.0, 0, 1)
+        reading.set()
+        assert read.wait(30)
+
+    taken = restored(sink.snapshots["step-1"], load_rows=load_rows)
+    following = threading.Thread(
+        target=lambda: engine.begin(Begin(2, 1, restore="checkpoints/step-1"), taken)
+    )
+    following.start()
+    try:
+        assert reading.wait(30)
+        status = client.get_status()
+        assert (status.generation, status.initialized) == (2, False)
+        assert status.waiting_for == "its checkpoint to be restored"
+        assert [table.rows for table in status.tables] == [12, 12]
+        fence = client.fence(2, 1)
+        with pytest.raises(NotReady, match="waits for its checkpoint to be restored"):
+            client.pull(fence, "worker-1", None, {}, None, wanting(client, ALL, rows_only=True))
+        with pytest.raises(NotReady, match="waits for its checkpoint to be restored"):
+            client.initialize(fence, counting(PLAN))
+        with pytest.raises(NotReady, match="waits for its checkpoint to be restored"):
+            client.push(fence, push_of(PLAN, BatchId(0, 10, 10), gradients_of(2), base=0))
+    finally:
+        read.set()
+        following.join(30)
+    assert (engine.report().initialized, engine.report().version) == (True, 1)
+    client.pull(fence, "worker-1", None, {}, None, wanting(client, ALL, rows_only=True))
+
+
 def test_tables_alone_count_updates_as_others_do() -> None:
     """Schedules, Adam and warm-up follow the count, also after a restart."""
     plan = tables_plan(arenas=False)
@@ -209,7 +248,8 @@ def test_tables_alone_count_updates_as_others_do() -> None:
     snapshot = held.snapshot()
     assert (snapshot.slots.iterations, snapshot.values.version) == (3, 4)
     scalars = {"iterations": np.array(3)}
-    held.restore(2, restored(snapshot, slots=Slots(scalars=scalars)))
+    held.forget(2)
+    held.restore(restored(snapshot, slots=Slots(scalars=scalars)))
     assert held.snapshot().slots.iterations == 3
 
 

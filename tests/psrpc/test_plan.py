@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from psrpc.errors import InvalidJob
 from psrpc.plan import ALIGNMENT_BYTES, Placement, Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.tables import TableSpec
 
 variables = st.lists(
     st.builds(
@@ -100,6 +103,18 @@ def test_another_layout_has_another_hash() -> None:
 def test_what_cannot_be_laid_out_is_refused(specs: list[VariableSpec], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         make_plan(specs, 1, "cut")
+
+
+def test_only_a_table_that_keeps_evicted_rows_says_so() -> None:
+    # Plans of before have no such key, and keep their hash.
+    zero = {"class_name": "constant", "config": {"value": 0.0}}
+    sgd = {"class_name": "SGD", "config": {"learning_rate": 0.1}}
+    plain = TableSpec("t", 2, None, zero, sgd, max_rows=9, eviction="age")
+    plans = [make_plan([], 1, "cut", [replace(plain, keep_evicted=k)]) for k in (False, True)]
+    assert [b"keep_evicted" in plan.to_json() for plan in plans] == [False, True]
+    assert [Plan.from_json(plan.to_json()) for plan in plans] == plans
+    with pytest.raises(InvalidJob, match="'t' keeps evicted rows, but evicts none"):
+        make_plan([], 1, "cut", [replace(plain, eviction=None, keep_evicted=True)])
 
 
 @given(st.integers(1, 100))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pserver.tables.tables import Tables
+from pserver.tables.tables import Tables, TablesUpdate
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.plan import Plan
 from psrpc.tables import Ids, Rows
@@ -45,17 +45,29 @@ class CountingTables(Tables):
         super().__init__(plan, shard)
         self._own = np.sort(own)
 
-    def apply(
-        self, rows: Mapping[int, Rows], rate_scale: float, iterations: int, version: int
-    ) -> None:
+    def prepare(self, rows: Mapping[int, Rows]) -> TablesUpdate:
         """See :class:`pserver.tables.tables.Tables`."""
         counted = dict(rows)
         if SEEN in rows:
             ids, values = rows[SEEN].ids, rows[SEEN].values
             one = np.abs(values[np.isin(ids, self._own), 0]).max()
-            counts = np.rint(values[:, :1] / one)
-            counted[SEEN] = Rows(ids, counts * (COLUMNS / np.float32(rate_scale)))
+            counted[SEEN] = Rows(ids, np.rint(values[:, :1] / one) * COLUMNS)
         if RARE in rows:
             ids = rows[RARE].ids
-            counted[RARE] = Rows(ids, np.full((len(ids), 1), -1.0 / rate_scale, np.float32))
-        super().apply(counted, rate_scale, iterations, version)
+            counted[RARE] = Rows(ids, np.full((len(ids), 1), -1.0, np.float32))
+        prepared = super().prepare(counted)
+        scaled = [rows for table, rows in counted.items() if table in (SEEN, RARE)]
+        return _Unscaled(prepared, scaled)
+
+
+class _Unscaled(TablesUpdate):
+    """An update of which some ``rows`` are applied as they are, whatever the rate."""
+
+    def __init__(self, prepared: TablesUpdate, rows: Sequence[Rows]) -> None:
+        super().__init__(prepared.parts)
+        self._rows = rows
+
+    def apply(self, rate_scale: float, iterations: int, version: int) -> None:
+        for rows in self._rows:
+            np.divide(rows.values, np.float32(rate_scale), out=rows.values)
+        super().apply(rate_scale, iterations, version)

@@ -28,8 +28,8 @@ from tests.sim.witness import ARENA, NDArray
 from worker import actions as does
 from worker.conduct import batch_id, conduct
 from worker.ending import Stopped
+from worker.leases import POLL_S as POLL_PAUSE_S
 from worker.membership import Membership
-from worker.performer import POLL_S as POLL_PAUSE_S
 from worker.standing import FAREWELL_S, HURRY_S, PAUSE_S
 
 if TYPE_CHECKING:

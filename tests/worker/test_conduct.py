@@ -20,6 +20,7 @@ from psrpc.errors import (
     PsError,
     RoundPassed,
     StaleGeneration,
+    TableFull,
 )
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -330,6 +331,7 @@ def test_a_worker_that_has_to_join_anew_while_it_does_so_begins_again() -> None:
     ("error", "fatal"),
     [
         (InvalidJob("train raised"), True),
+        (TableFull("table 't' is full"), True),
         (JobFailed("the loss diverged"), False),
         (OutcomeUnknown("shard 1"), False),
         (InvalidArgument("arena 3"), False),
@@ -340,7 +342,9 @@ def test_what_ends_a_worker_is_said_to_the_coordinator(error: Exception, fatal: 
     worker = Driver()
     worker.joins(task(0))
     worker.fails(Pull(batch=batch(0)), error)
-    said = error.coded if fatal else str(error)  # the job's reason to fail keeps its code
+    said = (
+        getattr(error, "coded", "") if fatal else str(error)
+    )  # the job's reason to fail keeps its code
     worker.leaves(Leave(said, fatal), type(error))
 
 

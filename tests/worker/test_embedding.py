@@ -320,10 +320,16 @@ def disagreeing() -> keras.Model:
         (Ignored, r"does not depend on the rows of table 'rows'"),
         (disagreeing, "layers 'one' and 'other' both name table 't', but vocabulary is 7 in the"),
         (lambda: Weighed(lambda x: tf.cast(x, tf.float32)), "ids of dtype float32.*dtype='int64'"),
+        (
+            # Keras gives it floats, whatever the data is.
+            lambda: keras.Sequential([Embedding(W, name="rows"), keras.layers.Flatten()]),
+            "layer 'rows' was given ids of dtype float32.*a Sequential one too.*dtype='int64'",
+        ),
         (lambda: Weighed(vocabulary=3), "first batch: layer 'rows' was given id"),
         (lambda: Weighed(optimizer="lion"), "optimizer Lion, which has no form for rows"),
         (lambda: Weighed(initializer="glorot_uniform"), "initializer GlorotUniform; rows are"),
         (lambda: Weighed(evict="age"), "evict='age', but no max_rows"),
+        (lambda: Weighed(max_rows=9, keep_evicted=True), "has keep_evicted, but no evict"),
         (lambda: Weighed(vocabulary=None, out_of_vocabulary="clip"), "but no vocabulary"),
         (lambda: Weighed(combiner="max"), "combiner 'max'; expected 'sum'"),
         (lambda: Weighed(min_count=0), "min_count 0; expected a whole number"),
@@ -366,6 +372,7 @@ def test_a_description_has_the_tables_with_all_that_their_layers_say() -> None:
             min_count=3,
             max_rows=1000,
             evict="frequency",
+            keep_evicted=True,
             table="words",
         )
 
@@ -373,6 +380,7 @@ def test_a_description_has_the_tables_with_all_that_their_layers_say() -> None:
     (table,) = found.tables
     assert (table.name, table.width, table.vocabulary, table.seed) == ("words", W, None, 5)
     assert (table.min_count, table.max_rows, table.eviction) == (3, 1000, "frequency")
+    assert table.keep_evicted
     assert table.initializer == {"class_name": "normal", "config": {"mean": 0.0, "stddev": 0.5}}
     assert table.optimizer["class_name"] == "RowwiseAdagrad"
     assert table.optimizer["config"]["learning_rate"] == 0.25

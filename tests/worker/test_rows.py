@@ -10,7 +10,7 @@ import pytest
 from psrpc.errors import InvalidJob
 from psrpc.tables import MAX_IDS, TableSpec, shard_of
 from worker.row_sets import RowSets, rows_nbytes
-from worker.rows import Call, IdRule, find_rows
+from worker.rows import Call, IdRule, by_row, find_rows
 
 
 def table(name: str = "t", width: int = 3, vocabulary: int | None = None) -> TableSpec:
@@ -47,6 +47,19 @@ def test_each_place_is_that_of_its_id_and_each_shard_has_its_own_ascending(shard
             mine = needed.ids[index][part]
             assert (np.diff(mine) > 0).all()
             assert (shard_of(mine, shards) == shard).all()
+
+
+def test_the_order_by_row_is_that_of_the_batch_within_a_row() -> None:
+    tables = [table("a"), table("b", vocabulary=5), table("unused")]
+    calls = [Call(1, IdRule("x", "drop")), Call(0, IdRule("y")), Call(1, IdRule("z"))]
+    found = [ids([3, 9], [1, 3]), ids(7, -7, 7), ids(1, 1)]
+    _, places = find_rows(tables, calls, found, 1)
+    first, second, none = by_row(tables, calls, places)
+    np.testing.assert_array_equal(first, [1, 0, 2])
+    # Of 3, 9, 1, 3, 1, 1 without the second.
+    np.testing.assert_array_equal(second, [2, 4, 5, 0, 3])
+    assert none.shape == (0,)
+    assert {each.dtype.name for each in (first, second, none)} == {"int32"}
 
 
 def test_gradients_are_cut_as_the_ids_are() -> None:

@@ -183,7 +183,7 @@ def test_the_memory_of_the_last_workspace_is_given_back_before_there_is_another(
                 memory = memory.base
             made.append(weakref.ref(memory))
 
-    monkeypatch.setattr("worker.performer.Workspace", Watched)
+    monkeypatch.setattr("worker.joined.Workspace", Watched)
     with cluster(make_job(dense_model)) as (coordinator, shards, trainer, _):
 
         def take_for_gone() -> pb.Lease:

@@ -21,7 +21,7 @@ def test_what_is_saved_is_what_was_touched() -> None:
     before = frozen.nbytes
     for version in (2, 3):
         apply(table, *range(500, 600), *range(5000, 5500), version=version)
-    row_nbytes = 8 + 4 + 4 + 12 + 8
+    row_nbytes = 8 + 4 + 4 + 12 + 4
     assert frozen.nbytes - before == 100 * row_nbytes
     frozen.close()
     frozen.close()

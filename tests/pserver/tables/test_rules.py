@@ -101,6 +101,21 @@ def test_one_accumulator_a_row() -> None:
     np.testing.assert_allclose(accumulators, s, rtol=1e-6)
 
 
+def test_row_wise_adagrad_begins_from_nothing() -> None:
+    """The first step is ``learning_rate`` times the gradient over its root mean square."""
+    table = table_of("RowwiseAdagrad", {})
+    before, gradient = values(table), steps(1)[0]
+    table.apply(Rows(IDS, gradient), 1.0, 0, 1)
+    rms = np.sqrt(np.square(gradient).mean(axis=1, keepdims=True))
+    np.testing.assert_allclose(values(table), before - 0.125 * gradient / rms, rtol=1e-4, atol=1e-6)
+    now = values(table)
+    table.apply(Rows(ids_of(1000), np.zeros((1, WIDTH), np.float32)), 1.0, 1, 2)
+    row = np.empty((1, WIDTH), np.float32)
+    table.read(ids_of(1000), row)
+    assert np.isfinite(row).all(), "a gradient of zeros changes nothing"
+    np.testing.assert_array_equal(values(table), now)
+
+
 def test_untouched_rows_stay_as_they_are() -> None:
     table = table_of("Adam", {})
     first, second = steps(2)

@@ -83,7 +83,9 @@ def test_a_full_table_stays_as_it_is(min_count: int) -> None:
         apply(table, 7, 8, version=3)
     before = content(table)
     rows = gradients([1, 7, 8])
-    with pytest.raises(ResourceExhausted, match=r"'items' is full: .* 3 of 4 .*eviction to 'age'"):
+    with pytest.raises(
+        ResourceExhausted, match=r"'items' is full: .* 3 rows of at most 4 .*eviction to 'age'"
+    ):
         table.check(rows)
     with pytest.raises(ResourceExhausted, match="full"):
         table.apply(rows, 1.0, 3, 4)
@@ -103,7 +105,7 @@ def test_memory_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     apply(table, 1)
     before = content(table)
 
-    def refuse(rows: int) -> None:
+    def refuse(ids: Ids) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(table._store, "reserve", refuse)
@@ -140,19 +142,18 @@ def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("eviction", "gone"), [("age", {1, 2}), ("frequency", {3, 4})])
 def test_who_makes_room(eviction: str, gone: set[int]) -> None:
-    table = Table(spec(max_rows=5, eviction=eviction), 0, 1)
+    table = Table(spec(max_rows=5, eviction=eviction, keep_evicted=True), 0, 1)
     for version in (1, 2):
         apply(table, 1, 2, version=version)
     apply(table, 3, 4, 5, version=3)
     apply(table, 5, version=4)
     before = content(table)
     apply(table, 8, 9, version=5)
-    part = table.take_evicted()
+    part = table.freeze().evicted(-1)
     assert set(part.ids.tolist()) == gone
     for k, i in enumerate(part.ids.tolist()):
         assert [part.values[k].tolist(), part.counts[k], part.touched[k]] == before[i]
     assert (len(table), table.evicted, table.created) == (5, 2, 7)
-    assert len(table.take_evicted()) == 0
 
 
 def test_a_row_of_the_update_itself_does_not_make_room() -> None:
@@ -173,19 +174,68 @@ def test_rows_are_evicted_a_sixteenth_at_a_time_and_their_slots_used_again() -> 
         apply(table, *new, version=version)
         assert 1500 <= len(table) <= 1600
         assert table.present(np.array(new)).all()
-        table.take_evicted()
     assert table.evicted % 100 == 0
     # The ids that were removed are remembered too.
     assert table.nbytes <= nbytes + 8 * table.evicted + 8 * 100
 
 
-def test_evicted_rows_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_rows_are_kept_until_a_checkpoint_has_them() -> None:
+    table = Table(spec(max_rows=1, eviction="age", keep_evicted=True), 0, 1)
+    apply(table, 1, version=1)
+    first = content(table)[1]
+    apply(table, 2, version=2)
+    early = table.freeze()
+    for version, i in enumerate((1, 3, 4), 3):
+        apply(table, i, version=version)
+    table.let_go_evicted(2)
+    late = table.freeze()
+    assert (early.version, late.version) == (2, 5)
+    # As of its moment: it has the row of id 1 that was evicted then, not the later one.
+    part = early.evicted(-1)
+    assert [part.ids.tolist(), part.values[0].tolist()] == [[1], first[0]]
+    assert len(early.evicted(2)) == 0
+    assert late.evicted(-1).ids.tolist() == [1, 2, 3]
+    assert late.evicted(4).ids.tolist() == [3]
+    assert late.evicted(-1).values[0].tolist() != first[0]
+    table.forget()
+    assert len(table.freeze().evicted(-1)) == 0
+    assert late.evicted(3).ids.tolist() == [1, 3]
+
+
+def test_of_an_id_that_was_evicted_twice_the_last_row_counts() -> None:
+    table = Table(spec(max_rows=1, eviction="age", keep_evicted=True), 0, 1)
+    for version, i in enumerate((7, 5, 7, 5), 1):
+        apply(table, i, version=version)
+    part = table.freeze().evicted(-1)
+    assert part.ids.tolist() == [5, 7]
+    assert part.touched.tolist() == [2, 3]
+
+
+def test_evicted_rows_are_bounded_and_those_that_had_to_go_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(evicted, "MAX_NBYTES", 28 * 10)
-    table = Table(spec(max_rows=1, eviction="age"), 0, 1)
+    table = Table(spec(max_rows=1, eviction="age", keep_evicted=True), 0, 1)
     for version in range(1, 31):
         apply(table, version, version=version)
-    assert table.take_evicted().ids.tolist() == list(range(20, 30))
+    assert table.freeze().evicted(-1).ids.tolist() == list(range(20, 30))
     assert table.evicted_dropped == 19
+
+
+def test_more_rows_evicted_at_once_than_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evicted, "MAX_NBYTES", 28 * 10)
+    table = Table(spec(max_rows=16, eviction="age", keep_evicted=True), 0, 1)
+    apply(table, *range(16), version=1)
+    apply(table, *range(16, 30), version=2)
+    assert (len(table.freeze().evicted(-1)), table.evicted_dropped) == (10, 4)
+
+
+def test_evicted_rows_are_kept_only_where_that_was_asked_for() -> None:
+    table = Table(spec(max_rows=1, eviction="age"), 0, 1)
+    apply(table, 1, version=1)
+    apply(table, 2, version=2)
+    assert (table.evicted, table.evicted_dropped) == (1, 0)
+    assert len(table.freeze().evicted(-1)) == 0
 
 
 def test_shards_hold_together_what_one_would() -> None:

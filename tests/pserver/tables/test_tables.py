@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pserver.tables.tables import TableFigures, Tables
-from psrpc.errors import InvalidArgument
+from psrpc.errors import InvalidArgument, ResourceExhausted
 from psrpc.plan import VariableSpec, make_plan
 from tests.pserver.tables.table_cases import gradients, ids_of, spec
 
@@ -33,7 +33,7 @@ def test_each_gets_its_own() -> None:
     assert (now[1] != before[1]).any(axis=1).tolist() == [True, False]
     frozen.close()
     items, users = tables.figures()
-    assert items == TableFigures("items", 1, items.nbytes, 1, 0)
+    assert items == TableFigures("items", 1, items.nbytes, 1, 0, 0)
     assert (users.name, users.rows, users.created) == ("users", 2, 2)
     tables.forget()
     assert [f.rows for f in tables.figures()] == [0, 0]
@@ -45,6 +45,29 @@ def test_a_table_that_there_is_not_and_one_named_twice() -> None:
         tables.check({2: gradients([1])})
     with pytest.raises(InvalidArgument, match="table 'users' is named more than once"):
         tables.check_ids([(1, ids_of(1)), (0, ids_of(1)), (1, ids_of(2))])
+
+
+def test_a_table_without_memory_leaves_all_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = two()
+    tables.apply({0: gradients([1]), 1: gradients([1], 2)}, 1.0, 0, 1)
+    before = tables.freeze()
+
+    def refuse(nbytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    # More than fits into the room that there is from the beginning.
+    many = np.arange(10_000)
+    monkeypatch.setattr(tables[1]._store.values, "_resize", refuse)
+    with pytest.raises(ResourceExhausted, match="'users': no memory for 9999 rows beside 1"):
+        tables.apply({0: gradients(many), 1: gradients(many, 2)}, 1.0, 1, 2)
+    for now, then in zip(tables.freeze().tables, before.tables, strict=True):
+        assert (len(now), now.version) == (1, 1)
+        ours, theirs = now.block(now.since(-1)), then.block(then.since(-1))
+        np.testing.assert_array_equal(ours.values, theirs.values)
+        assert (ours.counts.tolist(), ours.touched.tolist()) == ([1], [1])
+    monkeypatch.undo()
+    tables.apply({0: gradients(many), 1: gradients(many, 2)}, 1.0, 1, 2)
+    assert [len(table) for table in tables.tables] == [10_000, 10_000]
 
 
 def test_no_tables() -> None:

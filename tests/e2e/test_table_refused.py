@@ -1,0 +1,103 @@
+"""Tables that cannot go on: redefined, damaged or full. One clear line, and the rows stay as they
+are."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from psrpc.rows_chain import load_table
+from tests.e2e.cluster import up
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+import os
+import keras, numpy as np
+from worker import Arrays, Embedding, Job
+rng = np.random.default_rng(5)
+x = rng.integers(0, 300, (200, 3))
+y = rng.normal(size=(200, 1)).astype("float32")
+TABLE = eval(os.environ.get("TABLE", "{}"))
+def model():
+    ids = keras.Input((3,), dtype="int64")
+    rows = Embedding(**({"width": 4, "name": "things", "optimizer": "sgd"} | TABLE))(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(
+        keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(2)(rows)))))
+job = Job(model=model, loss="mse", optimizer="sgd", train=Arrays(x, y), batch_size=20, epochs=1,
+          engine="numpy")
+"""
+
+SHARDS = ("--shards", "2")
+
+
+def digests(run_dir: Path) -> dict[str, str]:
+    """Of all files of all checkpoints."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((run_dir / "checkpoints").glob("*/*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has ended; its job file is beside it."""
+    root = tmp_path_factory.mktemp("trained")
+    (root / "job.py").write_text(JOB)
+    run = up(root / "job.py", root / "run", *SHARDS)
+    assert load_table(run.checkpoint, "things").ids.size > 100
+    return root
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"width": 5}, "table 'things' with width 4; the job has it with 5: set it back, or give"),
+        ({"optimizer": "adam"}, "'things' with optimizer 'SGD'; the job has it with 'Adam'"),
+    ],
+)
+def test_a_table_that_was_redefined(trained: Path, table: dict[str, object], why: str) -> None:
+    before = digests(trained / "run")
+    more = ("--resume", "--set", "epochs=2")
+    run = up(trained / "job.py", trained / "run", *SHARDS, *more, check=False, TABLE=repr(table))
+    assert run.code == 2, run.stderr
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith("error")]
+    assert "cannot resume: " in line
+    assert why in line
+    assert digests(trained / "run") == before
+
+
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+def test_rows_that_cannot_be_read(trained: Path, tmp_path: Path, harm: str) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("*/rows-1-of-2-0.safetensors"):
+        if harm == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+    before = digests(tmp_path / "run")
+    more = ("--resume", "--set", "epochs=2")
+    run = up(trained / "job.py", tmp_path / "run", *SHARDS, *more, check=False)
+    assert run.code == 2, run.stderr
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith("error")]
+    why = "cannot be read: No such file" if harm == "missing" else "has SHA-256"
+    assert re.search(rf"cannot resume: no good checkpoint .*rows-1-of-2-0.safetensors {why}", line)
+    assert digests(tmp_path / "run") == before
+
+
+def test_a_table_that_is_full_and_evicts_nothing(trained: Path, tmp_path: Path) -> None:
+    limit = repr({"max_rows": 20})
+    run = up(trained / "job.py", tmp_path / "run", *SHARDS, check=False, TABLE=limit)
+    assert run.code == 1, run.stderr
+    assert re.search(
+        r"error: job failed: .*table 'things' is full: shard \d of 2 has 0 rows of at most 10 "
+        r"\(max_rows=20\), and an update creates \d+ more; raise max_rows or min_count, or set eviction to",
+        run.stderr,
+    )
+    (first,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert first.name == "step-00000000"
+    assert load_table(first, "things").ids.size == 0
