@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +18,7 @@ from coordinator.wording import duration
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
+EVALUATIONS_SHOWN = 5
 
 _STATE_STYLES = {"ready": "green", "active": "green", "silent": "red", "missing": "yellow"}
 
@@ -36,7 +37,12 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(line)
         parts.append(Text(_figures(status)))
     parts.append(_members(status))
-    parts += [Text(f"evaluation {line}", "cyan") for line in evaluations(status)]
+    found = evaluations(status)
+    if len(found) > EVALUATIONS_SHOWN:
+        parts.append(Text(f"{len(found) - EVALUATIONS_SHOWN} earlier evaluations", "dim"))
+    parts += [Text(f"evaluation {line}", "cyan") for line in found[-EVALUATIONS_SHOWN:]]
+    if status.insecure:
+        parts.append(Text("insecure: whoever reaches its ports can change this job", "yellow"))
     if status.switching:
         parts.append(Text(_switching(status), "yellow"))
     parts += [Text(f"straggler: {line}", "yellow") for line in status.stragglers]
@@ -143,11 +149,13 @@ def _progress(status: GetJobStatusResponse) -> str:
 
 
 def _members(status: GetJobStatusResponse) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "state", "steps", "size, rate", "where"):
-        table.add_column(title, justify="right" if title in {"steps", "size, rate"} else "left")
-    # Changes all the time; a line more or less would make the block jump.
-    table.add_column("waiting for", no_wrap=True, overflow="ellipsis")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
+    for title in ("", "state", "steps", "size, rate"):
+        justify: JustifyMethod = "right" if title in {"steps", "size, rate"} else "left"
+        table.add_column(title, justify=justify, no_wrap=True)
+    table.add_column("where", no_wrap=True, overflow="ellipsis", max_width=32)
+    # Changes all the time; a line more or less would make the block jump. Takes what is left.
+    table.add_column("waiting for", no_wrap=True, overflow="ellipsis", ratio=1)
     for shard in status.shards:
         size = f"{shard.nbytes / 1e6:.1f} MB"
         table.add_row(

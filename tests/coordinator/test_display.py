@@ -52,8 +52,8 @@ def training(**changes: object) -> GetJobStatusResponse:
     return status
 
 
-def text(status: GetJobStatusResponse, elapsed_s: float = 10.0) -> list[str]:
-    console = Console(file=io.StringIO(), width=120, color_system=None, legacy_windows=False)
+def text(status: GetJobStatusResponse, elapsed_s: float = 10.0, width: int = 120) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(render(status, elapsed_s))
     return [line.rstrip() for line in capture.get().splitlines()]
@@ -226,3 +226,29 @@ def test_a_change_of_policy_is_shown() -> None:
     changed = training(policy=2, settings="ssp staleness=4")
     assert log.lines(changed, 0.3) == ["policy 2: ssp staleness=4"]
     assert log.lines(changed, 0.4) == []
+
+
+def test_every_member_has_one_line_however_narrow_the_terminal_is() -> None:
+    status = training()
+    for shard in status.shards:
+        shard.waiting_for = "worker-0 at some address that is long " * 5
+    for width in (80, 120):
+        lines = text(status, width=width)
+        members = [line for line in lines if line.startswith(("shard ", "worker-"))]
+        assert len(members) == len(status.shards) + len(status.workers) > 1
+        assert max(map(len, lines)) <= width
+
+
+def test_only_the_newest_evaluations_stay() -> None:
+    status = training()
+    del status.evaluations[:]
+    for epoch in range(40):
+        status.evaluations.add(evaluation=f"epoch-{epoch}", global_step=epoch, results={"loss": 1})
+    shown = [line for line in text(status) if "evaluation" in line]
+    assert shown[0] == "35 earlier evaluations"
+    assert [line.split()[1] for line in shown[1:]] == [f"epoch-{e}" for e in range(35, 40)]
+
+
+def test_an_insecure_job_says_so_as_long_as_it_lasts() -> None:
+    assert "insecure: whoever" in "\n".join(text(training(insecure=True)))
+    assert "insecure" not in "\n".join(text(training()))
