@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pserver.updates.keras_objects import rebuild
 from psrpc.batch import batches_per_epoch, cut_batch
 from worker.build import build_model, serialized_optimizer
 from worker.loader import load_job
@@ -36,11 +37,12 @@ def main(argv: list[str] | None = None) -> None:
     job = loaded.job
     assert job.eval is not None, "the job has no evaluation data"
     model = build_model(job, job.train.read_range(0, 2))
-    optimizer = keras.optimizers.deserialize(
-        serialized_optimizer(job, loaded.optimizer_arguments, model.trainable_variables)
+    optimizer = rebuild(
+        "optimizer",
+        serialized_optimizer(job, loaded.optimizer_arguments, model.trainable_variables),
     )
     model.compile(optimizer, job.loss, metrics=list(job.metrics))
-    loss_of = keras.losses.get(job.loss)
+    loss_of = keras.losses.get(job.loss) if isinstance(job.loss, str) else job.loss
     optimizer.build(model.trainable_variables)
 
     def update(x: tf.Tensor, y: tf.Tensor) -> None:

@@ -26,12 +26,17 @@ ALLOWED = {
         "pserver.tables.rules",
         "pserver.workspace",
         "pserver.updates.allowlist",
+        "pserver.updates.keras_objects",
         "pserver.updates.numpy_engine",
     },
 }
 
 TENSORFLOW = {"tensorflow", "keras"}
-MAY_USE_TENSORFLOW = {"pserver.updates.keras_engine", "pserver.updates.keras_function"}
+MAY_USE_TENSORFLOW = {
+    "pserver.updates.keras_engine",
+    "pserver.updates.keras_function",
+    "pserver.updates.keras_objects",
+}
 
 PURE = {
     "psrpc.batch",
@@ -71,6 +76,8 @@ PURE = {
     "pserver.updates.numpy_engine",
     "coordinator.membership",
     "coordinator.ledger",
+    "coordinator.points",
+    "coordinator.recorder",
     "coordinator.restarts",
     "coordinator.rounds",
     "coordinator.evaluation",
@@ -80,7 +87,9 @@ PURE = {
     "coordinator.retention",
     "coordinator.saving",
     "coordinator.snapshots",
+    "coordinator.timeline",
     "coordinator.vitals",
+    "coordinator.wording",
     "coordinator.work",
     "pserver.fence",
     "pserver.freeze",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import tensorflow as tf
 from keras.src.utils.naming import reset_uids
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_exclusions
+from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
 from worker.data import Batch, map_arrays
 from worker.job import Job, Loss
@@ -215,13 +215,11 @@ def serialized_optimizer(
     if arguments:
         # The ranges of arguments are Keras's business; the job file's own have passed already.
         try:
-            # A copy: Keras puts the schedule it makes into the config that it was given.
-            keras.optimizers.deserialize(
-                copy.deepcopy({k: v for k, v in serialized.items() if k != EXCLUDED})
-            )
-        except (ValueError, TypeError) as error:
+            rebuild("optimizer", serialized)
+        except InvalidJob as error:
             shown = " ".join(f"--set optimizer.{key}={text}" for key, text in arguments.items())
-            raise InvalidJob(f"{shown}: {' '.join(str(error).split())}") from None
+            why = str(error.__cause__ or error)  # as Keras says it
+            raise InvalidJob(f"{shown}: {' '.join(why.split())}") from None
     return serialized
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import keras
 import tensorflow as tf
 
+from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
 from psrpc.tables import Eviction
 from worker.lookups import Asked, Found, present
@@ -220,7 +221,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         """The inverse of :meth:`get_config`."""
         config = dict(config)
         if isinstance(config["initializer"], dict):
-            config["initializer"] = keras.initializers.deserialize(config["initializer"])
+            config["initializer"] = rebuild("initializer", config["initializer"])
         return cls(**config)
 
     # -- kinds of ids -------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
 
 _NOT_LOCAL = (
@@ -59,9 +59,7 @@ class LocalSgd:
         rate = config["learning_rate"]
         momentum = float(config.get("momentum") or 0.0)
         if isinstance(rate, Mapping):
-            # A copy: Keras changes the config that it is given.
-            schedule = keras.optimizers.schedules.deserialize(copy.deepcopy(dict(rate)))
-            return LocalSgd(schedule, momentum, bool(config.get("nesterov")))
+            return LocalSgd(rebuild("schedule", rate), momentum, bool(config.get("nesterov")))
         return LocalSgd(lambda _step: float(rate), momentum, bool(config.get("nesterov")))
 
     def step(

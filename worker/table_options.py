@@ -157,13 +157,18 @@ def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:
     if isinstance(optimizer, Mapping):
         serialized = {"class_name": optimizer["class_name"], "config": dict(optimizer["config"])}
     else:
-        try:
-            made = keras.optimizers.get(optimizer)
-        except ValueError:
+        if isinstance(optimizer, str):
+            try:
+                optimizer = keras.optimizers.get(optimizer)
+            except ValueError:
+                raise InvalidJob(
+                    f"layer {layer!r} has optimizer {optimizer!r}; Keras has none of that name"
+                ) from None
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise InvalidJob(
-                f"layer {layer!r} has optimizer {optimizer!r}; Keras has none of that name"
-            ) from None
-        serialized = _plain(keras.optimizers.serialize(made))
+                f"layer {layer!r} has optimizer {optimizer!r}; expected one of Keras's, or its name"
+            )
+        serialized = _plain(keras.optimizers.serialize(optimizer))
     if serialized["class_name"] not in OPTIMIZERS:
         raise InvalidJob(
             f"layer {layer!r} has optimizer {serialized['class_name']}, which has no form for "

@@ -53,6 +53,9 @@ SCHEDULES = frozenset(
 
 CONSTRAINTS = frozenset({"MaxNorm", "MinMaxNorm", "NonNeg", "UnitNorm"})
 
+INITIALIZERS = frozenset({"Constant", "Ones", "RandomNormal", "RandomUniform", "Zeros"})
+"""Of rows of tables: whatever makes a row from its id alone."""
+
 EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
 
@@ -84,11 +87,7 @@ def check_optimizer(serialized: Mapping[str, Any]) -> None:
     config = serialized["config"]
     for key, value in config.items():
         if key == "learning_rate" and isinstance(value, Mapping):
-            schedule = _check_class(
-                value, "learning-rate schedule", "keras.optimizers.schedules", SCHEDULES
-            )
-            for argument, number in value["config"].items():
-                _check_plain(f"{schedule}({argument}=...)", number)
+            check_schedule(value)
         else:
             _check_plain(f"{name}({key}=...)", value)
     if config.get("loss_scale_factor") is not None:
@@ -101,15 +100,32 @@ def check_optimizer(serialized: Mapping[str, Any]) -> None:
         raise InvalidJob(f"optimizer {name}: {EXCLUDED} is {excluded!r}; expected variable names")
 
 
+def check_schedule(serialized: Mapping[str, Any]) -> None:
+    """Passes a schedule of the allow-list, as ``keras.optimizers.schedules.serialize`` writes it.
+
+    Raises:
+        InvalidJob: names the class or argument, its value and what is allowed.
+    """
+    module = "keras.optimizers.schedules"
+    _check_arguments(serialized, "learning-rate schedule", module, SCHEDULES)
+
+
+def check_initializer(serialized: Mapping[str, Any]) -> None:
+    """Passes an initializer of the allow-list, as ``keras.initializers.serialize`` writes it.
+
+    Raises:
+        InvalidJob: names the class or argument, its value and what is allowed.
+    """
+    _check_arguments(serialized, "initializer", "keras.initializers", INITIALIZERS)
+
+
 def check_constraint(serialized: Mapping[str, Any]) -> None:
     """Passes a constraint of the allow-list, as ``keras.constraints.serialize`` writes it.
 
     Raises:
         InvalidJob: names the class or argument, its value and what is allowed.
     """
-    name = _check_class(serialized, "constraint", "keras.constraints", CONSTRAINTS)
-    for key, value in serialized["config"].items():
-        _check_plain(f"{name}({key}=...)", value)
+    _check_arguments(serialized, "constraint", "keras.constraints", CONSTRAINTS)
 
 
 def placement_for(optimizer: Mapping[str, Any], variables: Iterable[VariableSpec]) -> Placement:
@@ -206,6 +222,14 @@ def _ratio(new: float, old: float, what: str) -> float:
             "change the schedule in the job file"
         )
     return new / old
+
+
+def _check_arguments(
+    serialized: Mapping[str, Any], what: str, module: str, allowed: frozenset[str]
+) -> None:
+    name = _check_class(serialized, what, module, allowed)
+    for key, value in serialized["config"].items():
+        _check_plain(f"{name}({key}=...)", value)
 
 
 def _check_class(

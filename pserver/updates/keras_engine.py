@@ -29,6 +29,7 @@ from pserver.updates.keras_function import (
     widened,
     zeros,
 )
+from pserver.updates.keras_objects import rebuild
 from pserver.updates.keras_slots import SlotVariables
 from psrpc.encoding import Encoding, wire_dtype
 from psrpc.errors import InvalidJob
@@ -94,7 +95,7 @@ class KerasEngine:
         if unknown:
             raise InvalidJob(f"{EXCLUDED} names {', '.join(sorted(unknown))}: no such variable")
         self._serialized = optimizer
-        _make_optimizer(optimizer)  # Refuses bad arguments now rather than at load.
+        rebuild("optimizer", optimizer)  # Refuses bad arguments now rather than at load.
         self._arenas = ShardArenas(plan, shard)
         self._pieces = [
             piece
@@ -120,7 +121,7 @@ class KerasEngine:
                 n: keras.Variable(tensor, dtype=self._arenas.dtypes[n], trainable=False)
                 for n, tensor in state.items()
             }
-            self._optimizer = _make_optimizer(self._serialized)
+            self._optimizer = rebuild("optimizer", self._serialized)
             excluded = set(self._serialized.get(EXCLUDED, ()))
             if excluded:
                 self._optimizer.exclude_from_weight_decay(
@@ -314,27 +315,13 @@ def _pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
     ]
 
 
-def _make_optimizer(serialized: Mapping[str, Any]) -> Any:
-    """The optimizer, built by its class's own name: no general deserializer sees the document."""
-    name, config = serialized["class_name"], dict(serialized["config"])
-    rate = config.get("learning_rate")
-    try:
-        if isinstance(rate, Mapping):
-            schedule = getattr(keras.optimizers.schedules, rate["class_name"])
-            config["learning_rate"] = schedule(**rate["config"])
-        return getattr(keras.optimizers, name)(**config)
-    except (TypeError, ValueError) as error:
-        raise InvalidJob(f"Keras refuses the arguments of optimizer {name}: {error}") from error
-
-
 def _make_variable(piece: Piece, value: Any) -> Any:
     # Optimizers read a variable's path (Muon's exclude_layers) and name their own after it, in
     # letters that TensorFlow allows; the constructor takes no path.
     variable = keras.Variable(value, dtype=value.dtype.name, name="slice")
     variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
     if piece.constraint is not None:
-        constraint = getattr(keras.constraints, piece.constraint["class_name"])
-        variable.constraint = constraint(**piece.constraint["config"])
+        variable.constraint = rebuild("constraint", piece.constraint)
     return variable
 
 
