@@ -38,13 +38,21 @@ class TablePart:
         return len(self.ids)
 
 
-def check_part(table: str, part: TablePart, widths: Mapping[str, int]) -> None:
-    """Passes a part whose ``values`` and optimizer slots are float32 of these ``widths``.
+def check_part(
+    table: str, part: TablePart, widths: Mapping[str, int], vocabulary: int | None
+) -> None:
+    """Passes a part whose ids are of ``vocabulary``, where there is one, and whose ``values`` and
+    optimizer slots are float32 of these ``widths``.
 
     Raises:
         CheckpointError: names the table, what is expected and what was found.
     """
-    n = len(part.ids)
+    n, ids = len(part.ids), part.ids
+    if vocabulary is not None and n and not (ids.min() >= 0 and ids.max() < vocabulary):
+        raise CheckpointError(
+            f"table {table!r} has ids {ids.min()} to {ids.max()} in the checkpoint; expected 0 to "
+            f"{vocabulary - 1}: its vocabulary is another"
+        )
     have = {"values": part.values, **part.slots}
     for what in widths.keys() | have.keys():
         expected = f"float32[{n}, {widths[what]}]" if what in widths else "none"

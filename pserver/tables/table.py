@@ -176,7 +176,8 @@ class Table:
                 changed.
             ResourceExhausted: there is no memory. Nothing was changed.
         """
-        check_part(self.spec.name, part, {"values": self.spec.width, **self._update.slot_widths})
+        widths = {"values": self.spec.width, **self._update.slot_widths}
+        check_part(self.spec.name, part, widths, self.spec.vocabulary)
         store = self._store
         at = store.find(part.ids)
         absent = np.flatnonzero(at < 0)
