@@ -180,7 +180,7 @@ def test_damage_is_told_and_nothing_is_written(
     path = job.root / "evicted" / Path(first).name / "evicted-0-of-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert export_run(job.root, "--evicted", tmp_path / "out") == 2
-    assert f"error: {path} has SHA-256" in capsys.readouterr().err
+    assert f"error PS401: {path} has SHA-256" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -225,6 +225,6 @@ def test_checkpoint_commands_know_evicted_rows(
     path = job.root / second / "evicted-0-of-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert checkpoint_run("verify", job.root) == 1
-    assert f"{path.parent.name}/{path.name}  {path} has SHA-256" in capsys.readouterr().out
+    assert f"{path.parent.name}/{path.name}  PS401: {path} has SHA-256" in capsys.readouterr().out
     with pytest.raises(CheckpointError):
         keep_evicted(job.root / "checkpoints" / "absent")

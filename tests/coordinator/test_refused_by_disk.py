@@ -109,7 +109,7 @@ def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
             one_round(coordinator, worker)
         tick(coordinator)
         assert course.phase == "finishing"
-        awaited = "the final state to be saved: no space; tried again after 10 s"
+        awaited = "the final state to be saved: PS401: no space; tried again after 10 s"
         assert awaited in course.waiting_for()
         if stopped:
             course.stop()

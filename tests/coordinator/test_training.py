@@ -400,7 +400,7 @@ def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
             parts.step()
         training.order_due()
         assert training.failure is None
-        assert "step-00000003 failed: cannot make" in training.warnings[0]
+        assert "step-00000003 failed: PS504: cannot make" in training.warnings[0]
         assert parts.sent == [Release("step-00000003")]
         assert training.orders.evaluations.idle
         assert not training.orders.snapshots.writing

@@ -38,7 +38,7 @@ RESTART_S = (0.05, 2.0)
 PAUSES_S = ((0.3, 3.0), (8.5, 13.0), (8.5, 13.0), (12.0, 25.0))
 """For how long a process is stopped: shorter than a lease, about as long, and longer."""
 
-REFUSED = re.compile(r"snapshot \S+ could not be taken: .*(error|space)")
+REFUSED = re.compile(r"(PS\d+: )?snapshot \S+ could not be taken: .*(error|space)")
 """Why a job may fail here: the first checkpoint could not be written."""
 
 BEST = {"metric": "loss", "lower": False}
