@@ -526,7 +526,9 @@ def test_waiting_for_the_coordinator_is_announced(
     ):
         client.persist(client.get_job, 60, announce, stopped)
     (line,) = said
-    first = "waiting for the coordinator at 127.0.0.1:1 (0 of 60 s): PS204: nothing listens at 127.0"
+    first = (
+        "waiting for the coordinator at 127.0.0.1:1 (0 of 60 s): PS204: nothing listens at 127.0"
+    )
     assert line.startswith(first)
 
 
