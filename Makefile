@@ -17,6 +17,7 @@ help:
 	@echo "make sim          simulate clusters with faults: make sim SEEDS=100000"
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
+	@echo "make mistakes     what users do wrong, and whether they are told so"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
 	@echo "make bench        ours beside TensorFlow, PyTorch RPC and Ray: half an hour"
@@ -60,6 +61,9 @@ chaos: $(INSTALLED)
 planted: $(INSTALLED)
 	$(PY) -m tests.planted $(ARGS)
 
+mistakes: $(INSTALLED)
+	$(PYTEST) tests/mistakes
+
 soak: $(INSTALLED)
 	$(PY) -m benchmarks.soak $(ARGS)
 
@@ -92,5 +96,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-docker test-interop sim chaos planted soak lint types bench \
-	bench-sweep protos protos-check clean
+.PHONY: help setup demo test test-fast test-docker test-interop sim chaos planted mistakes soak lint types \
+	bench bench-sweep protos protos-check clean

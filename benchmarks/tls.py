@@ -20,8 +20,8 @@ from benchmarks.workloads import DENSE, JOBS, Transport
 
 RUNS = 3
 WARMUP = 10
-TARGET = 1.25
-"""Times as long over TCP."""
+TARGET = 0.25
+"""The share of its throughput that encryption may cost a push and pull over TCP."""
 
 TRANSPORTS: tuple[Transport, ...] = ("tcp", "shm")
 
@@ -60,11 +60,14 @@ def table(samples: Sequence[TlsSample]) -> str:
             missed = "; ".join(sorted({s.miss for s in mine if s.miss}))
             rows.append([case, transport, "-", "-", missed])
             continue
-        ratio = median(secret) / median(plain)
-        rows.append(
-            [case, transport, f"{median(plain):.1f}", f"{median(secret):.1f}", f"{ratio:.2f}"]
-        )
-    return markdown(["case", "transport", "plaintext, ms", "mTLS, ms", "times as long"], rows)
+        times = [f"{median(plain):.1f}", f"{median(secret):.1f}"]
+        rows.append([case, transport, *times, f"{lost(plain, secret):.0%}"])
+    return markdown(["case", "transport", "plaintext, ms", "mTLS, ms", "throughput lost"], rows)
+
+
+def lost(plain: Sequence[float], secret: Sequence[float]) -> float:
+    """The share of steps per second that is lost, by the medians of steps."""
+    return 1 - median(plain) / median(secret)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,12 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def met(samples: Sequence[TlsSample]) -> bool:
-    """Whether TLS over TCP takes at most :data:`TARGET` times as long in every case."""
+    """Whether TLS over TCP costs no more than :data:`TARGET` in any case."""
     for case in {s.case for s in samples if s.transport == "tcp"}:
         mine = [s for s in samples if (s.case, s.transport) == (case, "tcp")]
         plain = [s.ms for s in mine if s.ms and not s.encrypted]
         secret = [s.ms for s in mine if s.ms and s.encrypted]
-        if not plain or not secret or median(secret) > TARGET * median(plain):
+        if not plain or not secret or lost(plain, secret) > TARGET:
             return False
     return True
 
