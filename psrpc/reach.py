@@ -281,10 +281,17 @@ def _is_http2(answer: bytes) -> bool:
     return len(answer) > 3 and answer[3] == _SETTINGS
 
 
-def _something_else(address: str, answer: bytes) -> InvalidArgument:
-    said = f" (it says {answer!r})" if answer else " (it hangs up)"
+def _something_else(address: str, answer: bytes) -> PsError:
+    if not answer:
+        # As a proxy does while what it stands for is away.
+        return Unreachable(
+            f"{address} takes connections and hangs up: what is behind it may be away, or it is "
+            "something else; look at its log, and check the port",
+            code="PS213",
+        )
     return InvalidArgument(
-        f"what listens at {address} is not of this software{said}; check the port", code="PS212"
+        f"what listens at {address} is not of this software (it says {answer!r}); check the port",
+        code="PS212",
     )
 
 

@@ -154,3 +154,22 @@ def _answer(web: socket.socket, times: int) -> None:
         with client:
             client.recv(1024)
             client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_who_hangs_up_may_be_a_proxy_of_somebody_who_comes_back(servers: Servers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    proxy.accept()[0].close()
+
+        closing = threading.Thread(target=hang_up)
+        closing.start()
+        address = f"127.0.0.1:{proxy.getsockname()[1]}"
+        for security in (PLAINTEXT, servers.worker("one")):
+            error = why_unreachable(address, security, Role.COORDINATOR)
+            assert error is not None
+            assert (error.code, error.retryable) == ("PS213", True)
+        proxy.shutdown(socket.SHUT_RDWR)
+        closing.join()
