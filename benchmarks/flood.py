@@ -4,8 +4,9 @@ python -m benchmarks.flood
 python -m benchmarks.flood --seconds 20 --only members --only garbage
 
 One run of two shards and two workers, over TCP and TLS. Attacks come one at a time from another
-process (benchmarks/attacker.py, of the lowest priority), and between two of them nobody does anything; a ratio
-compares an attack with the pauses before and after it. A line of the table is one attack, once.
+process of the lowest priority (benchmarks/attacker.py), and between two of them nobody does
+anything; a ratio compares an attack with the pauses before and after it. A line of the table is one
+attack, once, and other work of the machine shows in it.
 """
 
 from __future__ import annotations
@@ -106,14 +107,22 @@ class Watch:
             RunFailed: the job has ended.
         """
         began, first = time.monotonic(), self._asked()
-        shard = coordinator = 0
+        shard = coordinator = 0.0
         while time.monotonic() - began < seconds:
-            shard = max([shard, *map(_resident_nbytes, self.shards)])
-            coordinator = max([coordinator, *map(_resident_nbytes, self.coordinators)])
+            now = self.memory_mb()
+            shard, coordinator = max(shard, now[0]), max(coordinator, now[1])
             time.sleep(TICK_S)
         last = self._asked()
         rate = (last - first) / (time.monotonic() - began)
-        return Phase(attack, rate, shard / 2**20, coordinator / 2**20)
+        return Phase(attack, rate, shard, coordinator)
+
+    def memory_mb(self) -> tuple[float, float]:
+        """What the largest shard and the coordinator have now."""
+        largest = [
+            max(map(_resident_nbytes, pids), default=0) / 2**20
+            for pids in (self.shards, self.coordinators)
+        ]
+        return largest[0], largest[1]
 
     def _asked(self) -> int:
         for _ in range(20):

@@ -26,7 +26,9 @@ def check_file_name(name: str, what: str) -> str:
     """
     _check_part(name, what)
     if name.startswith("."):
-        raise InvalidArgument(f"{what} is {name!r}; expected a file name that begins with no dot")
+        raise InvalidArgument(
+            f"{what} is {name!r}; expected a plain file name, without a dot before it"
+        )
     return name
 
 
