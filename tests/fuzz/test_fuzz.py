@@ -96,7 +96,8 @@ def test_any_bytes_are_read_or_refused(name: str) -> None:
 
 def replaced(document: Any, steps: list[int], value: Any) -> Any:
     """``document`` with ``value`` at a place that ``steps`` lead to."""
-    changed = here = copy.deepcopy({"all": document})
+    changed: Any = copy.deepcopy({"all": document})
+    here: Any = changed
     key: Any = "all"
     for step in steps:
         inner: Any = here[key]
