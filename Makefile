@@ -13,6 +13,7 @@ help:
 	@echo "make test         every test that needs no Docker and no Node"
 	@echo "make test-fast    those that take no time"
 	@echo "make test-docker  build the image and train on it"
+	@echo "make test-browser look at the dashboard with a real browser"
 	@echo "make test-interop let a client of another language speak to a shard"
 	@echo "make sim          simulate clusters with faults: make sim SEEDS=100000"
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
@@ -39,6 +40,10 @@ test: $(INSTALLED)
 
 test-fast: $(INSTALLED)
 	$(PYTEST) -m "not docker and not slow"
+
+test-browser: $(INSTALLED)
+	./scripts/setup-browser
+	$(PYTEST) -m browser tests/browser
 
 test-docker: $(INSTALLED)
 	$(PYTEST) -m docker tests/docker
@@ -96,5 +101,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-docker test-interop sim chaos planted mistakes soak lint types \
+.PHONY: help setup demo test test-fast test-browser test-docker test-interop sim chaos planted mistakes soak lint types \
 	bench bench-sweep protos protos-check clean

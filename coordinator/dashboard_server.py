@@ -74,7 +74,7 @@ class DashboardServer:
         """
         if self._address is None:
             return
-        # Takes a quarter of a second, for those who want it.
+        # For those who want it only.
         import uvicorn
 
         from coordinator.dashboard import make_app

@@ -31,6 +31,7 @@ from coordinator.work import (
 )
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
+from psrpc.file_name import check_file_name
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import RowsFileEntry
 from psrpc.v1 import coordinator_pb2 as pb
@@ -97,10 +98,8 @@ def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
         InvalidArgument: a file name is a path; names never become paths.
     """
     for file in (message.file, message.evicted.file, *(rows.file for rows in message.rows)):
-        if "/" in file or file.startswith("."):
-            raise InvalidArgument(
-                f"shard {message.shard} reports the file {file!r}; expected a plain file name"
-            )
+        if file:  # none where it could not be written
+            check_file_name(file, f"the file that shard {message.shard} reports")
     return ShardFile(
         message.shard,
         message.version,

@@ -14,14 +14,9 @@ from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
 from psrpc.interceptor import ErrorInterceptor
+from psrpc.limits import CONVERSATIONS, MORE_THREADS
 from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
-
-CONVERSATIONS = 448
-"""Workers that are served at once: each keeps a thread, which is parked while it computes."""
-
-_MORE_THREADS = 64
-"""For calls that come and go. Threads are made when they are needed."""
 
 
 class ShardServer:
@@ -58,7 +53,7 @@ class ShardServer:
     def start(self) -> int:
         """Listens; returns the port. Raises PortInUse, InvalidArgument."""
         server = make_server(
-            self._conversations + _MORE_THREADS, [ErrorInterceptor()], self._security
+            self._conversations + MORE_THREADS, [ErrorInterceptor()], self._security
         )
         servicer = self._servicer = ParameterServerServicer(
             self._engine_or_refuse, self._conversations

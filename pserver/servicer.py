@@ -15,12 +15,10 @@ from pserver.engine import ShardEngine
 from pserver.table_ids import from_bytes
 from psrpc.codec import encode_stream
 from psrpc.errors import NotReady
+from psrpc.limits import LONGEST_CALL_S, NO_DEADLINE_S
 from psrpc.v1 import parameter_server_pb2 as pb
 
 Context = grpc.ServicerContext
-
-NO_DEADLINE_S = 120.0
-"""How long a call with tensors may take that came without a deadline."""
 
 
 def patience_s(context: Context) -> float:
@@ -28,6 +26,7 @@ def patience_s(context: Context) -> float:
     left = context.time_remaining()
     if _endless(left):
         return NO_DEADLINE_S / 2
+    left = min(left, LONGEST_CALL_S)
     return max(0.0, left - min(0.5, left / 10))
 
 
@@ -39,12 +38,13 @@ def _endless(left_s: float) -> bool:
 
 @contextmanager
 def _ending(context: Context) -> Iterator[None]:
-    """Sees to it that a call ends some day: a client that gave it no deadline and stands still
-    would keep a thread, and in the middle of a push a buffer, for good."""
-    if not _endless(context.time_remaining()):
+    """Sees to it that a call ends some day: a client that gave it no deadline, or one of days, and
+    stands still would keep a thread, and in the middle of a push a buffer, for good."""
+    left = context.time_remaining()
+    if left <= LONGEST_CALL_S:
         yield
         return
-    timer = Timer(NO_DEADLINE_S, context.cancel)
+    timer = Timer(NO_DEADLINE_S if _endless(left) else LONGEST_CALL_S, context.cancel)
     timer.daemon = True
     timer.start()
     try:

@@ -23,6 +23,7 @@ from psrpc.checkpoint import (
     write_shard_file,
 )
 from psrpc.errors import CheckpointError, InvalidArgument, PsError
+from psrpc.file_name import inside
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.rows_chain import load_rows
@@ -163,10 +164,10 @@ class SnapshotFiles:
         )
 
     def _inside(self, name: str) -> Path:
-        directory = (self.run_dir / name).resolve()
-        if not directory.is_relative_to(self.run_dir.resolve()):
-            raise CheckpointError(f"{directory} was named; expected a place in {self.run_dir}")
-        return directory
+        try:
+            return inside(self.run_dir, name, "the directory that the coordinator names")
+        except InvalidArgument as error:
+            raise CheckpointError(str(error)) from None
 
 
 def _rows_file(file: WrittenFile) -> pb.RowsFile:

@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Sequence
-from concurrent import futures
 from typing import Any
 
 import grpc
@@ -15,25 +14,16 @@ import grpc.aio
 from psrpc.authorization import AioAuthorizationInterceptor, AuthorizationInterceptor
 from psrpc.errors import InvalidArgument, PortInUse
 from psrpc.identity import Role, server_name
+from psrpc.limits import COMMON_OPTIONS, MAX_CALLS, SERVER_OPTIONS
+from psrpc.load import AioLoadInterceptor, CountingPool, LoadInterceptor
 from psrpc.secure_channel import SecureChannel
 from psrpc.security import PLAINTEXT, Security
 
 COORDINATOR_PORT = 5000
 """Where a coordinator is unless somebody says otherwise."""
 
-MAX_MESSAGE_BYTES = 8 << 20
-"""Tensors travel in chunks of 2 MiB; nothing needs a larger message."""
-
-_COMMON: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-]
-
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    *_COMMON,
+    *COMMON_OPTIONS,
     # A cluster's own traffic never goes through a web proxy that the environment names.
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -41,13 +31,6 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # One connection per channel: no sharing of a broken one with another client in the process.
     ("grpc.use_local_subchannel_pool", 1),
-]
-
-SERVER_OPTIONS: list[tuple[str, Any]] = [
-    *_COMMON,
-    ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
 ]
 
 
@@ -126,10 +109,12 @@ def make_server(
 ) -> grpc.Server:
     """A server whose handlers run on ``threads`` threads, for callers that ``security`` admits."""
     first = [AuthorizationInterceptor(security)] if security.encrypted else []
+    pool = CountingPool(threads)
     return grpc.server(
-        futures.ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
-        interceptors=[*first, *interceptors],
+        pool,
+        interceptors=[*first, *interceptors, LoadInterceptor(pool, threads)],
         options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=MAX_CALLS,
     )
 
 
@@ -139,7 +124,11 @@ def make_aio_server(
 ) -> grpc.aio.Server:
     """An asyncio server for callers that ``security`` admits; call it within a running loop."""
     first = [AioAuthorizationInterceptor(security)] if security.encrypted else []
-    return grpc.aio.server(interceptors=[*first, *interceptors], options=SERVER_OPTIONS)
+    return grpc.aio.server(
+        interceptors=[*first, *interceptors, AioLoadInterceptor()],
+        options=SERVER_OPTIONS,
+        maximum_concurrent_rpcs=MAX_CALLS,
+    )
 
 
 def bind(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
@@ -18,6 +19,9 @@ from psrpc.logs import get_logger
 from psrpc.status import CODES, details, trailing_metadata
 
 log = get_logger()
+
+_POOL = "experimental_thread_pool"
+"""gRPC runs a behaviour with such an attribute on that pool; what is made of it keeps it."""
 
 
 def remake(
@@ -30,11 +34,24 @@ def remake(
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
-    return make(
+    remade = make(
         behaviour,
         request_deserializer=None if raw else handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
+    pool = getattr(behaviour_of(handler), _POOL, None)
+    return remade if pool is None or hasattr(behaviour, _POOL) else run_on(pool, remade)
+
+
+def run_on(pool: ThreadPoolExecutor, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """``handler``, run by ``pool`` instead of the server's own threads, where it has any."""
+    inner = behaviour_of(handler)
+
+    def call(request: Any, context: Any) -> Any:
+        return inner(request, context)
+
+    setattr(call, _POOL, pool)
+    return remake(handler, call)
 
 
 def behaviour_of(handler: Any) -> Callable[..., Any]:

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psrpc.errors import CheckpointError, InvalidJob, disk_code
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
+from psrpc.file_name import check_file_name
 from psrpc.plan import Plan
 from psrpc.rows_file import evicted_file_name, rows_file_name
 from psrpc.storage import DISK, Storage
@@ -221,8 +222,12 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
             f"{directory} has files of shards {shards}; expected all of {manifest.plan.shards}"
         )
     for file in manifest.every:
-        if (directory / file.name).parent != directory:
-            raise CheckpointError(f"{directory} names a file elsewhere: {file.name!r}")
+        try:
+            check_file_name(file.name, f"a file of {directory}")
+        except InvalidArgument as error:
+            raise CheckpointError(str(error)) from None
+        if file.name == MANIFEST:
+            raise CheckpointError(f"{directory} names its manifest as a shard's file")
     for shard in manifest.files:
         _check_rows(directory, manifest, shard)
     return manifest

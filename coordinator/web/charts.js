@@ -9,9 +9,9 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 
 export class Chart {
   /** `format` writes a value; `byStep` has steps below instead of the time of day; `fromZero` keeps
-   *  0 in sight. */
-  constructor(parent, { title, unit = "", format, byStep = false, fromZero = false, empty }) {
-    Object.assign(this, { title, unit, format, byStep, fromZero });
+   *  0 in sight; `sparse` joins points with nothing between them. */
+  constructor(parent, { title, unit = "", format, byStep = false, fromZero = false, sparse = false, empty }) {
+    Object.assign(this, { title, unit, format, byStep, fromZero, sparse });
     this.data = [[], []];
     this.steps = [];
     this.events = [];
@@ -71,7 +71,7 @@ export class Chart {
           { ...axis, space: 80, size: 30, ...(this.byStep ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6, 1e7], values: (_, all) => all.map((v) => v.toLocaleString("en-US")) } : { values: (_, all, __, ___, gap) => all.map((v) => shortClock(v, gap)) }) },
           { ...axis, size: 56, values: (_, all, __, ___, gap) => all.map((v) => tick(v, gap)) },
         ],
-        series: [{}, { stroke: colour("--accent"), width: 2, points, fill: colour("--under"), spanGaps: this.byStep }],
+        series: [{}, { stroke: colour("--accent"), width: 2, points, fill: colour("--under"), spanGaps: this.byStep || this.sparse }],
         hooks: { setCursor: [(plot) => this.#say(plot.cursor.idx)], drawAxes: [(plot) => this.#mark(plot)] },
       },
       this.data,

@@ -24,7 +24,7 @@ function makeCharts() {
   charts.examples = new Chart(parent, { title: "Speed", unit: "examples/s", format: rate, fromZero: true, empty });
   charts.steps = new Chart(parent, { title: "Speed", unit: "steps/s", format: rate, fromZero: true, empty });
   const below = at("stale");
-  charts.staleness = new Chart(below, { title: "Mean staleness", unit: "updates", format: (v) => v.toFixed(2), fromZero: true, empty: "No push has been applied yet." });
+  charts.staleness = new Chart(below, { title: "Mean staleness", unit: "updates", format: (v) => v.toFixed(2), fromZero: true, sparse: true, empty: "No push has been applied yet." });
   const body = el("div", { id: "staleness" });
   below.append(el("section", { class: "card chart" }, el("h3", {}, "Staleness of all pushes"), body));
 }

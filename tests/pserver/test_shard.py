@@ -208,7 +208,7 @@ def test_a_snapshot_that_cannot_be_written_is_reported_with_the_reason(
         outside = order("step-2")
         outside.snapshot.directory = "../elsewhere"
         coordinator.commands.put(outside)
-        assert "expected a place in" in coordinator.snapshots.get(timeout=WAIT_S).error
+        assert "expected a plain file name" in coordinator.snapshots.get(timeout=WAIT_S).error
 
 
 def test_a_restored_shard_has_its_values_and_its_applied_set(

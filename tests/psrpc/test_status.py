@@ -12,7 +12,6 @@ import pytest
 
 from psrpc import errors
 from psrpc.channel import (
-    MAX_MESSAGE_BYTES,
     bind,
     make_aio_server,
     make_server,
@@ -28,6 +27,7 @@ from psrpc.errors import (
     error_line,
 )
 from psrpc.interceptor import AioErrorInterceptor, ErrorInterceptor
+from psrpc.limits import MAX_MESSAGE_BYTES
 from psrpc.security import Security
 from psrpc.status import CODES, LONGEST_DETAILS, error_from_rpc
 

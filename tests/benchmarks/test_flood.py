@@ -1,0 +1,50 @@
+"""A run under all attacks at once: it ends, every batch counts once, and memory is bounded."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack, closing
+
+import pytest
+
+from benchmarks.attacker import KINDS
+from benchmarks.cluster import Cluster
+from benchmarks.flood import ROOM_MB, Phase, Watch, attacked, met, table
+from benchmarks.workloads import JOBS
+
+EPOCHS = 2
+BATCHES = EPOCHS * 1200
+
+
+def phase(attack: str, rate: float, shard_mb: float = 100.0) -> Phase:
+    return Phase(attack, rate, shard_mb, 90.0, "9 in 1.0 s" if attack else "")
+
+
+def test_a_ratio_is_of_the_pauses_around_an_attack() -> None:
+    phases = [phase("", 100), phase("tcp", 72), phase("", 80), phase("garbage", 40), phase("", 80)]
+    assert "| idle TCP connections: 9 in 1.0 s | 72 | 0.80 | 100 | 90 |" in table(phases)
+    assert met(phases[:3])
+    assert not met(phases)
+    grown = phase("", 80, 100.0 + ROOM_MB)
+    assert not met([*phases[:2], grown])
+
+
+@pytest.mark.slow
+def test_a_run_ends_under_all_attacks() -> None:
+    job = JOBS / "mnist_dnn.py"
+    settings = (f"epochs={EPOCHS}", "engine=numpy")
+    with (
+        Cluster(job, shards=2, workers=2, transport="tcp", settings=settings) as cluster,
+        closing(Watch(cluster)) as watch,
+    ):
+        before = watch.memory_mb()
+        with ExitStack() as attacks:
+            for kind in KINDS:
+                attacks.enter_context(
+                    attacked(kind, watch.targets, cluster.run_dir / "certs", connections=50)
+                )
+            during = watch.memory_mb()
+        cluster.wait()
+        summary = json.loads((cluster.run_dir / "summary.json").read_text())
+    assert max(during) < max(before) + ROOM_MB
+    assert summary["batches"] == BATCHES

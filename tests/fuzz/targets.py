@@ -1,0 +1,130 @@
+"""What bytes of a stranger, or of a damaged disk, reach first: any bytes at all are either read or
+refused with an error of ours. A target returns in both cases; whatever else it raises is a bug."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from psrpc.codec import parse_message
+from psrpc.encoding import Encoding, check_nbytes, decode, encode_int8, encode_topk
+from psrpc.errors import InvalidArgument, PsError
+from psrpc.manifest import MANIFEST, _sealed, read_manifest
+from psrpc.plan import Plan, aligned_empty
+from psrpc.rows_reader import RowsReader
+from psrpc.shard_reader import ShardReader
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from tests.psrpc.test_corruption import NEW, Memory, pristine
+
+Target = Callable[[bytes], None]
+
+LENGTH = 300
+"""Elements of the gradient that an encoding is decoded into."""
+
+
+def codec(data: bytes) -> None:
+    """What our codec takes, protobuf takes, too, and reads as the same."""
+    try:
+        found = parse_message(data)
+    except InvalidArgument:
+        return
+    try:
+        message = pb.PushGradientsRequest.FromString(data)
+    except DecodeError:
+        # It looks into the header; ours leaves that to whoever wants it.
+        return
+    if found.chunk is not None and message.HasField("chunk"):
+        assert found.chunk.data == message.chunk.data
+        assert found.chunk.offset == message.chunk.offset
+        assert found.chunk.arena == message.chunk.arena
+
+
+def encoding(data: bytes) -> None:
+    """As a push arrives: checked, copied to an aligned buffer, decoded into one."""
+    for kind in ("int8", "topk"):
+        _decode(kind, data)
+
+
+def _decode(kind: Encoding, data: bytes) -> None:
+    if check_nbytes(kind, len(data), LENGTH, "float32"):
+        return
+    raw = aligned_empty(len(data), "uint8")
+    raw[:] = np.frombuffer(data, np.uint8)
+    into = aligned_empty(LENGTH, "float32")
+    with suppress(PsError):
+        decode(kind, raw, into)
+
+
+def manifest(data: bytes) -> None:
+    """A manifest whose checksum is right, whatever it says."""
+    for text in (data, _sealed(data.removesuffix(b"\n}"))):
+        with suppress(PsError):
+            read_manifest(NEW, Memory({NEW / MANIFEST: text}))
+
+
+def plan(data: bytes) -> None:
+    """What a shard is told to hold."""
+    with suppress(PsError, KeyError, TypeError, ValueError, AttributeError):
+        Plan.from_json(data)
+
+
+def rows_file(data: bytes) -> None:
+    """A part of a shard's rows whose checksum is right."""
+    path = Path("/checkpoints/step-1/rows")
+    digest = sha256(data).hexdigest()
+    with suppress(PsError), RowsReader(path, len(data), digest, Memory({path: data})) as reader:
+        reader.check()
+        for table in range(len(reader.header.tables)):
+            for blocks in (reader.blocks, reader.removed, reader.candidates):
+                list(blocks(table))
+
+
+def shard_file(data: bytes) -> None:
+    """A shard's file whose checksum is right."""
+    path = Path("/checkpoints/step-1/shard")
+    digest = sha256(data).hexdigest()
+    with suppress(PsError), ShardReader(path, len(data), digest, Memory({path: data})) as reader:
+        for tensor in reader:
+            reader.read(tensor)
+
+
+TARGETS: dict[str, Target] = {
+    "codec": codec,
+    "encoding": encoding,
+    "manifest": manifest,
+    "plan": plan,
+    "rows_file": rows_file,
+    "shard_file": shard_file,
+}
+
+
+@cache
+def seeds(target: str) -> tuple[bytes, ...]:
+    """Good input of a target, to be changed."""
+    files = {path: data for path, data in pristine().items() if path.parent == NEW}
+    text = files[NEW / MANIFEST]
+    if target == "manifest":
+        return (text,)
+    if target == "plan":
+        return (json.dumps(json.loads(text)["plan"]).encode(),)
+    if target in ("rows_file", "shard_file"):
+        rows = target == "rows_file"
+        return tuple(
+            data
+            for path, data in sorted(files.items())
+            if path.name != MANIFEST and ("rows" in path.name) == rows
+        )
+    if target == "encoding":
+        gradient = np.linspace(-1, 1, LENGTH, dtype=np.float32)
+        return encode_int8(gradient).tobytes(), encode_topk(gradient, 7).tobytes()
+    header = pb.PushHeader(batch=types.BatchId(epoch=1, first=2, count=3), examples=3)
+    chunk = types.Chunk(arena=1, offset=8, data=bytes(range(64)))
+    return (pb.PushGradientsRequest(header=header, chunk=chunk).SerializeToString(),)
