@@ -12,7 +12,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.flood import ROOM_MB, Phase, Watch, attacked, met, table
 from benchmarks.workloads import JOBS
 
-EPOCHS = 2
+EPOCHS = 1
 BATCHES = EPOCHS * 1200
 
 
