@@ -22,13 +22,13 @@ PID_FILE = Path("/var/run/docker.pid")
 LIMIT_S = 1800
 
 
-def run(command: Sequence[str | Path], **environment: str) -> str:
+def run(command: Sequence[str | Path], limit_s: float = LIMIT_S, **environment: str) -> str:
     """Standard output of a command that must succeed; what it said is in the error."""
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=limit_s,
         env={**os.environ, **environment},
         check=False,
     )

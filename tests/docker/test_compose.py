@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.docker.engine import LIMIT_S, ROOT, base_image, compose_command, run
+from tests.docker.killer import killer
 
 # Building the image downloads and unpacks TensorFlow.
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
@@ -25,6 +26,9 @@ SERVERS = {"coordinator": "coordinator", "shard-0": "shard", "shard-1": "shard"}
 
 CONTAINERS = 6
 """The servers, two workers, and the one that made the certificates."""
+
+END_S = 300
+"""How long the job may take until its containers have left. It takes well under a minute."""
 
 EPOCHS = 5
 EXAMPLES = EPOCHS * 60000
@@ -59,7 +63,10 @@ class Compose:
     def wait_for_the_end(self) -> None:
         containers = self.containers()
         assert len(containers) == CONTAINERS
-        statuses = run(["docker", "wait", *containers]).split()
+        try:
+            statuses = run(["docker", "wait", *containers], limit_s=END_S).split()
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"not at its end within {END_S} s\n" + self("logs", "--no-color"))
         assert statuses == ["0"] * CONTAINERS, self("logs", "--no-color")
 
     def down(self) -> None:
@@ -184,46 +191,29 @@ def test_a_cluster_of_containers_trains_mnist(undisturbed: dict[str, Any]) -> No
 def test_what_is_killed_comes_back_and_every_batch_counts_once(
     compose: Compose, undisturbed: dict[str, Any]
 ) -> None:
-    compose("up", "-d", "--scale", "worker=2")
-    victims = [compose.container(service) for service in ("worker", "shard-1")]
-    for victim, step in zip(victims, (100, 500), strict=True):
-        compose.operator("python", "-c", WAIT_FOR_STEP, str(step))
-        kill(victim)
+    since = time.time()
+    compose("up", "-d", *SERVERS)
+    wait_until_healthy({*SERVERS}, since)
+    shard = compose.container("shard-1")
+    # Nothing trains before the killer watches. The job stands still until the shard is back, so
+    # that the order for the worker is not late.
+    with killer(IMAGE, PROJECT) as orders:
+        orders.kill(shard, 300)
+        compose("up", "-d", "--scale", "worker=2", "--no-recreate")
+        worker = compose.container("worker")
+        orders.kill(worker, 600)
+        kills = orders.finish()
+    assert [kill.phase for kill in kills] == ["training", "training"]
+    for step, kill in zip((300, 600), kills, strict=True):
+        assert step <= kill.step < kill.total == EXAMPLES / 200
+        assert kill.step_after < kill.total
     compose.wait_for_the_end()
-    assert [restarts(container) for container in victims] == [1, 1]
+    assert [restarts(container) for container in (shard, worker)] == [1, 1]
     assert sum(map(restarts, compose.containers())) == 2
     summary = read_summary()
     for key in ("phase", "global_step", "batches", "examples", "eval"):
         assert summary[key] == undisturbed[key], key
     assert summary["generation"] > 1
-
-
-WAIT_FOR_STEP = """
-import sys, threading
-from pathlib import Path
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
-from psrpc.identity import Role
-from psrpc.security import Security
-security = Security.from_options(Role.OPERATOR, Path("/app/certs"))
-with CoordinatorClient("coordinator:5000", security) as client:
-    for _ in range(15000):
-        try:
-            status = client.get_job_status()
-        except PsError:
-            status = None
-        if status is not None and status.global_step >= int(sys.argv[1]):
-            sys.exit(0)
-        threading.Event().wait(0.1)
-sys.exit("the job does not come to step " + sys.argv[1])
-"""
-
-
-def kill(container: str) -> None:
-    """The process itself, from outside: the engine would not start again what it killed."""
-    pid = run(["docker", "inspect", "-f", "{{.State.Pid}}", container])
-    as_root = ["docker", "run", "--rm", "--pid=host", "--user=0", IMAGE]
-    run([*as_root, "sh", "-c", f"kill -9 {pid}"])
 
 
 def restarts(container: str) -> int:
