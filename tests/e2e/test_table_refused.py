@@ -94,8 +94,8 @@ def test_a_table_that_is_full_and_evicts_nothing(trained: Path, tmp_path: Path) 
     run = up(trained / "job.py", tmp_path / "run", *SHARDS, check=False, TABLE=limit)
     assert run.code == 1, run.stderr
     assert re.search(
-        r"error PS508: job failed: .*table 'things' is full: shard \d of 2 has 0 rows of at most 10 "
-        r"\(max_rows=20\), and an update creates \d+ more; raise max_rows or min_count, "
+        r"error PS508: job failed: .*table 'things' is full: shard \d of 2 has 0 rows of at most "
+        r"10 \(max_rows=20\), and an update creates \d+ more; raise max_rows or min_count, "
         r"or set eviction to",
         run.stderr,
     )
