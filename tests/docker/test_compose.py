@@ -28,7 +28,7 @@ CONTAINERS = 6
 """The servers, two workers, and the one that made the certificates."""
 
 END_S = 300
-"""How long the job may take until its containers have left. It takes well under a minute."""
+"""How long the job may take until its containers have left."""
 
 EPOCHS = 5
 EXAMPLES = EPOCHS * 60000
@@ -48,7 +48,7 @@ class Compose:
         self._environment = environment
 
     def __call__(self, *arguments: str) -> str:
-        return run([*self._command, *arguments], **self._environment)
+        return run([*self._command, *arguments], LIMIT_S, **self._environment)
 
     def operator(self, *command: str) -> str:
         """What a command says that has the operator's certificate."""
