@@ -6,13 +6,15 @@ import argparse
 import itertools
 import math
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -195,8 +197,21 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
         interrupted = status == INTERRUPTED
         _say(f"error: {reason}" if interrupted else error_line(JobFailed(reason), before))
     if status == INTERRUPTED and any((run_dir / CHECKPOINTS).glob("step-*")):
+        _say(_lost(summary))
         _say(f"go on with: {resume_command(options)}")
     return status
+
+
+def _lost(summary: Mapping[str, Any]) -> str:
+    """What a run that was stopped has to do again, where its last state could not be saved."""
+    saved = re.match(r"checkpoints/step-(\d+)", summary.get("checkpoint") or "")
+    step = summary.get("global_step") or 0
+    if saved is None or int(saved[1]) >= step:
+        return ""
+    return (
+        f"warning: step {step} could not be saved; the newest checkpoint is of step "
+        f"{int(saved[1])}, and what came after it is done again"
+    )
 
 
 def _say(text: str) -> None:

@@ -231,6 +231,17 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
     assert read_summary()["reason"] == "stopped", "the coordinator's own word"
 
 
+def test_a_run_that_was_stopped_and_not_saved_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/x/checkpoints/step-00000040").mkdir(parents=True)
+    for step, lost in ((40, False), (47, True)):
+        checkpoint = "checkpoints/step-00000040"
+        write_summary(job="j", phase="failed", global_step=step, checkpoint=checkpoint)
+        assert up.conclude(Outcome(130, "stopped by a signal"), options(), {}, made=True) == 130
+        said = capsys.readouterr().err
+        warning = "step 47 could not be saved; the newest checkpoint is of step 40, and"
+        assert (warning in said) == lost
+
+
 def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
