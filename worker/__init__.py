@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from worker.data_csv import Csv
     from worker.data_function import Function
     from worker.data_tfrecord import TfRecords
-    from worker.embedding import Embedding
+    from worker.embedding import Embedding, string_ids
     from worker.job import Job
     from worker.rowwise_adagrad import RowwiseAdagrad
     from worker.settings import setting
@@ -32,6 +32,7 @@ __all__ = [
     "RowwiseAdagrad",
     "TfRecords",
     "setting",
+    "string_ids",
 ]
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "RowwiseAdagrad": "worker.rowwise_adagrad",
     "TfRecords": "worker.data_tfrecord",
     "setting": "worker.settings",
+    "string_ids": "worker.embedding",
 }
 
 
