@@ -28,6 +28,9 @@ class PsError(Exception):
     sent = True
     code = "PS699"
 
+    ag_pass_through = True
+    """TensorFlow's AutoGraph raises it as it is, and not an error of its own with its text."""
+
     def __init__(self, message: str = "", *, code: str = "") -> None:
         """An error of the class's code, or of ``code``, or of the one that ``message`` begins with:
         so it stays what it was where only its text is kept, as in a job's reason to fail."""

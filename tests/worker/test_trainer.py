@@ -266,7 +266,7 @@ def test_a_data_source_that_raises_fails_the_job_for_everybody() -> None:
             trainer.run()
         (left,) = coordinator.of(pb.LeaveWorkerRequest)
         assert left.fatal
-        assert left.reason == "train raised RuntimeError: disk on fire"
+        assert left.reason == "PS103: train raised RuntimeError: disk on fire"
 
 
 def test_a_step_that_raises_names_the_batch() -> None:
