@@ -13,8 +13,10 @@ COMMAND = (sys.executable, "-m", "worker.cli")
 @pytest.mark.slow  # imports TensorFlow
 def test_the_coordinators_port_may_be_left_out() -> None:
     done = subprocess.run(
-        (*COMMAND, "run", "--coordinator", "coordinator.invalid", "--connect-timeout", "0")
-        + ("--insecure",),
+        (
+            *(*COMMAND, "run", "--coordinator", "coordinator.invalid"),
+            *("--connect-timeout", "0", "--insecure"),
+        ),
         capture_output=True,
         text=True,
         timeout=120,
