@@ -36,7 +36,7 @@ IDLE_S = 10
 GRACE_S = 1
 """What answers get that are under way when it stops."""
 
-LAST_LOOK_S = 2.0
+LAST_LOOK_S = 4.0
 """How long it stays for those who look on to see how the job has ended."""
 
 SAVE_EVERY_S = 10.0
