@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from coordinator.dashboard_options import add_dashboard_argument
+from coordinator.override_options import add_override_arguments
 from psrpc.config import Configuration
 from psrpc.observing import add_metrics_argument, add_reflection_argument, add_trace_argument
-from psrpc.policy import MODES
 from psrpc.security_options import add_security_arguments
 
 
@@ -22,18 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bind", default="127.0.0.1:5000", metavar="HOST:PORT", help="default: 127.0.0.1:5000"
     )
     parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
-    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
-    parser.add_argument(
-        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a field of the job; may be repeated",
-    )
+    add_override_arguments(parser)
     parser.add_argument(
         "--resume",
         action="store_true",

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from coordinator.dashboard_options import add_dashboard_arguments
+from coordinator.override_options import add_override_arguments
 from coordinator.restarts import MAX_RESTARTS
-from psrpc.policy import MODES
 from psrpc.security_options import add_security_arguments
 
 
@@ -17,22 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
-    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
-    parser.add_argument(
-        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
-    )
+    add_override_arguments(parser)
     parser.add_argument(
         "--resume",
         action="store_true",
         help="go on from the newest checkpoint of --run-dir, or of the job's newest run",
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a field of the job; may be repeated",
     )
     parser.add_argument(
         "--gpu", default="auto", metavar="auto|none|INDEX", help="for the workers; default: auto"
