@@ -17,7 +17,7 @@ from coordinator.gauges import read_gauges
 from coordinator.generations import Generations, Standing
 from coordinator.lapses import OFTEN, Lapses
 from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
-from coordinator.membership import ShardSilent, known_members
+from coordinator.membership import WorkerSilent, known_members
 from coordinator.recovery import Holding
 from coordinator.revocations import Revocations
 from coordinator.run import Run
@@ -114,10 +114,9 @@ class Course:
         """What time alone brings: who has fallen silent, what is awaited, curves to write."""
         now = self.now()
         for effect in self.members.tick(now):
-            if isinstance(effect, ShardSilent):
-                self.training.warn(f"{effect.reason}; it has to come back or to be replaced")
-            else:
-                log.warning("silent", why=effect.reason)
+            # No warning that stays: the status says who is silent for as long as it is.
+            log.warning("silent", why=effect.reason)
+            if isinstance(effect, WorkerSilent):
                 self._lapsed(effect.worker)
                 self.revoke(effect.worker, lost=True)
         self.training.retry(now)
@@ -397,7 +396,7 @@ class Course:
         if self.phase != "stopping" or self.stopping is None:
             return False
         now = self.now()
-        lost = self.members.shards_there(now) < self.run.plan.shards
+        lost = self.members.shards_hoped_for(now) < self.run.plan.shards
         return lost or not self.complete or self.stopping.over(self.training, now)
 
     def _begin(self) -> None:

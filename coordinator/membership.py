@@ -292,6 +292,12 @@ class Membership:
             for s in self.shards
         )
 
+    def shards_hoped_for(self, now: float) -> int:
+        """Those, and shards that are silent, but whose command stream stands: a process that is
+        stopped, or a machine that swaps, still has what it held."""
+        stopped = sum(s.state == "silent" and s.watching for s in self.shards)
+        return self.shards_there(now) + stopped
+
     @property
     def shard_away(self) -> bool:
         """Whether a shard is missing or silent, or has lost its command stream: somebody may have

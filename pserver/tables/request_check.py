@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pserver.tables.lanes import in_lanes
 from psrpc.errors import InvalidArgument
 from psrpc.tables import Ids, Rows, TableSpec, shard_of
 
@@ -58,11 +59,15 @@ def check_gradients(spec: TableSpec, rows: Rows) -> None:
             f"float32[{len(rows.ids)}, {spec.width}]"
         )
     step = max(1, _BLOCK // spec.width)
-    for start in range(0, len(values), step):
-        finite = np.isfinite(values[start : start + step])
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0]
-            raise InvalidArgument(
-                f"table {spec.name!r}: the gradient of id {rows.ids[start + row]} is "
-                f"{values[start + row, column]} in column {column}; nothing was applied"
-            )
+
+    def check(_lane: int, part: slice) -> None:
+        for start in range(part.start, part.stop, step):
+            finite = np.isfinite(values[start : min(start + step, part.stop)])
+            if not finite.all():
+                row, column = np.argwhere(~finite)[0]
+                raise InvalidArgument(
+                    f"table {spec.name!r}: the gradient of id {rows.ids[start + row]} is "
+                    f"{values[start + row, column]} in column {column}; nothing was applied"
+                )
+
+    in_lanes(len(values), 4 * spec.width, check)

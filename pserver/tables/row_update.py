@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.tables.hash_index import Slots
+from pserver.tables.lanes import LANES, in_lanes
 from pserver.tables.memory import scatter
 from pserver.tables.part import Floats
 from pserver.tables.row_store import RowStore
@@ -45,8 +46,11 @@ class RowUpdate:
         self.slots = dict(self._rule.slots)
         self.slot_widths = {name: 1 if name in PER_ROW else spec.width for name in self.slots}
         self._rows = max(1, _BLOCK // spec.width)
-        self._scratch = [self._block(spec.width) for _ in range(4)]
-        self._slot_scratch = [self._block(wide) for wide in self.slot_widths.values()]
+        self._row_nbytes = 4 * spec.width
+        self._scratch = [[self._block(spec.width) for _ in range(4)] for _ in range(LANES)]
+        self._slot_scratch = [
+            [self._block(wide) for wide in self.slot_widths.values()] for _ in range(LANES)
+        ]
 
     def apply(
         self,
@@ -63,21 +67,26 @@ class RowUpdate:
         """
         rate = self._rate(iterations) * np.float32(rate_scale)
         factors = self._rule.factors(rate, iterations, "float32")
-        # A run that diverges says so by its loss, as on arenas.
-        with np.errstate(all="ignore"):
-            values = store.values.rows()
-            slots = [column.rows() for column in store.slots.values()]
-            for start in range(0, len(at), self._rows):
-                block = slice(start, min(start + self._rows, len(at)))
-                if picked is None:
-                    self._update(values, slots, at[block], gradients[block], factors)
-                else:
-                    own = self._scratch[3][: block.stop - start]
-                    np.take(gradients, picked[block], axis=0, out=own, mode="clip")
-                    self._update(values, slots, at[block], own, factors)
+        values = store.values.rows()
+        slots = [column.rows() for column in store.slots.values()]
+
+        def update(lane: int, part: slice) -> None:
+            # A run that diverges says so by its loss, as on arenas.
+            with np.errstate(all="ignore"):
+                for start in range(part.start, part.stop, self._rows):
+                    block = slice(start, min(start + self._rows, part.stop))
+                    if picked is None:
+                        own = gradients[block]
+                    else:
+                        own = self._scratch[lane][3][: block.stop - start]
+                        np.take(gradients, picked[block], axis=0, out=own, mode="clip")
+                    self._update(lane, values, slots, at[block], own, factors)
+
+        in_lanes(len(at), self._row_nbytes, update)
 
     def _update(
         self,
+        lane: int,
         values: Floats,
         slots: list[Floats],
         at: Slots,
@@ -85,12 +94,12 @@ class RowUpdate:
         factors: object,
     ) -> None:
         n = len(at)
-        rows, first, second, clipped = (scratch[:n] for scratch in self._scratch)
+        rows, first, second, clipped = (scratch[:n] for scratch in self._scratch[lane])
         if self._clip:
             limit = np.float32(self._clip)
             gradients = np.clip(gradients, -limit, limit, out=clipped)
         np.take(values, at, axis=0, out=rows, mode="clip")
-        own = [scratch[:n] for scratch in self._slot_scratch]
+        own = [scratch[:n] for scratch in self._slot_scratch[lane]]
         for column, scratch in zip(slots, own, strict=True):
             np.take(column, at, axis=0, out=scratch, mode="clip")
         self._rule.update(rows, gradients, own, factors, (first, second))

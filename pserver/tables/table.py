@@ -11,6 +11,7 @@ from pserver.tables.eviction import victims
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
+from pserver.tables.lanes import in_lanes
 from pserver.tables.part import Counts, Floats, TablePart, check_part
 from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
@@ -82,7 +83,12 @@ class Table:
         """Writes the rows of ``ids`` to ``into``, of absent ones the initial values. Creates
         nothing."""
         at = self._store.find(ids)
-        np.take(self._store.values.rows(), at, axis=0, out=into, mode="clip")
+        values = self._store.values.rows()
+
+        def read(_lane: int, part: slice) -> None:
+            np.take(values, at[part], axis=0, out=into[part], mode="clip")
+
+        in_lanes(len(at), self._store.values.row_nbytes, read)
         absent = np.flatnonzero(at < 0)
         self._initial.fill_to(ids[absent], absent, into)
 

@@ -786,6 +786,21 @@ def test_what_ends_a_stop(tmp_path: Path, how: str) -> None:
     assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
 
 
+def test_a_stop_waits_for_a_shard_that_stands_still(tmp_path: Path) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    worker.lease(worker.train(worker.batches()))
+    coordinator.course.stop()
+    for _ in range(int(LEASE_S) + 2):
+        coordinator.tick(1.0)
+        coordinator.shards[1].beat()
+    assert coordinator.course.members.waiting_for_shards(coordinator.clock.now())
+    assert phase(coordinator) == "stopping"
+    coordinator.shards[0].beat()
+    coordinator.settle()
+    assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
+    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+
+
 def test_a_shard_that_leaves_waits_for_a_checkpoint_after_its_word(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16, checkpoint_every=1)
     worker.lease(worker.train(worker.batches()))

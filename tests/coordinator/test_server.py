@@ -349,10 +349,7 @@ def test_a_shard_that_stays_away_is_waited_for_and_named(tmp_path: Path) -> None
         status = client.get_job_status()
         assert status.phase == "training"
         assert status.waiting_for.startswith("shard 1 at 127.0.0.1:6001 has been silent for 400 s")
-        assert status.warnings == [
-            "shard 1 at 127.0.0.1:6001 has been silent for 12 s; it has to come back or to be "
-            "replaced"
-        ]
+        assert not status.warnings  # of what may pass
 
 
 def test_watch_repeats_what_a_shard_missed(tmp_path: Path) -> None:

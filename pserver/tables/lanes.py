@@ -1,0 +1,47 @@
+"""Work on many rows, shared between the cores of a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+LANES = min(4, _CORES)
+"""Threads that share a piece of work; more would wait for the same memory."""
+
+WORTH_BYTES = 1 << 20
+"""Of rows: for less, waking a thread takes as long as the work."""
+
+_pool = ThreadPoolExecutor(max(1, LANES - 1), "rows")
+
+
+def in_lanes(rows: int, row_nbytes: int, work: Callable[[int, slice], None]) -> None:
+    """Calls ``work`` for parts of ``range(rows)`` that make up the whole, side by side, each with
+    the number of its lane, less than :data:`LANES`; few rows are one part.
+
+    Worth it where ``work`` is NumPy's, which lets other threads run. What is written must not
+    depend on where the parts are cut. The caller's thread takes a part itself.
+
+    Raises:
+        Exception: what ``work`` raised; no part is under way any more.
+    """
+    lanes = LANES if rows * row_nbytes >= WORTH_BYTES else 1
+    cuts = [rows * lane // lanes for lane in range(lanes + 1)]
+    parts = [slice(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    others = [_pool.submit(_do, [(work, lane, parts[lane])]) for lane in range(1, lanes)]
+    try:
+        work(0, parts[0])
+    finally:
+        errors = [other.exception() for other in others]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _do(task: list[tuple[Callable[[int, slice], None], int, slice]]) -> None:
+    # The pool knows the list for a moment longer than anybody waits; it must not know the arrays,
+    # since a column of which a view lives cannot grow in place.
+    work, lane, part = task.pop()
+    work(lane, part)
