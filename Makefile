@@ -67,7 +67,7 @@ planted: $(INSTALLED)
 	$(PY) -m tests.planted $(ARGS)
 
 mistakes: $(INSTALLED)
-	$(PYTEST) tests/mistakes
+	$(PYTEST) tests/mistakes --durations 0
 
 soak: $(INSTALLED)
 	$(PY) -m benchmarks.soak $(ARGS)

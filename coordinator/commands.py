@@ -33,6 +33,7 @@ class UpOptions:
         max_restarts: of processes that die or hang, all together; 0 is never.
         slow_down: the last worker takes so many times as long to compute as it would.
         dashboard: HOST:PORT at which browsers can look; None for nowhere.
+        trace: where all processes send their spans; empty for nowhere.
         security: an operator's; all processes use the same files.
     """
 
@@ -54,6 +55,7 @@ class UpOptions:
     max_restarts: int = MAX_RESTARTS
     slow_down: float = 1.0
     dashboard: str | None = None
+    trace: str = ""
     security: Security = PLAINTEXT
 
 
@@ -200,4 +202,6 @@ def _of_every_member(options: UpOptions, address: str) -> list[str]:
 
 def _of_every_child(options: UpOptions) -> list[str]:
     common = ["--log-format", options.log_format, "--die-with-parent"]
+    if options.trace:
+        common += ["--trace", options.trace]
     return [*common, *options.security.options()]

@@ -120,6 +120,7 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
         max_restarts=args.max_restarts,
         slow_down=args.slow_down,
         dashboard=args.dashboard,
+        trace=args.trace,
         security=security,
     )
 

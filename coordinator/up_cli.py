@@ -8,6 +8,7 @@ from pathlib import Path
 from coordinator.dashboard_options import add_dashboard_arguments
 from coordinator.override_options import add_override_arguments
 from coordinator.restarts import MAX_RESTARTS
+from psrpc.observing import add_trace_argument
 from psrpc.security_options import add_security_arguments
 
 
@@ -76,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="console",
         help="of the processes' logs in RUN_DIR/logs; default: console",
     )
+    add_trace_argument(parser)
     add_security_arguments(parser, listens=True)
 
 

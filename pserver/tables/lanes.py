@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -29,7 +30,7 @@ def in_lanes(rows: int, row_nbytes: int, work: Callable[[int, slice], None]) -> 
     """
     lanes = LANES if rows * row_nbytes >= WORTH_BYTES else 1
     cuts = [rows * lane // lanes for lane in range(lanes + 1)]
-    parts = [slice(start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    parts = [slice(start, stop) for start, stop in pairwise(cuts)]
     others = [_pool.submit(_do, [(work, lane, parts[lane])]) for lane in range(1, lanes)]
     try:
         work(0, parts[0])

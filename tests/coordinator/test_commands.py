@@ -60,6 +60,12 @@ def test_the_last_worker_is_the_slow_one() -> None:
         assert "--slow-down" not in line(members[name].arguments)
 
 
+def test_spans_of_all_processes_go_to_one_place() -> None:
+    processes = cluster(replace(ALL, trace="http://a/v1/traces"), {}, cores=8, address="a:1")
+    for command in (processes.coordinator, *processes.members.values()):
+        assert " --trace http://a/v1/traces" in line(command.arguments)
+
+
 def test_what_was_not_said_is_left_to_the_job() -> None:
     options = UpOptions(job="job.py", shards=1, workers=1, run_dir=Path("r"))
     processes = cluster(options, {}, cores=1, address="a:1")
