@@ -94,7 +94,7 @@ class Board:
         with self._lock:
             recorder = self._recorder or Recorder("")
             recent, whole = recorder.points.recent, recorder.points.whole
-            width, events = recorder.points.width, list(recorder.events)
+            width, events = recorder.points.width, recorder.events
         return {
             "run_id": recorder.run_id,
             "recent": columns(recent),

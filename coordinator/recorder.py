@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from coordinator.points import Point, Points
@@ -16,7 +17,10 @@ FORMAT = 1
 """Of the JSON. Load-bearing."""
 
 EVENTS = 400
-"""The newest are kept."""
+"""The newest are kept; of those that every epoch brings at most half as many, so that they do not
+push out what went wrong."""
+
+_ROUTINE = ("evaluation", "checkpoint")
 
 LONGEST_TEXT = 500
 """Characters of an event; what is longer is cut."""
@@ -34,10 +38,16 @@ class Recorder:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.points = Points()
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._routine: deque[dict[str, Any]] = deque(maxlen=EVENTS // 2)
+        self._others: deque[dict[str, Any]] = deque(maxlen=EVENTS // 2)
         self._last = GetJobStatusResponse()
         self._looked: float | None = None
         self._number = 0
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return sorted([*self._routine, *self._others], key=itemgetter("number"))
 
     def look(self, status: GetJobStatusResponse, now: float) -> None:
         """The state of the job at ``now``."""
@@ -58,7 +68,7 @@ class Recorder:
             "run_id": self.run_id,
             "looked": self._looked,
             "points": self.points.to_json(),
-            "events": list(self.events),
+            "events": self.events,
         }
 
     def resume(self, document: Any, now: float) -> bool:
@@ -73,7 +83,8 @@ class Recorder:
         except (KeyError, TypeError, ValueError):
             return False
         self.points = points
-        self.events.extend(events)
+        for event in events:
+            self._keep(event)
         self._number = max((event["number"] for event in events), default=0)
         step = points.recent[-1].step if points.recent else 0
         away = ""
@@ -89,7 +100,7 @@ class Recorder:
         if event.kind in _ONCE and any(known["text"] == text for known in self.events):
             return
         self._number += 1
-        self.events.append(
+        self._keep(
             {
                 "number": self._number,
                 "at": now,
@@ -98,6 +109,9 @@ class Recorder:
                 "text": text,
             }
         )
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        (self._routine if event["kind"] in _ROUTINE else self._others).append(event)
 
 
 def _point(last: GetJobStatusResponse, status: GetJobStatusResponse, now: float) -> Point:

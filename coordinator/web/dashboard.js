@@ -1,6 +1,6 @@
 // Asks the coordinator once a second how the job stands, and shows it.
 import { Chart } from "./charts.js";
-import { lanes, list } from "./lanes.js";
+import { lanes, list, newest } from "./lanes.js";
 import { head, histogram, progress, shards, tiles, workers } from "./tables.js";
 import { clock, count, duration, el, measure, plural, rate, show } from "./words.js";
 
@@ -149,7 +149,7 @@ function drawMetrics(evaluations) {
 function drawTimeline(events, now) {
   const box = at("lanes");
   show(box, lanes(events, Math.max(280, Math.floor(box.clientWidth)), now));
-  show(at("events"), list(events, seen.all ? events.length : EVENTS_SHOWN, now));
+  show(at("events"), list(seen.all ? events : newest(events, EVENTS_SHOWN), now));
   const more = at("more");
   more.hidden = events.length <= EVENTS_SHOWN;
   more.textContent = seen.all ? "Show fewer" : `Show all ${count(events.length)} events`;

@@ -9,6 +9,7 @@ const LANES = [
   ["Failures", ["failure", "warning"], "cross"],
 ];
 const WORDS = { phase: "Phase", mode: "Mode", member: "Member", failure: "Failure", restart: "Restart", evaluation: "Evaluation", checkpoint: "Checkpoint", waiting: "Waiting", warning: "Warning" };
+const ROUTINE = ["checkpoint", "evaluation"];
 const LABEL = 104;
 const ROW = 24;
 
@@ -40,8 +41,17 @@ function mark(shape, x, y) {
   return el("path", { class: "hollow thick", d: `M${x - 4} ${y - 4}l8 8m0-8l-8 8` });
 }
 
-export function list(events, most, now) {
-  return events.slice(-most).reverse().map((event) =>
+/** The newest, at least half of them not of the kinds that every epoch brings, if there are so many. */
+export function newest(events, most) {
+  const found = new Set(events.filter((event) => !ROUTINE.includes(event.kind)).slice(-most / 2));
+  for (const event of [...events].reverse()) {
+    if (found.size < most) found.add(event);
+  }
+  return events.filter((event) => found.has(event));
+}
+
+export function list(events, now) {
+  return [...events].reverse().map((event) =>
     el("li", { class: `event ${event.kind}` },
       el("time", { datetime: new Date(event.at * 1000).toISOString() }, clock(event.at, now)),
       el("span", { class: "kind" }, WORDS[event.kind] ?? event.kind),

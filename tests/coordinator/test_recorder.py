@@ -30,10 +30,10 @@ def seen(*statuses: pb.GetJobStatusResponse) -> list[tuple[str, str]]:
     """What is told of all but the first."""
     recorder = Recorder("r")
     recorder.look(statuses[0], NOW)
-    recorder.events.clear()
+    first = len(recorder.events)
     for second, one in enumerate(statuses[1:], 1):
         recorder.look(one, NOW + second)
-    return told(recorder)
+    return told(recorder)[first:]
 
 
 def test_a_job_that_goes_well() -> None:
@@ -97,12 +97,18 @@ def test_points_are_of_training_alone_and_in_steps() -> None:
     assert points[1].workers == 1.0
 
 
-def test_events_are_bounded() -> None:
+def test_events_are_bounded_and_routine_pushes_out_nothing_else() -> None:
     recorder = Recorder("r")
     for number in range(EVENTS + 5):
         recorder.look(status(waiting_for="x" * 2000 + str(number % 2)), NOW + number)
-    assert len(recorder.events) == EVENTS
+    assert len(recorder.events) == EVENTS // 2
     assert max(len(event["text"]) for event in recorder.events) == LONGEST_TEXT
+    others = recorder.events
+    for number in range(EVENTS):
+        recorder.look(status(newest_checkpoint=f"c/{number}"), NOW + EVENTS + 5 + number)
+    assert len(recorder.events) == EVENTS
+    assert {event["kind"] for event in recorder.events[EVENTS // 2 :]} == {"checkpoint"}
+    assert recorder.events[: EVENTS // 2] == others
 
 
 def test_a_coordinator_that_was_started_again_goes_on() -> None:
