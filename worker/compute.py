@@ -26,6 +26,7 @@ from worker.local_sgd import LocalSgd
 from worker.local_steps import LocalSteps
 from worker.replica import Replica
 from worker.row_sets import HEADROOM, ReceivedRows, RowSets, rows_nbytes
+from worker.row_sums import RowSums
 from worker.seeds import seed_state
 from worker.waits import Waits
 
@@ -55,18 +56,24 @@ class BatchReader:
         if self._finder is None:
             return StepInput(seeds, placed)
         with user_code(f"the ids of {batch}"):
-            return with_ids(self._finder, self._device, seeds, placed)
+            # The host sums gradients up by itself, see FlatStep.
+            orders = not self._device.is_host
+            return with_ids(self._finder, self._device, seeds, placed, orders=orders)
 
 
-def with_ids(finder: IdFinder, device: Device, seeds: Any, batch: Batch) -> StepInput:
-    """The input of a step on ``batch``, which is on ``device``, with what it asks of tables.
+def with_ids(
+    finder: IdFinder, device: Device, seeds: Any, batch: Batch, *, orders: bool = False
+) -> StepInput:
+    """The input of a step on ``batch``, which is on ``device``, with what it asks of tables; with
+    ``orders`` the step can sum gradients up there.
 
     Raises:
         InvalidJob: its ids cannot be found, or are not in their table.
     """
     on_host: Batch = tf.nest.map_structure(device.send, batch)
     ids = finder(device.send(seeds), on_host, batch_signature(batch))
-    return StepInput(seeds, batch, ids, device.place((*ids.places, *ids.orders)))
+    placed = tuple(by.order for by in ids.orders) if orders else ()
+    return StepInput(seeds, batch, ids, device.place(ids.places), device.place(placed))
 
 
 def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
@@ -122,6 +129,7 @@ class Compute:
         self._feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
         self._current: ParameterBuffers
         self._rows: RowSets
+        self._sums = RowSums(plan.tables)
 
     def __enter__(self) -> Compute:
         self._feed.__enter__()
@@ -139,6 +147,7 @@ class Compute:
         """Receives parameters there from now on."""
         self._current, self.spare = map(ParameterBuffers, workspace.sets)
         self._rows = RowSets(self._tables, workspace.row_sets)
+        self._sums = RowSums(self._tables, workspace.row_outbox)
 
     def leave(self) -> None:
         """Lets go of the workspace and of what was expected, to join anew.
@@ -148,6 +157,7 @@ class Compute:
         """
         self._current = self.spare = ParameterBuffers({})
         self._rows = RowSets(self._tables)
+        self._sums = RowSums(self._tables)
         self.forget()
         if self._compressor is not None:
             self._compressor.forget()
@@ -197,7 +207,7 @@ class Compute:
 
     def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
         """The gradient of ``batch``, as ``read`` gave it, at the current parameters and its
-        ``rows``. Valid until the second ``swap``.
+        ``rows``. Valid until the second ``swap``, gradients of rows until the next call.
 
         Raises:
             InvalidJob: the step failed; the message says how.
@@ -205,7 +215,7 @@ class Compute:
         try:
             if self._step is not None:
                 tensors = () if rows is None else tuple(map(tensor_of, rows.values))
-                return self._step(self._current.tensors, given, tensors)
+                return self._step(self._current.tensors, given, tensors, self._sums)
             assert self._local is not None  # one of the two
             return self._local(self._current.tensors, given, self._version)
         except Exception:

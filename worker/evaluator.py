@@ -162,7 +162,7 @@ class Evaluator:
             _seeds: tf.Tensor,
             batch: Batch,
             places: tuple[tf.Tensor, ...],
-            _orders: tuple[tf.Tensor, ...],
+            _orders: tuple[()],
             rows: tuple[tf.Tensor, ...],
         ) -> tf.Tensor:
             return self._run(arenas, batch, FetchedRows(rows, calls, places))

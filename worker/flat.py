@@ -27,6 +27,7 @@ from worker.id_finder import FoundIds
 from worker.layout import Layout, Span
 from worker.lookups import FetchedRows, LookUps
 from worker.row_gradients import row_gradients, table_specs
+from worker.row_sums import RowSums
 from worker.rows import RowsNeeded
 from worker.trace import TRACING, Trace
 
@@ -67,7 +68,8 @@ class StepInput:
         seeds: int64 ``[seed generators, 2]``, their states.
         batch: ``(x, y)`` or ``(x, y, sample_weight)``.
         ids: what it asks of embedding tables; None where there are none.
-        places: of each call of a layer, and orders of each table, as in ``ids``, but tensors.
+        places: of each call of a layer, as in ``ids``, but tensors.
+        orders: of each table, the same; none on the host.
         tensors: all of them, flat.
         signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. These
             two are found when the input is made, ahead of the step.
@@ -77,12 +79,13 @@ class StepInput:
     batch: Batch
     ids: FoundIds | None = None
     places: Sequence[tf.Tensor] = ()
+    orders: Sequence[tf.Tensor] = ()
     tensors: Sequence[tf.Tensor] = field(init=False)
     signature: object = field(init=False)
 
     def __post_init__(self) -> None:
         flat = tf.nest.flatten((self.seeds, self.batch))
-        object.__setattr__(self, "tensors", [*flat, *self.places])
+        object.__setattr__(self, "tensors", [*flat, *self.places, *self.orders])
         object.__setattr__(self, "signature", batch_signature(self.batch))
 
     @property
@@ -102,7 +105,7 @@ class StepResult:
         loss: mean over the batch, with the model's own losses.
         finite: no element of the gradients is NaN or infinite, as it travels.
         rows: what each shard gets for the rows of embedding tables, by the index of the table:
-            their gradients. Empty if not finite, or without tables.
+            their gradients. Empty if not finite, or without tables. Good until the next step.
     """
 
     gradients: tuple[Gradient, ...]
@@ -119,7 +122,9 @@ class FlatStep:
     few: a batch and the last of an epoch, and where micro-batches are cut by the speed of workers,
     multiples of an eighth of ``batch_size``, of which a round of K has no more than 8 K. How many
     rows of an embedding table there are differs from batch to batch, and that alone is relaxed:
-    they are only gathered from, and their gradient is summed up in the order of the batch.
+    they are only gathered from, and their gradient is summed up in the order of the batch: on a
+    device as part of the step, since that makes less of it to be sent; on the host by
+    :class:`worker.row_sums.RowSums`, where the shards read it.
     """
 
     def __init__(
@@ -139,18 +144,21 @@ class FlatStep:
         self._layout = Layout(plan, "plain" if compressor else wire)
         self._function = tf.function(self._run)
         self._traces: dict[object, Trace] = {}
+        self._sums = RowSums(plan.tables)
 
     def __call__(
         self,
         parameters: Sequence[tf.Tensor],
         given: StepInput,
         rows: Sequence[tf.Tensor] = (),
+        sums: RowSums | None = None,
     ) -> StepResult:
         """Computes the gradient of a batch at ``parameters``, per arena ``[length]``, on the host.
 
         Args:
             rows: of each table the rows that ``given`` needs, float32 ``[at least 1, width]``, on
                 the host.
+            sums: where the gradients of rows are summed up on the host; None is memory of its own.
 
         Raises:
             Exception: whatever the model, its loss or TensorFlow raises.
@@ -164,12 +172,20 @@ class FlatStep:
         outputs = map(self._device.send, trace((*arenas, *given.tensors, *rows)))
         *buffers, (loss, power) = [np.asarray(memoryview(output)) for output in outputs]
         dense = len(self._layout.spans)
-        result = step_result(
-            self._layout, self._compressor, buffers[:dense], loss, power, buffers[dense:]
-        )
-        if given.needed is None or not result.finite:
-            return result
-        return replace(result, rows=given.needed.split(buffers[dense:], self._plan.shards))
+        buffers, changes = buffers[:dense], buffers[dense:]
+        if given.ids is None:
+            return step_result(self._layout, self._compressor, buffers, loss, power)
+        if given.orders:
+            result = step_result(self._layout, self._compressor, buffers, loss, power, changes)
+            parts: Sequence[Mapping[int, Rows]]
+            parts = given.ids.needed.split(changes, self._plan.shards)
+        else:
+            summed = (sums or self._sums).sum(given.ids.needed, given.ids.orders, changes)
+            if summed is None:
+                return StepResult((), float(loss), False)
+            result = step_result(self._layout, self._compressor, buffers, loss, power)
+            parts = summed
+        return replace(result, rows=tuple(parts)) if result.finite else result
 
     def _trace(self, arenas: tuple[tf.Tensor, ...], given: StepInput) -> Trace:
         if given.ids is None:
@@ -189,7 +205,7 @@ class FlatStep:
                 return self._differentiate(arenas, seeds, batch, tables)
 
         concrete = tf.function(run).get_concrete_function(
-            arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids)
+            arenas, given.seeds, given.batch, *table_specs(self._plan, given.ids, given.orders)
         )
         return Trace(concrete)
 
@@ -216,7 +232,9 @@ class FlatStep:
         rows = []
         if tables is not None:
             rows = row_gradients(self._plan, tables, changes[len(values) :])
-        vitals = tf.stack([tf.cast(loss, tf.float64), power_of([*buffers, *rows])])
+        # What is summed up on the host is looked at there.
+        vital = [*buffers, *rows] if tables is not None and tables.orders else buffers
+        vitals = tf.stack([tf.cast(loss, tf.float64), power_of(vital)])
         return (*encoded(spans, buffers), *rows, vitals)
 
     def _buffer(
@@ -272,7 +290,8 @@ def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
 def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
     """A float64 that is finite only if all of ``buffers`` are: half of their sum of squares. One
     pass over memory, instead of a look at each element."""
-    return tf.add_n([tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers])
+    powers = [tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers]
+    return tf.add_n(powers) if powers else tf.zeros([], tf.float64)
 
 
 def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -15,7 +15,7 @@ from psrpc.tables import TableSpec
 from worker.data import Batch, map_arrays
 from worker.devices import HOST
 from worker.lookups import Asked, LookUps, NoRows
-from worker.rows import Call, Places, RowsNeeded, by_row, find_rows
+from worker.rows import ByRow, Call, Places, RowsNeeded, by_row, find_rows
 from worker.table_options import TableOptions, same_tables, tables_of
 from worker.trace import TRACING, Trace
 
@@ -68,7 +68,7 @@ class FoundIds:
     calls: tuple[Call, ...]
     shapes: tuple[tf.TensorShape, ...]
     places: tuple[Places, ...]
-    orders: tuple[Places, ...]
+    orders: tuple[ByRow, ...]
 
 
 class IdFinder:

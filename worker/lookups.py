@@ -66,7 +66,8 @@ class FetchedRows:
         rows: of each table of the plan, float32 ``[at least 1, width]``.
         calls: that the run makes, in order.
         places: of each call, int32: where its ids are among the rows of its table; -1 is none.
-        orders: of each table, see :func:`worker.rows.by_row`; for gradients.
+        orders: of each table, see :class:`worker.rows.ByRow`; none where gradients are summed up
+            outside of the step.
     """
 
     rows: Sequence[tf.Tensor]
@@ -99,7 +100,7 @@ class FetchedRows:
 
     def _gather(self, table: int) -> None:
         """The rows of all calls that ask ``table``, at once: so the table has one gradient, of ids
-        in the order of :func:`worker.rows.by_row`."""
+        in the order of :class:`worker.rows.ByRow`."""
         mine = [index for index, call in enumerate(self.calls) if call.table == table]
         flat = [tf.reshape(self.places[index], [-1]) for index in mine]
         rows = self.rows[table]

@@ -73,6 +73,21 @@ class RowsNeeded:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class ByRow:
+    """Where the ids of one table stand in a batch, those of one row after those of another.
+
+    Attributes:
+        order: int32, places in all ids of the table, those of one call after those of the other;
+            none of ids that come to no row. In the order of the rows, and as in the batch where
+            several share one.
+        starts: int64 ``[rows + 1]``: row r has ``order[starts[r]:starts[r + 1]]``, at least one.
+    """
+
+    order: Places
+    starts: npt.NDArray[np.int64]
+
+
 def find_rows(
     tables: Sequence[TableSpec], calls: Sequence[Call], found: Sequence[Ids], shards: int
 ) -> tuple[RowsNeeded, tuple[Places, ...]]:
@@ -126,10 +141,8 @@ def find_rows(
 
 def by_row(
     tables: Sequence[TableSpec], calls: Sequence[Call], places: Sequence[Places]
-) -> tuple[Places, ...]:
-    """Of each table, where its ids that come to a row stand in all of its ids, those of one call
-    after those of the other: int32, in the order of their places, and as in the batch where several
-    share one."""
+) -> tuple[ByRow, ...]:
+    """Of each table, the order of its ids by their row. Each row that a batch needs has one."""
     orders = []
     for index in range(len(tables)):
         mine = [
@@ -141,7 +154,9 @@ def by_row(
         # To sort numbers is faster than to find the order that sorts them.
         keys = at.astype(np.int64) << 32 | np.arange(at.size)
         keys.sort()
-        orders.append(keys[np.count_nonzero(at < 0) :].astype(np.int32))
+        keys = keys[np.count_nonzero(at < 0) :]
+        starts = np.flatnonzero(np.diff(keys >> 32, prepend=-1))
+        orders.append(ByRow(keys.astype(np.int32), np.append(starts, keys.size)))
     return tuple(orders)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pserver.tables.lanes import in_lanes
 from psrpc.errors import InvalidArgument
+from psrpc.lanes import in_lanes
 from psrpc.tables import Ids, Rows, TableSpec, shard_of
 
 _BLOCK = 1 << 16

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.tables.hash_index import Slots
-from pserver.tables.lanes import LANES, in_lanes
 from pserver.tables.memory import scatter
 from pserver.tables.part import Floats
 from pserver.tables.row_store import RowStore
 from pserver.tables.rules import PER_ROW, make_row_rule
 from pserver.updates.schedules import make_schedule
 from psrpc.errors import InvalidJob
+from psrpc.lanes import LANES, in_lanes
 from psrpc.plan import aligned_empty
 from psrpc.tables import TableSpec
 

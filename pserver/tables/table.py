@@ -11,13 +11,13 @@ from pserver.tables.eviction import victims
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
-from pserver.tables.lanes import in_lanes
 from pserver.tables.part import Counts, Floats, TablePart, check_part
 from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
 from pserver.tables.row_update import RowUpdate
 from psrpc.errors import ResourceExhausted, TableFull
+from psrpc.lanes import in_lanes
 from psrpc.tables import Ids, Rows, TableSpec
 
 MAX_CANDIDATES = 1 << 22

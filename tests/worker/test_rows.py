@@ -55,11 +55,14 @@ def test_the_order_by_row_is_that_of_the_batch_within_a_row() -> None:
     found = [ids([3, 9], [1, 3]), ids(7, -7, 7), ids(1, 1)]
     _, places = find_rows(tables, calls, found, 1)
     first, second, none = by_row(tables, calls, places)
-    np.testing.assert_array_equal(first, [1, 0, 2])
+    np.testing.assert_array_equal(first.order, [1, 0, 2])
+    np.testing.assert_array_equal(first.starts, [0, 1, 3])
     # Of 3, 9, 1, 3, 1, 1 without the second.
-    np.testing.assert_array_equal(second, [2, 4, 5, 0, 3])
-    assert none.shape == (0,)
-    assert {each.dtype.name for each in (first, second, none)} == {"int32"}
+    np.testing.assert_array_equal(second.order, [2, 4, 5, 0, 3])
+    np.testing.assert_array_equal(second.starts, [0, 3, 5])
+    assert none.order.shape == (0,)
+    assert none.starts.tolist() == [0]
+    assert {each.order.dtype.name for each in (first, second, none)} == {"int32"}
 
 
 def test_gradients_are_cut_as_the_ids_are() -> None:

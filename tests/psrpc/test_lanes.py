@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.tables import lanes, row_update
-from pserver.tables.lanes import LANES, WORTH_BYTES, in_lanes
+from pserver.tables import row_update
 from pserver.tables.memory import Column
 from pserver.tables.table import Table
+from psrpc import lanes
 from psrpc.errors import InvalidArgument
+from psrpc.lanes import LANES, WORTH_BYTES, in_lanes
 from psrpc.tables import Rows
 from tests.pserver.tables.table_cases import spec
 

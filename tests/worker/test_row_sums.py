@@ -1,0 +1,90 @@
+"""Gradients of ids become gradients of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psrpc import lanes
+from psrpc.tables import TableSpec
+from tests.pserver.tables.table_cases import spec
+from worker.row_sums import RowSums
+from worker.rows import Call, IdRule, by_row, find_rows
+
+FIRST = spec(name="first", width=3)
+SECOND = spec(name="second", width=5)
+CALLS = [Call(1, IdRule("a", padding=0)), Call(0, IdRule("b")), Call(1, IdRule("c"))]
+
+
+def found(count: int = 40) -> list[Any]:
+    """Ids of which few come once, one most often, and some of which count for nothing."""
+    random = np.random.default_rng(count)
+    return [
+        np.where(random.random(count) < 0.3, 7, random.integers(0, 4 * count, count)),
+        random.integers(-10, 10, (count, 2)),
+        random.integers(0, 9, count),
+    ]
+
+
+def gradients(ids: list[Any], tables: tuple[TableSpec, ...] = (FIRST, SECOND)) -> list[Any]:
+    random = np.random.default_rng(5)
+    counts = [ids[1].size, ids[0].size + ids[2].size]
+    return [
+        random.integers(-8, 8, (count, table.width)).astype(np.float32)
+        for count, table in zip(counts, tables, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("lanes_now", [1, 3])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("count", [1, 40, 3000])
+@pytest.mark.parametrize("room", [None, 0, 100, 1 << 20])
+def test_every_gradient_counts_once(
+    monkeypatch: pytest.MonkeyPatch, room: int | None, count: int, shards: int, lanes_now: int
+) -> None:
+    monkeypatch.setattr(lanes, "LANES", lanes_now)
+    monkeypatch.setattr(lanes, "WORTH_BYTES", 0)
+    ids = found(count)
+    given = gradients(ids)
+    needed, places = find_rows([FIRST, SECOND], CALLS, ids, shards)
+    orders = by_row([FIRST, SECOND], CALLS, places)
+    boxes = [] if room is None else [np.zeros(room, np.uint8) for _ in range(shards)]
+    sums = RowSums([FIRST, SECOND], boxes)
+    for _ in range(2):
+        parts = sums.sum(needed, orders, given) or ()
+        assert len(parts) == shards
+        # Small whole numbers: exact in any order.
+        for table, flat in ((0, ids[1].ravel()), (1, np.concatenate([ids[0], ids[2]]))):
+            rows = [part[table] for part in parts if table in part]
+            mine = {int(i): v for each in rows for i, v in zip(each.ids, each.values, strict=True)}
+            counts = np.ones(len(flat), bool)
+            if table == 1:
+                counts[: len(ids[0])] = ids[0] != 0
+            assert sorted(mine) == np.unique(flat[counts]).tolist()
+            for one, sum_ in mine.items():
+                at = counts & (flat == one)
+                np.testing.assert_array_equal(sum_, given[table][at].sum(axis=0))
+    if room == 1 << 20:
+        inside = [
+            np.shares_memory(rows.values, box)
+            for part, box in zip(parts, boxes, strict=True)
+            for rows in part.values()
+        ]
+        assert all(inside)
+        assert inside
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_sum_that_is_not_finite_is_found(bad: float) -> None:
+    """Once where it comes first, once where it is added, once where most are; 3e38 overflows."""
+    ids = [np.repeat([1, 2, 3], [1, 2, 300]), np.zeros((0, 2), int), np.zeros(0, int)]
+    needed, places = find_rows([FIRST, SECOND], CALLS, ids, 1)
+    orders = by_row([FIRST, SECOND], CALLS, places)
+    for at in ([0], [2], [1, 2], [200, 300]):
+        given = [np.zeros((0, 3), np.float32), np.zeros((303, 5), np.float32)]
+        assert RowSums([FIRST, SECOND]).sum(needed, orders, given) is not None
+        given[1][at, 4] = bad
+        finite = bad == 3e38 and len(at) == 1
+        assert (RowSums([FIRST, SECOND]).sum(needed, orders, given) is not None) == finite

@@ -1,0 +1,112 @@
+"""Sums up the gradients of rows on the host, one for each id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.lanes import in_lanes
+from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
+from psrpc.tables import Rows, TableSpec
+from worker.rows import ByRow, RowsNeeded, RowValues
+
+_BLOCK = 1 << 15
+"""Elements that are gathered and looked at before the next are: they stay in the cache."""
+
+_FEW = 64
+"""Rows that have so many gradients that they are summed up one by one."""
+
+
+class RowSums:
+    """Gives each shard its part of the gradients of rows. One thread uses it.
+
+    What it gives is good until the next call. Where boxes of shared memory are given, sums are made
+    where the shard reads them, as :class:`pserver.row_outbox.RowOutbox` lays them out; what does
+    not fit, or without boxes, has memory of its own.
+    """
+
+    def __init__(
+        self, tables: Sequence[TableSpec], boxes: Sequence[npt.NDArray[np.uint8]] = ()
+    ) -> None:
+        """``boxes``: by shard, uint8 from a 64-byte boundary."""
+        self._tables = tables
+        self._boxes = boxes
+        self._own: dict[tuple[int, int], npt.NDArray[np.float32]] = {}
+
+    def sum(
+        self, needed: RowsNeeded, orders: Sequence[ByRow], gradients: Sequence[RowValues]
+    ) -> tuple[Mapping[int, Rows], ...] | None:
+        """What each shard gets, by the index of the table; None if a sum is not finite.
+
+        Args:
+            gradients: of each table, float32 ``[ids, width]``, one for each id of the batch.
+        """
+        parts: list[dict[int, Rows]] = []
+        for shard in range(len(needed.cuts[0]) - 1):
+            mine: dict[int, Rows] = {}
+            at = 0
+            for table, part in needed.on_shard(shard).items():
+                shape = (part.stop - part.start, self._tables[table].width)
+                into = self._room(shard, table, at, shape)
+                at += -(-into.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                if not sum_rows(gradients[table], orders[table], part, into):
+                    return None
+                mine[table] = Rows(needed.ids[table][part], into)
+            parts.append(mine)
+        return tuple(parts)
+
+    def _room(self, shard: int, table: int, at: int, shape: tuple[int, int]) -> RowValues:
+        size = shape[0] * shape[1]
+        nbytes = 4 * size
+        if self._boxes and at + nbytes <= self._boxes[shard].size:
+            return self._boxes[shard][at : at + nbytes].view(np.float32).reshape(shape)
+        own = self._own.get((shard, table))
+        if own is None or own.size < size:
+            own = self._own[shard, table] = aligned_empty(size, "float32")
+        return own[:size].reshape(shape)
+
+
+def sum_rows(gradients: RowValues, by: ByRow, part: slice, into: RowValues) -> bool:
+    """Writes to ``into``, ``[n, width]``, the sums of the rows ``part``, each in the order of the
+    batch; whether all of them are finite.
+
+    Args:
+        gradients: ``[ids, width]``, one for each id of the batch.
+    """
+    finite = []
+
+    def work(_lane: int, lane: slice) -> None:
+        rows = slice(part.start + lane.start, part.start + lane.stop)
+        finite.append(_sum(gradients, by, rows, into[lane]))
+
+    in_lanes(len(into), into.itemsize * into.shape[1], work)
+    return all(finite)
+
+
+def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
+    starts = by.starts[rows]
+    counts = by.starts[rows.start + 1 : rows.stop + 1] - starts
+    finite = True
+    step = max(1, _BLOCK // into.shape[1])
+    # The first of each row; most have no other.
+    for start in range(0, len(into), step):
+        block = into[start : start + step]
+        first = by.order[starts[start : start + step]]
+        np.take(gradients, first, axis=0, out=block, mode="clip")
+        finite = finite and bool(np.isfinite(block).all())
+    several, number = np.flatnonzero(counts > 1), 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        while len(several) > _FEW:
+            sums = into[several]
+            sums += gradients[by.order[starts[several] + number]]
+            into[several] = sums
+            finite = finite and bool(np.isfinite(sums).all())
+            number += 1
+            several = several[counts[several] > number]
+        for row in several:
+            rest = by.order[starts[row] + number : starts[row] + counts[row]]
+            into[row] += gradients[rest].sum(axis=0)
+            finite = finite and bool(np.isfinite(into[row]).all())
+    return finite
