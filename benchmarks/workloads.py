@@ -79,9 +79,9 @@ DENSE = {
 
 ROWS = {
     "emb_4096": RowsDrawn(4096, steps=2500),
-    "emb_65536": RowsDrawn(65_536, steps=150),
+    "emb_65536": RowsDrawn(65_536, steps=300),
     "emb_4096_zipf": RowsDrawn(4096, steps=2500, zipf=True),
-    "emb_65536_zipf": RowsDrawn(65_536, steps=150, zipf=True),
+    "emb_65536_zipf": RowsDrawn(65_536, steps=300, zipf=True),
 }
 """Enough steps that most rows exist in most of them: the peers' tables have all from the start."""
 
