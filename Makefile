@@ -19,6 +19,7 @@ help:
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
 	@echo "make mistakes     what users do wrong, and whether they are told so"
+	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
 	@echo "make bench        ours beside TensorFlow, PyTorch RPC and Ray: half an hour"
@@ -67,7 +68,10 @@ planted: $(INSTALLED)
 	$(PY) -m tests.planted $(ARGS)
 
 mistakes: $(INSTALLED)
-	$(PYTEST) tests/mistakes --durations 0
+	$(PYTEST) tests/mistakes --report docs/mistakes.md
+
+matrix: $(INSTALLED)
+	$(PYTEST) tests/security --report docs/matrix.md
 
 soak: $(INSTALLED)
 	$(PY) -m benchmarks.soak $(ARGS)
@@ -101,5 +105,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser test-docker test-interop sim chaos planted mistakes soak lint types \
+.PHONY: help setup demo test test-fast test-browser test-docker test-interop sim chaos planted mistakes matrix soak lint types \
 	bench bench-sweep protos protos-check clean

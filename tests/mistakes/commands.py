@@ -22,6 +22,9 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "worker": worker.cli.run,
 }
 
+SAID: list[str] = []
+"""Codes of errors that a test has met, for the report; who makes it takes them out."""
+
 LAST = re.compile(r"error (PS\d{3}): (.*)")
 
 
@@ -57,4 +60,6 @@ def say(capfd: pytest.CaptureFixture[str], *command: object) -> Said:
     lines = err.strip().splitlines()
     found = LAST.fullmatch(lines[-1]) if lines else None
     assert sum(LAST.search(line) is not None for line in lines) <= 1, "the error is said once"
+    if found:
+        SAID.append(found[1])
     return Said(status, found[1] if found else "", found[2] if found else "", out + err)

@@ -230,9 +230,10 @@ def _readable(directory: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that never answer are waited for a second; here, less."""
-    monkeypatch.setattr(coordinator.client, "LOOK_S", 0.1)
+def _short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that never answer are waited for a second; here, less, but for a report."""
+    if not request.config.getoption("--report"):
+        monkeypatch.setattr(coordinator.client, "LOOK_S", 0.1)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -13,6 +13,7 @@ import pytest
 from tests.coordinator.parts import make_run, serving
 from tests.coordinator.test_status import training
 from tests.e2e.cluster import JOBS, LIMIT_S, command, environment
+from tests.mistakes.commands import SAID
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,7 @@ def test_a_firewall_is_named_before_any_deadline_has_passed() -> None:
         finally:
             shard.kill()
             shard.communicate()
+    SAID.append("PS209")
     assert f"waiting for the coordinator at {where} (0 of 120 s): PS209: " in line
     assert "firewall" in line
 
@@ -55,6 +57,7 @@ def test_other_data_than_the_coordinators(tmp_path: Path) -> None:
             env=environment(),
         )
     assert done.returncode == 2, done.stderr
+    SAID.append("PS133")
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"error PS133: the training data of {job} has fingerprint ")
     assert "copy the same data to every machine" in last
@@ -77,6 +80,7 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
         env=environment(),
     )
     assert done.returncode == 2, done.stderr
+    SAID.append("PS405")
     assert "error PS405: cannot resume from " in done.stderr.splitlines()[-1]
     assert "start a new run" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -23,13 +23,16 @@ from psrpc.permissions import PERMISSIONS
 from psrpc.security import Security
 from tests.coordinator.parts import make_run, serving
 from tests.pserver.shards import engine_of
-from tests.security.conftest import JOB
+from tests.security.conftest import JOB, SEEN
 from tests.security.forgery import Forgery, Pair, read_pair
 from tests.security.rpcs import COORDINATOR, PLAN, SHARD, Rpc
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+REFUSED = {UNAVAILABLE: "—", UNAUTHENTICATED: "?", DENIED: "✗"}
+"""As the report has it."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,22 @@ def channel_to(target: Target, ca: bytes, pair: Pair | None) -> grpc.Channel:
 
 
 def assert_refused(
-    target: Target, channel: grpc.Channel, rpcs: list[Rpc], code: grpc.StatusCode, words: str = ""
+    target: Target,
+    who: str,
+    channel: grpc.Channel,
+    rpcs: list[Rpc],
+    code: grpc.StatusCode,
+    words: str = "",
 ) -> None:
+    """Calls all of ``rpcs``, as ``who``."""
     before = target.digest()
     with channel:
         for rpc in rpcs:
             found, details = rpc.call(channel)
             assert (found, words in details) == (code, True), (str(rpc), found, details)
     assert target.digest() == before
+    for rpc in rpcs:
+        SEEN[rpc.name, who] = REFUSED[code]
 
 
 def test_every_rpc_is_in_the_table_and_nothing_else() -> None:
@@ -108,12 +119,12 @@ def test_every_rpc_is_in_the_table_and_nothing_else() -> None:
 
 def test_plaintext_to_a_tls_port(target: Target) -> None:
     channel = grpc.insecure_channel(target.address, CHANNEL_OPTIONS)
-    assert_refused(target, channel, target.rpcs, UNAVAILABLE)
+    assert_refused(target, "plaintext", channel, target.rpcs, UNAVAILABLE)
 
 
 def test_no_certificate(target: Target, certs: Path) -> None:
     channel = channel_to(target, (certs / "ca.crt").read_bytes(), None)
-    assert_refused(target, channel, target.rpcs, UNAVAILABLE)
+    assert_refused(target, "no certificate", channel, target.rpcs, UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +141,15 @@ def test_a_certificate_that_is_not_right(
 ) -> None:
     pair: Pair = getattr(forgery, kind)()
     channel = channel_to(target, (certs / "ca.crt").read_bytes(), pair)
-    assert_refused(target, channel, target.rpcs, code, words)
+    who = kind.replace("_", " ")
+    assert_refused(target, who, channel, target.rpcs, code, words)
 
 
 @pytest.mark.parametrize("role", Role)
 def test_a_wrong_role(target: Target, certs: Path, role: Role) -> None:
     forbidden = [rpc for rpc in target.rpcs if role not in PERMISSIONS[rpc.name]]
     channel = channel_to(target, (certs / "ca.crt").read_bytes(), read_pair(certs, role))
-    assert_refused(target, channel, forbidden, DENIED, f"a {role} may not call")
+    assert_refused(target, role, channel, forbidden, DENIED, f"a {role} may not call")
 
 
 def test_the_right_roles_are_let_through(target: Target, certs: Path) -> None:
@@ -151,4 +163,5 @@ def test_the_right_roles_are_let_through(target: Target, certs: Path) -> None:
                     code, details = rpc.call(channel)
                     assert "may not call" not in details, (str(rpc), role)
                     assert code not in (DENIED, UNAUTHENTICATED), (str(rpc), role, details)
+                    SEEN[rpc.name, role] = "✓"
     assert target.digest() != before
