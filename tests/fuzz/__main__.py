@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing, by hand and for long; needs ``pip install -e '.[fuzz]'``.
+"""Coverage-guided fuzzing, by hand and for long; Linux on x86-64.
 
 python -m tests.fuzz codec
 python -m tests.fuzz manifest -max_total_time=600
