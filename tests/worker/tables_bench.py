@@ -80,16 +80,16 @@ def fill(plan: Plan, received: ReceivedRows, tables: Dense) -> None:
 class Bench:
     """The flat step of a job with tables."""
 
-    def __init__(self, job: Job, shards: int = 2) -> None:
+    def __init__(self, job: Job, shards: int = 2, device: Device = CPU) -> None:
         self.job = job
         self.replica = Replica(job)
         self.plan = plan_of(job, shards)
-        self.step = FlatStep(self.replica.make_step(self.plan), self.plan, CPU)
+        self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device)
         self.parameters = ParameterBuffers(Workspace(self.plan, shared=False).sets[0])
         for name, values in self.replica.values(self.plan).items():
             self.parameters.arrays[name][:] = values
         finder = self.replica.make_finder(self.plan)
-        self.read = BatchReader(job, CPU, self.replica.num_seeds(), finder)
+        self.read = BatchReader(job, device, self.replica.num_seeds(), finder)
         self.tables = random_tables(self.plan)
 
     def run(self, batch: BatchId = FIRST) -> StepResult:

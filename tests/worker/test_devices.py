@@ -65,6 +65,24 @@ graph = trace._concrete.graph.as_graph_def()
 work = [node for node in graph.node if node.op in ("MatMul", "ConcatV2")]
 assert work
 assert {node.device for node in work} == {"/device:CPU:1"}
+
+import keras
+from tests.worker import tables_bench
+from worker import Embedding
+def model():
+    rows = Embedding(4, 7, name="rows")
+    return keras.Sequential([keras.Input((5,), dtype="int64"), rows, keras.layers.Flatten()])
+ids = np.random.default_rng(0).integers(0, 7, (tables_bench.RECORDS, 5))
+job = tables_bench.make_job(model, ids, loss=lambda y, rows: tf.reduce_sum(rows**2) * y[0])
+here, there = (tables_bench.Bench(job, device=device) for device in (host, other))
+sums = [bench.gradients(bench.run())["rows"] for bench in (here, there)]
+assert np.isfinite(sums[0]).any()
+# The host sums up by itself, another device within the step.
+np.testing.assert_allclose(sums[0], sums[1], rtol=1e-6)
+for bench, ops in ((here, 0), (there, 1)):
+    (trace,) = bench.step._traces.values()
+    nodes = trace._concrete.graph.as_graph_def().node
+    assert [node.device for node in nodes if node.op == "SegmentSum"] == ["/device:CPU:1"] * ops
 print("same on both")
 """
 
