@@ -20,6 +20,10 @@ from coordinator.stragglers import name_stragglers
 from coordinator.waits import held_up
 from psrpc.v1 import coordinator_pb2 as pb
 
+EVALUATIONS = 1000
+"""The newest are told; ``summary.json`` has all. A message has a bound, and many look every
+second."""
+
 
 def write_status(course: Course) -> pb.GetJobStatusResponse:
     """The status page; changes nothing but the windows of the rates."""
@@ -51,7 +55,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         ],
         evaluations=[
             pb.EvaluationResult(evaluation=name, global_step=step, results=values)
-            for name, step, values in training.results
+            for name, step, values in training.results[-EVALUATIONS:]
         ],
         newest_checkpoint=course.newest_checkpoint,
         refused=refused(course),

@@ -14,7 +14,7 @@ from coordinator.cli import main
 from coordinator.client import CoordinatorClient
 from coordinator.guard import WARNED_STEPS
 from coordinator.run import Followed, Run
-from coordinator.status import write_status
+from coordinator.status import EVALUATIONS, write_status
 from coordinator.status_cli import watch
 from coordinator.status_page import as_json, histogram, render_page
 from coordinator.summary import summarize
@@ -205,6 +205,17 @@ def test_policies_are_listed_from_the_first_on(tmp_path: Path) -> None:
     assert list(status.policies) == [
         pb.PolicyChange(policy=1, settings="sync replicas=3", global_step=0),
         pb.PolicyChange(policy=2, settings="ssp staleness=4", global_step=7),
+    ]
+
+
+def test_a_status_has_room_for_any_number_of_epochs(tmp_path: Path) -> None:
+    coordinator, _ = bench.start(tmp_path, shards=1)
+    coordinator.course.training.results = [
+        (f"epoch-{epoch}", epoch, {"loss": 1.0}) for epoch in range(EVALUATIONS + 7)
+    ]
+    found = write_status(coordinator.course).evaluations
+    assert [(each.evaluation, each.global_step) for each in found] == [
+        (f"epoch-{epoch}", epoch) for epoch in range(7, EVALUATIONS + 7)
     ]
 
 
