@@ -223,8 +223,8 @@ class Generations:
                 name, step = chosen.restored.name, chosen.restored.global_step
                 self._store.put_checkpoint(name, chosen.generation, step)
             values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
-            keeps = any(table.keep_evicted for table in run.plan.tables)
-            if chosen is not None and keeps and not origin.kept:
+            # Whether or not they keep what they evict: after a restart they may.
+            if chosen is not None and run.plan.tables and not origin.kept:
                 age = [run.generation, chosen.generation, chosen.restored.global_step]
                 values[RESTORED] = [*(self._store.get(RESTORED) or ()), age]
             self._store.put_all(values)

@@ -99,7 +99,7 @@ def sources() -> tuple[Function, Function]:
         if count < 1:
             raise InvalidJob(
                 f"{data!r} has {file.num_records} records, eval_rows is {eval_rows}; none is left "
-                "to train on"
+                "to train on: give a larger file, or say --set eval_rows=N with a smaller N"
             )
         content = file.fingerprint()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +39,17 @@ class Ratings:
         return Ratings(self.users[places], self.items[places], self.stars[places])
 
     def split(self, share: float, seed: int) -> tuple[Ratings, Ratings]:
-        """All but ``share`` of the ratings, and ``share`` of them, drawn by ``seed``."""
+        """All but ``share`` of the ratings, and ``share`` of them, drawn by ``seed``.
+
+        Raises:
+            InvalidJob: there are too few.
+        """
         places = permutation(len(self), seed)
         held_out = round(share * len(self))
+        if not 0 < held_out < len(self):
+            raise InvalidJob(
+                f"there are {len(self)} ratings, of which {share:.0%} are to be held out; give more"
+            )
         return self.take(places[held_out:]), self.take(places[:held_out])
 
 
@@ -72,17 +81,32 @@ def read_ratings(path: Path) -> Ratings:
         for number, line in enumerate(file, start=1):
             try:
                 user, item, rating, _ = line.replace("::", "\t").split("\t")
-                users.append(int(user))
-                items.append(int(item))
-                stars.append(float(rating))
+                users.append(_id(user))
+                items.append(_id(item))
+                stars.append(_stars(rating))
             except ValueError:
                 raise InvalidJob(
                     f"{str(path)!r} line {number} is {line.rstrip()[:60]!r}; expected user, item, "
-                    "rating and timestamp with tabs or :: between them"
+                    "rating and timestamp with tabs or :: between them, as numbers, none of them "
+                    "negative"
                 ) from None
     if not stars:
         raise InvalidJob(f"{str(path)!r} is empty; {WHERE}")
     return Ratings(np.array(users), np.array(items), np.array(stars, np.float32))
+
+
+def _id(cell: str) -> int:
+    value = int(cell)
+    if not 0 <= value < 1 << 62:
+        raise ValueError
+    return value
+
+
+def _stars(cell: str) -> float:
+    value = float(cell)
+    if not 0 <= value < math.inf:
+        raise ValueError
+    return value
 
 
 def synthetic_ratings(users: int, items: int, count: int, seed: int) -> Ratings:

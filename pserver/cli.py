@@ -90,7 +90,8 @@ def make_parser() -> argparse.ArgumentParser:
 def _add_lookup(lookup: argparse.ArgumentParser) -> None:
     add = lookup.add_argument
     add("table", metavar="TABLE", help="name of the table")
-    add("ids", metavar="ID", nargs="+", type=int, help="ids of rows")
+    add("ids", metavar="ID", nargs="+", help="ids of rows")
+    add("--strings", action="store_true", help="the ids are strings, as the job's data has them")
     add(
         "--coordinator",
         default="localhost:5000",

@@ -1,7 +1,7 @@
 """Reads rows of a running job's tables, for serving and for people.
 
     with RowReader("localhost:5000") as reader:
-        found = reader.read("user", np.array([17, 4]))
+        found = reader.read("user", np.array([17, 4]))  # or strings: ["anna", "ben"]
         found.rows      # float32 [2, width], in the order asked
         found.present   # bool [2]: False where it is an initial value, since nobody trained it
 
@@ -12,7 +12,7 @@ job that has ended, restore its checkpoint first (``coordinator serve --resume``
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -37,6 +37,7 @@ from psrpc.plan import Plan
 from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
+from psrpc.string_ids import hashed
 from psrpc.tables import Ids, TableSpec, shard_of
 from psrpc.v1 import coordinator_pb2
 from psrpc.v1 import parameter_server_pb2 as pb
@@ -48,6 +49,9 @@ TIMEOUT_S = 30.0
 """How long a shard, or all of them, is waited for."""
 
 _LARGEST = 2**63 - 1
+
+Keys = Ids | list[str | bytes]
+"""Ids of rows, or strings that have some."""
 
 Result = TypeVar("Result")
 
@@ -114,7 +118,8 @@ class RowReader:
         return self._persist(lambda: self._cluster().tables)
 
     def read(self, table: str, ids: npt.ArrayLike) -> FoundRows:
-        """The newest rows of ``ids``, any integers, repeated ones included.
+        """The newest rows of ``ids``: any integers, or strings, whose ids in the table are those of
+        ``worker.string_ids``; repeated ones included.
 
         Raises:
             InvalidArgument: no such table (names those that there are), or an id that is not in
@@ -122,10 +127,10 @@ class RowReader:
             CoordinatorUnreachable: there is no coordinator.
             NotReady, ShardUnreachable: the cluster, or a shard, was awaited in vain.
         """
-        asked = _int64(ids)
+        asked = _keys(ids)
         return self._persist(lambda: self._read(table, asked))
 
-    def _read(self, name: str, ids: Ids) -> FoundRows:
+    def _read(self, name: str, keys: Keys) -> FoundRows:
         plan = self._cluster()
         spec = next((spec for spec in plan.tables if spec.name == name), None)
         if spec is None:
@@ -133,6 +138,7 @@ class RowReader:
             raise InvalidArgument(
                 f"there is no table {name!r}; the job's tables are: {names}", code="PS112"
             )
+        ids = hashed(keys, spec.vocabulary) if isinstance(keys, list) else keys
         once, back = np.unique(ids, return_inverse=True)
         rows = np.empty((len(once), spec.width), np.float32)
         present = np.empty(len(once), np.bool_)
@@ -205,11 +211,18 @@ class RowReader:
         )
 
 
-def _int64(ids: npt.ArrayLike) -> Ids:
+def _keys(ids: npt.ArrayLike) -> Keys:
+    # Not as an array, which would drop zeros at the end of a string.
+    listed: Any = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind in "OSU" else ids
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        strings = [one for one in listed if isinstance(one, str | bytes)]
+        if strings and len(strings) == len(listed):
+            return strings
     array = np.asarray(ids)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
         raise InvalidArgument(
-            f"the ids to look up are {array.dtype}{list(array.shape)}; expected int64[n], n >= 1"
+            f"the ids to look up are {array.dtype}{list(array.shape)}; expected int64[n], n >= 1, "
+            "or a list of strings"
         )
     if array.dtype.kind == "u" and (array > np.uint64(_LARGEST)).any():
         raise InvalidArgument(f"id {array.max()} is to be looked up; expected at most {_LARGEST}")

@@ -19,22 +19,35 @@ EXIT_BAD_INPUT = 2
 
 _LIMIT = 1 << 63
 
+_Key = int | str
+
 
 def run_lookup(arguments: argparse.Namespace) -> int:
     """Prints the rows that were asked for; returns the exit code."""
-    table, ids = arguments.table, arguments.ids
+    table = arguments.table
     try:
-        for one in ids:
-            if not -_LIMIT <= one < _LIMIT:
-                raise InvalidArgument(f"id {one} is to be looked up; expected an int64")
+        keys: list[_Key] = arguments.ids if arguments.strings else [*map(_id, arguments.ids)]
         address = format_address(*parse_address(arguments.coordinator, COORDINATOR_PORT))
         with RowReader(address, arguments.timeout, _security(arguments)) as reader:
-            found = reader.read(table, ids)
+            found = reader.read(table, keys)
     except PsError as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT if isinstance(error, InvalidArgument) else EXIT_LOST
-    print(as_json(table, ids, found) if arguments.json else as_text(ids, found))  # noqa: T201
+    print(as_json(table, keys, found) if arguments.json else as_text(keys, found))  # noqa: T201
     return 0
+
+
+def _id(argument: str) -> int:
+    try:
+        value = int(argument)
+        if -_LIMIT <= value < _LIMIT:
+            return value
+    except ValueError:
+        pass
+    raise InvalidArgument(
+        f"id {argument} is to be looked up; expected an int64; say --strings for a table whose ids "
+        "are strings"
+    )
 
 
 def _security(arguments: argparse.Namespace) -> Security:
@@ -44,16 +57,17 @@ def _security(arguments: argparse.Namespace) -> Security:
     return from_arguments(Role.READER if reads else Role.OPERATOR, arguments)
 
 
-def as_text(ids: list[int], found: FoundRows) -> str:
-    """A line for each id: the id and its row; one that the job has not says so."""
+def as_text(keys: list[_Key], found: FoundRows) -> str:
+    """A line for each id or string: it and its row; one that the job has not says so."""
     lines = []
-    for one, row, present in zip(ids, found.rows, found.present, strict=True):
+    for one, row, present in zip(keys, found.rows, found.present, strict=True):
         values = " ".join(f"{value:.7g}" for value in row.tolist())
-        lines.append(f"{one}  {values}" + ("" if present else "  (initial value)"))
+        shown = str(one).encode(errors="surrogateescape").decode(errors="replace")
+        lines.append(f"{shown}  {values}" + ("" if present else "  (initial value)"))
     return "\n".join(lines)
 
 
-def as_json(table: str, ids: list[int], found: FoundRows) -> str:
+def as_json(table: str, keys: list[_Key], found: FoundRows) -> str:
     """The same for programs."""
     return json.dumps(
         {
@@ -61,7 +75,7 @@ def as_json(table: str, ids: list[int], found: FoundRows) -> str:
             "versions": found.versions,
             "rows": [
                 {"id": one, "present": bool(present), "row": row.tolist()}
-                for one, row, present in zip(ids, found.rows, found.present, strict=True)
+                for one, row, present in zip(keys, found.rows, found.present, strict=True)
             ],
         }
     )

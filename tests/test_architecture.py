@@ -45,6 +45,7 @@ PURE = {
     "psrpc.permissions",
     "psrpc.plan",
     "psrpc.safetensors_form",
+    "psrpc.string_ids",
     "psrpc.waiting",
     "pserver.applied",
     "pserver.assembly",

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
+from psrpc.string_ids import STRINGS
 from psrpc.tables import Eviction
 from worker.lookups import Asked, Found, present
 from worker.rows import IdRule, OutOfVocabulary
@@ -19,13 +20,11 @@ from worker.table_options import TableOptions, table_initializer, table_optimize
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 
-STRINGS = (1 << 63) - 25
-"""Strings of a table without a vocabulary come to ids below this, a prime. Load-bearing."""
-
 
 def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
     """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
-    never changes, modulo ``vocabulary``, or modulo :data:`STRINGS` where there is none."""
+    never changes, modulo ``vocabulary``, or modulo ``STRINGS`` where there is none. Without
+    TensorFlow: :func:`psrpc.string_ids.hashed`."""
     return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
 
 

@@ -262,7 +262,8 @@ class Table:
             raise TableFull(
                 f"table {self.spec.name!r} is full: {where} has {len(self)} rows of at most "
                 f"{self._limit} (max_rows={self.spec.max_rows}), and an update creates {new} more; "
-                "raise max_rows or min_count, or set eviction to 'age' or 'frequency'"
+                "raise max_rows or min_count, or set eviction to 'age' or 'frequency' with "
+                "worker.Embedding(..., evict=...)"
             )
 
     def _reserve(self, absent: Ids) -> None:
@@ -273,7 +274,7 @@ class Table:
         except OSError as error:
             raise ResourceExhausted(
                 f"table {self.spec.name!r}: no memory for {len(absent)} rows beside {len(self)} on "
-                f"shard {self._shard} ({error}); use more shards, or max_rows with eviction"
+                f"shard {self._shard} ({error}); use more shards, or max_rows with evict"
             ) from error
 
     def _admit(self, absent: Ids, version: int) -> tuple[npt.NDArray[np.bool_], Counts]:

@@ -89,7 +89,7 @@ def make_run(
         overrides=("epochs=2",),
         token="secret",
         description=description,
-        plan=make_plan(description.variables, shards, description.placement),
+        plan=make_plan(description.variables, shards, description.placement, description.tables),
         generation=generation,
         restored=restored,
     )

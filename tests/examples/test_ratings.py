@@ -25,7 +25,19 @@ def test_files_of_both_forms_are_read(text: str, tmp_path: Path) -> None:
     assert ratings.stars.dtype == np.float32
 
 
-@pytest.mark.parametrize("line", ["7\t3\t4", "7\tx\t4\t0", "", "7,3,4,0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "7\t3\t4",
+        "7\tx\t4\t0",
+        "",
+        "7,3,4,0",
+        "-7\t3\t4\t0",
+        f"7\t{2**64}\t4\t0",
+        "7\t3\tnan\t0",
+        "7\t3\t-1\t0",
+    ],
+)
 def test_a_bad_line_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "u.data"
     path.write_text(f"7\t3\t4\t0\n{line}\n7\t3\t4\t0\n")
@@ -50,6 +62,13 @@ def test_the_split_is_seeded_and_loses_nothing() -> None:
     other, _ = ratings.split(0.1, seed=4)
     assert np.array_equal(train.users, again.users)
     assert not np.array_equal(train.users, other.users)
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_too_few_ratings_to_hold_some_out(count: int) -> None:
+    few = Ratings(np.arange(count), np.arange(count), np.zeros(count, np.float32))
+    with pytest.raises(InvalidJob, match=f"there are {count} ratings, of which 10% are to be held"):
+        few.split(0.1, seed=0)
 
 
 def test_made_up_ratings_are_seeded_and_like_real_ones() -> None:

@@ -18,6 +18,7 @@ from pserver.server import ShardServer
 from psrpc.batch import BatchId
 from psrpc.errors import CoordinatorUnreachable, InvalidArgument, NotReady, ShardUnreachable
 from psrpc.plan import Plan
+from psrpc.string_ids import hashed
 from psrpc.tables import TableSpec
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import FakeCoordinator, running
@@ -84,6 +85,21 @@ def test_rows_come_in_the_order_asked_with_what_is_present(cluster: Cluster, mod
     assert cluster.asked == 1
 
 
+@pytest.mark.parametrize(("table", "vocabulary"), [("user", None), ("item", 1000)])
+def test_strings_are_looked_up_by_their_ids(
+    cluster: Cluster, table: str, vocabulary: int | None
+) -> None:
+    words = ["anna", "", "ben\0", "ben", "anna"]
+    ids = hashed(words, vocabulary)
+    assert ids[0] == (4090414226997740377 if vocabulary is None else 160)
+    assert len(set(ids.tolist())) == 4
+    with RowReader(cluster.address) as reader:
+        expected = reader.read(table, ids).rows
+        as_bytes = [word.encode() for word in words]
+        for asked in (words, tuple(words), np.array(words, object), as_bytes):
+            np.testing.assert_array_equal(reader.read(table, asked).rows, expected)
+
+
 def test_many_ids_are_looked_up_in_pieces(
     cluster: Cluster, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +129,8 @@ def test_a_shard_refuses_a_look_up_that_no_message_holds(
         ("user", [], "expected int64"),
         ("user", [[1]], "expected int64"),
         ("user", [0.5], "expected int64"),
+        ("user", "anna", "expected int64"),
+        ("user", ["anna", 5], "or a list of strings"),
         ("user", np.array([2**64 - 1], np.uint64), "at most"),
     ],
 )
@@ -180,6 +198,14 @@ def test_the_command_prints_ids_and_rows(
     printed = json.loads(capsys.readouterr().out)
     assert printed["table"] == "user"
     assert printed["rows"][0] == {"id": known, "present": True, "row": expected[0].tolist()}
+    assert run(["lookup", "user", "--strings", "17", "\udce4", *where]) == 0  # no UTF-8
+    assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["17 ", "\ufffd  "]
+    assert run(["lookup", "user", "17", "anna", "--strings", "--json", *where]) == 0
+    rows = model.read(USER, hashed(["17", "anna"]))
+    assert json.loads(capsys.readouterr().out)["rows"] == [
+        {"id": one, "present": False, "row": row.tolist()}
+        for one, row in zip(["17", "anna"], rows, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +218,7 @@ def test_the_command_prints_ids_and_rows(
         ),
         (["item", "1000"], 2, "1000"),
         (["user", str(2**63)], 2, "expected an int64"),
+        (["user", "1", "anna"], 2, "id anna is to be looked up; expected an int64; say --strings"),
         (["user", "1", "--coordinator", "127.0.0.1:1", "--timeout", "0"], 1, "127.0.0.1:1"),
         (["user", "1", "--coordinator", "127.0.0.1:x"], 2, "port 'x'"),
     ],

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.errors import InvalidJob
+from psrpc.string_ids import hashed
 from tests.worker.tables_bench import (
     BATCH,
     FIRST,
@@ -176,6 +177,17 @@ def test_the_hash_of_a_string_never_changes() -> None:
     found = string_ids(["a", "", "ä"]).numpy().tolist()
     assert found == [3694432073954588156, 1936946117179621480, 707521742561851175]
     assert string_ids(["a", "", "ä"], 1000).numpy().tolist() == [939, 263, 175]
+
+
+def test_strings_have_the_same_ids_without_tensorflow() -> None:
+    """Of any length: FarmHash has a formula for each of five ranges."""
+    random = np.random.default_rng(0)
+    strings = [random.bytes(length) for length in range(300)]
+    for vocabulary in (None, 1, 1000, 2**62 + 1):
+        expected = string_ids(strings, vocabulary).numpy()
+        np.testing.assert_array_equal(hashed(strings, vocabulary), expected)
+    expected = string_ids([b"\xc3\xa4", b"\xe4", b""]).numpy()
+    np.testing.assert_array_equal(hashed(["ä", "\udce4", ""]), expected)
 
 
 def test_dropped_and_clipped_ids() -> None:
