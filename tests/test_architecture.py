@@ -79,6 +79,7 @@ PURE = {
     "coordinator.job_warnings",
     "coordinator.membership",
     "coordinator.ledger",
+    "coordinator.open_round",
     "coordinator.outset",
     "coordinator.points",
     "coordinator.recorder",
