@@ -64,7 +64,7 @@ class Changes:
         if followed is None or not self._course.generations.go_over(followed):
             return
         if rule is not None and not self.switch.by_rule:
-            training.warn(
+            self._course.warnings.add(
                 f"the job's rule ({rule.policy} after epoch {rule.epoch}) is not followed: its "
                 "policy was changed by hand"
             )
@@ -84,7 +84,7 @@ class Changes:
         if self.switch is not None:
             phase = self._course.phase
             why = "all batches are done" if phase == "finishing" else f"the job is {phase}"
-            self._course.training.warn(f"{self.switch} does not come about: {why}")
+            self._course.warnings.add(f"{self.switch} does not come about: {why}")
             self.switch = None
 
     def _start(self, settings: Policy, by_rule: bool = False) -> None:

@@ -7,29 +7,29 @@ Nothing here blocks or awaits: time comes in with each call, slow work on the di
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from coordinator.assignments import Assignments
 from coordinator.bell import Bell
 from coordinator.changes import Changes
+from coordinator.checkpointing import Checkpointing
 from coordinator.curves import Curves
-from coordinator.disk import Committed, DiskWork
+from coordinator.departures import Departures
+from coordinator.disk import DiskWork
 from coordinator.gauges import read_gauges
 from coordinator.generations import Generations, Standing
-from coordinator.lapses import OFTEN, Lapses
+from coordinator.job_warnings import JobWarnings
 from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
 from coordinator.membership import WorkerSilent, known_members
 from coordinator.recovery import Holding
-from coordinator.revocations import Revocations
 from coordinator.run import Run
-from coordinator.saving import CHECKPOINTS
-from coordinator.snapshots import Failed, Taken
 from coordinator.stopping import STOPPED, Stopping
 from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
 from coordinator.streams import CommandStreams, Stream
 from coordinator.training import Training
 from coordinator.waits import Waits, held_up, waiting_for
-from coordinator.work import Command, Ended, Initialize, Report, Wait, Work
+from coordinator.work import Command, Ended, Report
 from psrpc.clock import Clock
 from psrpc.errors import StaleGeneration
 from psrpc.logs import get_logger
@@ -59,29 +59,24 @@ class Course:
         )
         self.phase: Phase = "recovering" if run.generation else "waiting"
         self.reason = ""
-        newest = store.newest_checkpoint()
-        self.newest_checkpoint = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
         self.bell = Bell()
         self.streams = CommandStreams(run.plan.shards)
         self.began = clock.now()
         self._clock = clock
         self._store = store
-        self._disk = disk
         self._at_end = at_end
         self._curves = curves or Curves(run.run_dir / "tensorboard")
-        self.training = Training(run, store, self._curves, self.streams.send, disk)
+        self.warnings = JobWarnings()
+        self.training = Training(run, store, self._curves, self.streams.send, disk, self.warnings)
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
-        self.revocations = Revocations(run.plan.shards)
+        self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint())
+        self.departures = Departures(self, run.plan.shards)
         self._waits = Waits()
-        self._lapses = Lapses()
-        self.initializer: str | None = None
-        """Who initializes the shards."""
-        self._begun = 0
+        self.assignments = Assignments(self)
+        self.begun = 0
         """The generation that training was rebuilt for."""
         self.stopping: Stopping | None = None
         self.changes = Changes(self)
-        self._leaving: dict[tuple[int, int], int] = {}
-        """By shard and incarnation: the checkpoint that it waits for."""
 
     @property
     def run(self) -> Run:
@@ -91,14 +86,14 @@ class Course:
     @property
     def complete(self) -> bool:
         """Whether all shards have begun the present generation, so that it can be trained in."""
-        return self.generations.formation.complete and self._begun == self.run.generation
+        return self.generations.formation.complete and self.begun == self.run.generation
 
     @property
     def standing(self) -> tuple[int, int]:
         """Generation and global step for those who look on; together they never go back. While a
         generation is formed they are those of the one before, if that is known."""
-        if self._begun:
-            return self._begun, self.training.span.step
+        if self.begun:
+            return self.begun, self.training.span.step
         run = self.run
         if not self.generations.formed:
             return run.generation + 1, 0
@@ -117,8 +112,7 @@ class Course:
             # No warning that stays: the status says who is silent for as long as it is.
             log.warning("silent", why=effect.reason)
             if isinstance(effect, WorkerSilent):
-                self._lapsed(effect.worker)
-                self.revoke(effect.worker, lost=True)
+                self.departures.worker_silent(effect.worker)
         self.training.retry(now)
         gauges = read_gauges(self)
         self.training.progress.saw_skew(gauges.version_skew)
@@ -180,7 +174,7 @@ class Course:
             missed.append(begin)
         elif self.complete:
             missed += self.training.missed(shard)
-            missed += self.revocations.missed(shard)
+            missed += self.departures.missed(shard)
         stream = self.streams.open(shard, holding.incarnation, missed)
         self.advance()
         return stream
@@ -198,31 +192,6 @@ class Course:
         else:
             self.generations.begun(shard, standing)
         self.advance()
-
-    def shard_leaving(self, shard: int, incarnation: int) -> bool:
-        """A shard was told to stop; whether it may go: a checkpoint was committed since it first
-        said so, or none will be."""
-        if self.phase == "stopping":
-            return False
-        if self.phase not in ("training", "finishing"):
-            return True
-        number = self._leaving.get((shard, incarnation))
-        if number is None:
-            number = self._leaving[shard, incarnation] = self.training.request_checkpoint()
-            self.advance()
-        return self.training.is_saved(number)
-
-    def obeyed(self, shard: int, generation: int, revoked: int) -> None:
-        """A shard has obeyed all revocations up to this one."""
-        if generation == self.run.generation:
-            free = self.revocations.obeyed(shard, revoked)
-            for worker in free:
-                opened = self.training.release(worker)
-                if self.initializer == worker:
-                    self.initializer = None
-                log.info("work is open again", of=worker, batches=opened)
-            if free:
-                self.advance()
 
     # Work.
 
@@ -243,30 +212,6 @@ class Course:
         if not self.complete:
             raise StaleGeneration(f"generation {generation} is over: {self.waiting_for()}")
 
-    def find_work(self, name: str, received: int) -> Work:
-        """What ``name`` should do now; ``received`` as in LeaseWork."""
-        if self.phase in ENDED:
-            return self.end()
-        reason, until = "", None
-        if self.phase == "initializing" and not self.generations.formation.initialized:
-            if self.initializer in (None, name):
-                self.initializer = name
-                return Initialize()
-        elif self.phase in ("training", "finishing"):
-            task = self.training.orders.evaluations.lease(name)
-            if task is not None:
-                self.training.idle_worker(name)
-                # Those who waited for its clock need not.
-                self.bell.ring()
-                return task
-            if self.phase == "training":
-                active = self.members.active_workers
-                work = self.training.lease(name, self.now(), received, active)
-                if not isinstance(work, Wait):
-                    return work
-                reason, until = work.reason, work.until
-        return Wait(self.waiting_for() or reason or "waiting for work", until)
-
     def waiting_for(self) -> str:
         """What the job waits for, in words; empty while it goes on."""
         return waiting_for(self)
@@ -275,14 +220,14 @@ class Course:
         """Batches that ``name`` has done (async). Raises InvalidArgument."""
         if reports and self.phase not in ENDED:
             self.training.record(name, reports, self.now())
-            self._lapses.done(self.members.workers[name].incarnation)
+            self.departures.worker_done(name)
             self.advance()
 
     def commit(self, name: str, round_number: int, report: Report) -> None:
         """Sync: all shards hold an attempt of ``name``. Raises InvalidArgument."""
         if self.phase not in ENDED:
             self.training.commit(name, round_number, report, self.now())
-            self._lapses.done(self.members.workers[name].incarnation)
+            self.departures.worker_done(name)
             self.advance()
 
     def initialized(self) -> None:
@@ -296,73 +241,14 @@ class Course:
         rounds = self.training.rounds
         return self.complete and rounds is not None and rounds.holds(name)
 
-    def revoke(self, name: str, lost: bool) -> None:
-        """``name`` is gone; ``lost`` when it has fallen silent. Others get what it holds once
-        every shard refuses it."""
-        attempts = self.training.revoke(name, lost)
-        if self.complete and self.phase not in ENDED:
-            self.streams.send(self.revocations.add(name, attempts))
-            log.info("worker revoked", worker=name, batches=len(attempts))
-        self.bell.ring()
-
-    # Snapshots.
-
-    def snapshot(self, outcome: Taken | Failed | None) -> None:
-        """What the last report on a snapshot came to."""
-        orders = self.training.orders
-        if isinstance(outcome, Taken):
-            outcome = orders.checked(outcome)
-        if isinstance(outcome, Failed):
-            orders.failed(outcome)
-        elif outcome is not None and outcome.order.write:
-            scores = self.training.scores()
-            self._disk.commit(outcome, self.run.generation, scores, self._in_use, self._committed)
-            return
-        elif outcome is not None:
-            orders.taken(outcome.order)
-        self.advance()
-
-    def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
-        """An evaluation's results. Raises InvalidArgument."""
-        self.training.merged(evaluation, values)
-        if self.run.description.keep_best is not None:
-            # Its checkpoint was kept for it, and the best one may be another now.
-            self._disk.retain(self.training.scores(), self._in_use, self._warn)
-
-    @property
-    def _in_use(self) -> tuple[str, ...]:
-        """Names of checkpoints that are still to be evaluated or restored."""
-        return (*self.training.orders.evaluations.snapshots, self.generations.restoring)
-
-    def _warn(self, warnings: Sequence[str]) -> None:
-        for warning in warnings:
-            self.training.warn(warning)
-
-    def _committed(self, result: Committed) -> None:
-        """A manifest was written, or could not be; the generation may be another since."""
-        order, orders = result.taken.order, self.training.orders
-        present = result.generation == self._begun
-        self._warn(result.warnings)
-        if not result.error:
-            self.newest_checkpoint = f"{CHECKPOINTS}/{order.name}"
-            log.info("checkpoint committed", checkpoint=self.newest_checkpoint)
-            self.training.note_checkpoint(order, result.generation)
-            if present:
-                orders.taken(order, damaged=result.damaged)
-        elif present and self.complete:
-            orders.failed(Failed(order, result.error))
-        else:
-            self._disk.discard(order)
-        self.advance()
-
     # Phases.
 
     def advance(self) -> None:
         """Takes the job as far as the facts allow, and tells those who wait."""
         if self.phase not in (*ENDED, "stopping") and self.generations.form_if_due():
-            self._leaving.clear()
-            self.revocations.begin()
-        self._take_warnings()
+            self.departures.begin()
+        self.warnings.take(self.generations)
+        self.warnings.take(self._curves)
         if self.phase in ("training", "finishing"):
             self.training.order_due()
         if self.phase == "training" and self.complete:
@@ -370,7 +256,7 @@ class Course:
         failure = self.training.failure or self.generations.failure
         if failure:
             self.fail(failure)
-        if self.generations.formation.complete and self._begun != self.run.generation:
+        if self.generations.formation.complete and self.begun != self.run.generation:
             self._begin()
         saving = self.training.orders.saving
         facts = Facts(
@@ -387,17 +273,9 @@ class Course:
             self.advance()
         elif self.phase == "initializing" and facts.initialized:
             self.training.orders.order_first(self.training.span.step)
-        elif self._stopped():
+        elif self.phase == "stopping" and self.stopping is not None and self.stopping.over(self):
             self.fail(STOPPED)
         self.bell.ring()
-
-    def _stopped(self) -> bool:
-        """Whether a job that is stopping has nothing more to wait for."""
-        if self.phase != "stopping" or self.stopping is None:
-            return False
-        now = self.now()
-        lost = self.members.shards_hoped_for(now) < self.run.plan.shards
-        return lost or not self.complete or self.stopping.over(self.training, now)
 
     def _begin(self) -> None:
         standings = self.generations.standings
@@ -411,10 +289,10 @@ class Course:
         except sqlite3.Error as error:
             self.generations.cannot(f"generation {self.run.generation} to begin", error)
             return
-        self._begun = self.run.generation
-        self.initializer = None
+        self.begun = self.run.generation
+        self.assignments.begin()
         self.changes.begin()
-        log.info("generation begun", generation=self._begun, step=self.training.span.step)
+        log.info("generation begun", generation=self.begun, step=self.training.span.step)
 
     def _enter(self, phase: Phase, reason: str) -> None:
         log.info("phase", phase=phase, why=reason)
@@ -428,21 +306,6 @@ class Course:
             try:
                 self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})
             except sqlite3.Error as error:
-                self.training.warn(f"that the job has ended cannot be stored: {error}")
+                self.warnings.add(f"that the job has ended cannot be stored: {error}")
             self.streams.send(self.end())
             self.bell.ring()
-
-    def _lapsed(self, name: str) -> None:
-        worker = self.members.workers[name]
-        if self._lapses.add(worker.incarnation):
-            self.training.warn(
-                f"{name} (pid {worker.pid} on {worker.host}) was taken for gone {OFTEN} times "
-                f"without finishing a batch: it gives no sign of life for {LEASE_S:.0f} s at a "
-                "time, as when its code holds Python's GIL for so long, or its machine swaps; use "
-                "smaller batches, or leave the long work to TensorFlow or NumPy"
-            )
-
-    def _take_warnings(self) -> None:
-        for source in (self.generations, self._curves):
-            warnings, source.warnings = source.warnings, []
-            self._warn(warnings)

@@ -105,8 +105,8 @@ class Engine:
         self._members.shard_beat(index, incarnation, figures, self.course.now())
         if failure:
             self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
-        self.course.obeyed(index, generation, revoked)
-        return False, leaving and self.course.shard_leaving(index, incarnation)
+        self.course.departures.obeyed(index, generation, revoked)
+        return False, leaving and self.course.departures.shard_may_go(index, incarnation)
 
     def watch_now(self, index: int, holding: Holding) -> Stream:
         """A shard opens its command stream, which begins with what it may have missed; give the
@@ -139,7 +139,8 @@ class Engine:
         """A shard has taken (and written) a snapshot. Raises StaleGeneration, InvalidArgument."""
         self._members.shard_seen(file.shard, incarnation, self.course.now())
         self.course.check_standing(generation)
-        self.course.snapshot(self.course.training.orders.snapshots.report(name, file, error))
+        outcome = self.course.training.orders.snapshots.report(name, file, error)
+        self.course.checkpoints.reported(outcome)
 
     # Workers.
 
@@ -261,7 +262,7 @@ class Engine:
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
         """A worker has turned metric states into results. Raises as above."""
         if self._admit(caller):
-            self.course.merged(evaluation, values)
+            self.course.checkpoints.evaluated(evaluation, values)
             self.course.advance()
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:
@@ -277,7 +278,7 @@ class Engine:
             log.info("worker left", worker=name, why=reason)
             if fatal:
                 self.course.fail(reason or f"{name} failed and gave no reason")
-            self.course.revoke(name, lost=False)
+            self.course.departures.worker_left(name)
 
     async def _await_work(self, work: Work, caller: Caller, received: int) -> Work:
         loop = asyncio.get_running_loop()
@@ -296,7 +297,7 @@ class Engine:
         """Work, if the caller may still have any: much may have happened while it was parked."""
         if not self._admit(caller):
             return self.course.end()
-        return self.course.find_work(caller.name, received)
+        return self.course.assignments.find(caller.name, received)
 
     def _admit(self, caller: Caller) -> bool:
         """Whether the job goes on. Raises StaleGeneration if the caller is not who it was, or
@@ -315,4 +316,4 @@ class Engine:
         try:
             self._store.put_incarnation(role, member, incarnation, self.run.generation, address)
         except sqlite3.Error as error:
-            self.course.training.warn(f"{role} {member} cannot be stored: {error}")
+            self.course.warnings.add(f"{role} {member} cannot be stored: {error}")

@@ -101,7 +101,8 @@ class Membership:
         workers, by incarnation, the newest last."""
         self.shards = [Shard(index) for index in range(shards)]
         self.workers: dict[str, Worker] = {}
-        self._lease_s = lease_s
+        self.lease_s = lease_s
+        """Silence after which a shard or worker is taken for gone."""
         self._ticked: float | None = None
         self._former = [list((former or {}).get(index, ())) for index in range(shards)]
         self._last = [(last or {}).get(index, 0) for index in range(shards)]
@@ -265,7 +266,7 @@ class Membership:
         A tick that comes more than half a lease late means that this process stood still, and
         with it every sign of life on its way in: all leases are renewed before any is judged.
         """
-        late = self._ticked is not None and now - self._ticked > self._lease_s / 2
+        late = self._ticked is not None and now - self._ticked > self.lease_s / 2
         self._ticked = now
         if late:
             for shard in self.shards:
@@ -275,11 +276,11 @@ class Membership:
             return []
         effects: list[Effect] = []
         for shard in self.shards:
-            if shard.state in ("starting", "ready") and now - shard.seen > self._lease_s:
+            if shard.state in ("starting", "ready") and now - shard.seen > self.lease_s:
                 shard.state = "silent"
                 effects.append(ShardSilent(shard.index, self._silence(shard, now)))
         for worker in self.workers.values():
-            if worker.state == "active" and now - worker.seen > self._lease_s:
+            if worker.state == "active" and now - worker.seen > self.lease_s:
                 worker.state = "silent"
                 reason = f"{worker.name} has been silent for {now - worker.seen:.0f} s"
                 effects.append(WorkerSilent(worker.name, reason))

@@ -23,15 +23,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.balance import Uncut
 from coordinator.deadline import Deadline
 from coordinator.micro_batch import Held, MicroBatch
 from coordinator.open_batches import OpenBatches
+from coordinator.open_round import OpenRound
 from coordinator.pace import Speeds
 from coordinator.speculation import Speculation
 from coordinator.tally import Tally
 from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
-from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
 from psrpc.policy import Policy
@@ -74,8 +73,6 @@ class Rounds:
         opened."""
         done = done or {}
         self._policy = policy
-        self._batch_size = batch_size
-        self._epochs = epochs
         self._generation = generation
         self._todo = OpenBatches(
             records=records,
@@ -84,7 +81,7 @@ class Rounds:
             done=done,
             until_epoch=until_epoch,
         )
-        self._partial = partial or {}
+        self._open = OpenRound(policy, batch_size, partial)
         self._tally = tally if tally is not None else Tally()
         self._next_attempt = first_attempt
         self._round = first_round
@@ -97,15 +94,7 @@ class Rounds:
         self._speculation = Speculation(self._speeds) if policy.speculate else None
         self._left: dict[str, tuple[Held, int]] = {}
         """By worker, an attempt of a decided round that it has not committed, and its records."""
-        self._draining = False
-        self._open: list[MicroBatch] = []
-        """In batch-id order; all of one epoch."""
-        self._commits: list[MicroBatch] = []
-        """Those of them that are committed, in the order of their commits."""
-        self._cut: tuple[BatchId, ...] = ()
-        self._uncut = Uncut((), batch_size)
-        """With ``balance``, the batches that the round is made of, and what is left to be cut."""
-        self._fill()
+        self._open.fill(self._todo)
 
     @property
     def round(self) -> int:
@@ -120,7 +109,7 @@ class Rounds:
     @property
     def idle(self) -> bool:
         """Whether nobody holds an attempt that is not committed."""
-        return not any(m.awaited for m in self._open)
+        return not self._open.awaited
 
     @property
     def finished_epochs(self) -> list[int]:
@@ -140,12 +129,12 @@ class Rounds:
     @property
     def drained(self) -> bool:
         """Whether no round is under way any more, and none will be."""
-        return self._draining and not any(m.under_way for m in self._open)
+        return self._open.drained
 
     @property
     def span(self) -> Span:
         """Where training stands; the global step counts rounds."""
-        batches = self._todo.batches + len(self._commits)
+        batches = self._todo.batches + self._open.commits
         return Span(self._round, self.total_rounds, self._epoch, batches, self._examples)
 
     @property
@@ -163,28 +152,28 @@ class Rounds:
     @property
     def ends_epoch(self) -> bool:
         """Whether the open round is the last of its epoch."""
-        return bool(self._open or self._uncut) and self._takes == self._todo.left(self._epoch)
+        return bool(self._open) and self._open.takes == self._todo.left(self._epoch)
 
     @property
     def ends_job(self) -> bool:
         """Whether the open round is the last of the job."""
-        return self.ends_epoch and self._todo.total - self._todo.batches == self._takes
+        return self.ends_epoch and self._todo.total - self._todo.batches == self._open.takes
 
     @property
     def complete(self) -> bool:
         """Whether as many micro-batches of the open round have a committed attempt as it takes."""
-        return bool(self._open) and not self._uncut and len(self._commits) >= self._named
+        return self._open.complete
 
     def drain(self) -> None:
         """No round is begun from now on; one that is under way is decided."""
-        self._draining = True
+        self._open.drain()
 
     def idle_worker(self, worker: str) -> None:
         """``worker`` does something else. Nothing: rounds wait for micro-batches alone."""
 
     def tick(self, now: float) -> None:
         """What time alone brings: a round that lasts too long."""
-        if any(m.awaited for m in self._open):
+        if self._open.awaited:
             self._deadline.begin(now)
         if not self.complete:
             self._deadline.look(now)
@@ -192,24 +181,22 @@ class Rounds:
     def stragglers(self, now: float) -> list[str]:
         """Who is late with the open round, with what and for how long; empty before its
         deadline."""
-        return [] if self.complete else self._deadline.stragglers(self._open, now)
+        return [] if self.complete else self._deadline.stragglers(self._open.micros, now)
 
     def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
         """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
         one that another worker is late with."""
         self._measure_left(worker, now)
-        for micro in self._open:
+        for micro in self._open.micros:
             number = micro.attempt_of(worker)
             if number is not None and micro.committed is None:
                 return self._work(micro, number)
-        if self._has_open:
-            micro_batch = next((m for m in self._open if m.open), None)
-            if micro_batch is None:
-                micro_batch = MicroBatch(self._uncut.cut(self._speeds.ratio(worker)))
-                self._open.append(micro_batch)
-            return self._hand_out(micro_batch, worker, now)
+        if self._open.has_open:
+            return self._hand_out(self._open.take(self._speeds.ratio(worker)), worker, now)
         speculation = self._speculation
-        second = speculation.second(self._open, worker, now) if speculation is not None else None
+        second = (
+            speculation.second(self._open.micros, worker, now) if speculation is not None else None
+        )
         if second is None:
             return Wait(self.waiting_for())
         micro, due = second
@@ -228,7 +215,7 @@ class Rounds:
             InvalidArgument: no such round, micro-batch or attempt was handed out.
         """
         self.tick(now)
-        micro = next((m for m in self._open if m.batch == report.batch), None)
+        micro = self._open.find(report.batch)
         passed = round_number < self._round
         if passed and (micro is None or not self._policy.backups):
             return Committed(None, f"round {round_number} is decided already")
@@ -251,7 +238,7 @@ class Rounds:
         # The newest version when it was leased, or a newer one that the worker says it had.
         micro.base = max(held.round, round_number)
         micro.committed = replace(report, staleness=self._round - micro.base)
-        self._commits.append(micro)
+        self._open.commit(micro)
         self._examples += 0 if report.skipped else report.batch.count
         self._tally.superseded += len(micro.attempts) - 1
         self._tally.late += held.round < self._round
@@ -267,19 +254,15 @@ class Rounds:
     def reports(self) -> list[Report]:
         """The committed reports that the open round takes, in batch-id order, with the staleness
         that they have in it."""
-        return [
-            replace(micro.committed, staleness=self._round - micro.base)
-            for micro in sorted(self._commits[: self._named], key=lambda micro: micro.batch)
-            if micro.committed is not None
-        ]
+        return self._open.reports(self._round)
 
     def close(self, decision: Decision) -> None:
         """Opens the next round, now that ``decision`` is stored."""
         assert decision == self.decide(decision.snapshots)
-        named, self._commits = self._commits[: self._named], self._commits[self._named :]
         epoch = self._epoch
         before = self._rounds_of(epoch)
-        for batch in self._cut or [micro.batch for micro in named]:
+        named, done = self._open.close()
+        for batch in done:
             if self._todo.finish(batch):
                 self._finished_epochs.append(batch.epoch)
         self._rounds_left += self._rounds_of(epoch) - before
@@ -287,11 +270,10 @@ class Rounds:
             for number, held in micro.attempts.items():
                 if micro.committed is not None and number != micro.committed.attempt:
                     self._left[held.worker] = held, micro.batch.count
-        self._open = [micro for micro in self._open if micro not in named]
         self._decided.append(decision)
         self._round += 1
         self._deadline.restart()
-        self._fill()
+        self._open.fill(self._todo)
 
     def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
         """Nothing: in a round a batch is done by its commit."""
@@ -299,23 +281,19 @@ class Rounds:
 
     def holds(self, worker: str) -> bool:
         """Whether ``worker`` has an attempt that is not committed."""
-        return any(m.committed is None and m.attempt_of(worker) is not None for m in self._open)
+        return self._open.holds(worker)
 
     def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
         their micro-batches before :meth:`release`."""
         self._speeds.forget(worker)
         self._left.pop(worker, None)
-        taken = [(micro.batch, micro.revoke(worker)) for micro in self._open]
-        return [Attempt(batch, number) for batch, number in taken if number is not None]
+        return self._open.revoke(worker)
 
     def release(self, worker: str) -> int:
         """No shard takes anything from ``worker`` any more: others may get what it had. How many
         micro-batches that are."""
-        taken = [micro for micro in self._open if worker in micro.revoked]
-        for micro in taken:
-            micro.revoked.remove(worker)
-        return len(taken)
+        return self._open.release(worker)
 
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose last round was decided since the last call."""
@@ -326,72 +304,26 @@ class Rounds:
         """Which commits the round waits for, in words; empty when a micro-batch is open."""
         if self.finished:
             return ""
-        if self.drained or not (self._open or self._uncut):
+        if self.drained or not self._open:
             return "the policy to change; no round is begun under the present one"
-        if self._has_open:
+        if self._open.has_open:
             return ""
         if self.complete:
             return f"the decision of round {self._round} to be stored"
-        holders = {h for m in self._open if m.committed is None for h in m.holders}
         return (
-            f"round {self._round} has {len(self._commits)} of {self._named} micro-batches; "
-            f"awaited: {', '.join(sorted(holders))}"
+            f"round {self._round} has {self._open.commits} of {self._open.named} micro-batches; "
+            f"awaited: {', '.join(sorted(self._open.holders))}"
         )
 
     @property
     def _epoch(self) -> int:
         """That of the open round, or the one where the next would be."""
-        return self._open[0].batch.epoch if self._open else self._todo.epoch
-
-    @property
-    def _named(self) -> int:
-        """How many micro-batches the open round takes, once all of it is cut."""
-        return min(self._policy.taken, len(self._open))
-
-    @property
-    def _takes(self) -> int:
-        """How many batches of the grid these are."""
-        return len(self._cut) or self._named
-
-    @property
-    def _has_open(self) -> bool:
-        """Whether there is a micro-batch for anyone who asks."""
-        if self._draining:
-            begun = sum(m.under_way for m in self._open)
-            if not begun or (begun >= self._named and not self._uncut):
-                return False
-        return bool(self._uncut) or any(m.open for m in self._open)
+        epoch = self._open.epoch
+        return self._todo.epoch if epoch is None else epoch
 
     def _rounds_of(self, epoch: int) -> int:
         """How many rounds are left in ``epoch``."""
         return -(-self._todo.left(epoch) // self._policy.taken)
-
-    def _fill(self) -> None:
-        """Opens what the new round needs: up to K micro-batches of one epoch."""
-        self._cut = ()
-        if self._draining:
-            self._open = [micro for micro in self._open if micro.under_way]
-            return
-        batches: list[BatchId] = []
-        epoch = self._open[0].batch.epoch if self._open else self._todo.next_epoch
-        while len(self._open) + len(batches) < self._policy.open and (
-            epoch is not None and self._todo.next_epoch == epoch
-        ):
-            batch = self._todo.take()
-            assert batch is not None
-            batches.append(batch)
-        if self._policy.balance and not self._is_partial(batches):
-            self._cut, self._uncut = tuple(batches), Uncut(batches, self._batch_size)
-        else:
-            self._open += [MicroBatch(batch) for batch in batches]
-
-    def _is_partial(self, batches: Sequence[BatchId]) -> bool:
-        """Whether some shard has a part of a round, so that it must be cut as it was before."""
-        return any(
-            batch.epoch in self._partial
-            and self._partial[batch.epoch].overlaps(batch.first, batch.first + batch.count)
-            for batch in batches
-        )
 
     def _measure_left(self, worker: str, now: float) -> None:
         """``worker`` asks for work, so it is done with what it had of a decided round."""

@@ -55,16 +55,16 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         ],
         evaluations=[
             pb.EvaluationResult(evaluation=name, global_step=step, results=values)
-            for name, step, values in training.results[-EVALUATIONS:]
+            for name, step, values in training.notes.results[-EVALUATIONS:]
         ],
-        newest_checkpoint=course.newest_checkpoint,
+        newest_checkpoint=course.checkpoints.newest,
         refused=refused(course),
         skipped=progress.skipped,
         failed=progress.failed,
         waiting_for=held_up(course),
         waited_s=course.waited_s,
         reason=course.reason,
-        warnings=training.warnings,
+        warnings=course.warnings.kept,
         generation=generation,
         policy=run.policy,
         settings=str(run.settings),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from coordinator.training import Training
+
+if TYPE_CHECKING:
+    from coordinator.course import Course
 
 STOPPED = "stopped by a signal"
 
@@ -21,8 +26,12 @@ class Stopping:
         self._save_by = now + FINISH_S + SAVE_S
         self._checkpoint: int | None = None
 
-    def over(self, training: Training, now: float) -> bool:
-        """Whether all is saved, or it has taken too long. Call it at every change and tick."""
+    def over(self, course: Course) -> bool:
+        """Whether all is saved, or never will be, or it has taken too long. Call it at every
+        change and tick while the job stops."""
+        now, training = course.now(), course.training
+        if course.members.shards_hoped_for(now) < course.run.plan.shards or not course.complete:
+            return True
         if self._checkpoint is None:
             if not training.idle and now < self._finish_by:
                 return False

@@ -25,7 +25,7 @@ def summarize(course: Course) -> dict[str, Any]:
     processes that were there last."""
     run, training = course.run, course.training
     progress, span = training.progress, training.span
-    results = {name: values for name, _, values in training.results}
+    results = {name: values for name, _, values in training.notes.results}
     train_s = progress.train_s
     return {
         "run_id": run.run_id,
@@ -48,9 +48,9 @@ def summarize(course: Course) -> dict[str, Any]:
         "eval": _plain(results.get(FINAL, {})),
         "evaluations": [
             {"evaluation": name, "global_step": step, **_plain(values)}
-            for name, step, values in training.results
+            for name, step, values in training.notes.results
         ],
-        "checkpoint": course.newest_checkpoint,
+        "checkpoint": course.checkpoints.newest,
         "refused": refused(course),
         "skipped": progress.skipped,
         "failed": progress.failed,
@@ -73,7 +73,7 @@ def summarize(course: Course) -> dict[str, Any]:
         },
         "generation": run.generation,
         "resume": _resume(course),
-        "warnings": training.warnings,
+        "warnings": course.warnings.kept,
     }
 
 
@@ -106,7 +106,7 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 def _resume(course: Course) -> str:
     """The options that go on with a run that came to no good end; empty where there are none."""
-    if course.phase != "failed" or not course.newest_checkpoint:
+    if course.phase != "failed" or not course.checkpoints.newest:
         return ""
     return shlex.join(["--resume", "--run-dir", str(course.run.run_dir)])
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
-from coordinator.applied import common_positions, partial_positions
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
 from coordinator.guard import Guard
-from coordinator.history import global_step
+from coordinator.job_warnings import JobWarnings
 from coordinator.ledger import Ledger
-from coordinator.open_batches import count_batches
+from coordinator.notes import Notes
 from coordinator.orders import Orders
+from coordinator.outset import Outset
 from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
 from coordinator.run import Run
@@ -29,7 +29,6 @@ from coordinator.work import (
     Positions,
     Report,
     Round,
-    SnapshotOrder,
     Span,
     Train,
     Wait,
@@ -39,20 +38,14 @@ from psrpc.logs import get_logger
 
 log = get_logger()
 
-FIRST_LOSS = "first_loss"
-"""The store's key of the guard's reference, which a resumed job keeps."""
-
 EVALUATED_AGAIN = 2
 """Epochs whose evaluation was under way when a generation ended, at most; shards keep no more."""
-
-WARNINGS = 50
-"""The newest are kept."""
 
 
 class Training:
     """What is to be done and what is done. ``failure`` says why the job must stop.
 
-    It is rebuilt by :meth:`begin` for each generation; results, counters, the guard and warnings
+    It is rebuilt by :meth:`begin` for each generation; notes, counters, the guard and warnings
     stay.
     """
 
@@ -63,6 +56,7 @@ class Training:
         curves: Curves,
         send: Callable[[Command], None],
         disk: DiskWork,
+        warnings: JobWarnings,
     ) -> None:
         """``send`` reaches every shard."""
         self._store = store
@@ -72,13 +66,9 @@ class Training:
         self.progress = Progress()
         self.tally = Tally()
         self._failure: str | None = None
-        self.warnings: list[str] = []
-        self.results = store.evaluations()
-        first_loss = store.get(FIRST_LOSS)
-        self._guard = Guard(run.settings, first_loss)
-        self._guarded = first_loss
-        self._unstored: dict[str, Callable[[], None]] = {}
-        self._scores: dict[tuple[int, int], float] = {}
+        self._warnings = warnings
+        self.notes = Notes(store, warnings)
+        self._guard = Guard(run.settings, self.notes.first_loss)
         self.schedule: Ledger | Rounds | None = None
         self.run = run
         self.orders = self._new_orders(run)
@@ -150,48 +140,12 @@ class Training:
             sqlite3.Error: the store cannot be read; nothing has changed.
         """
         orders = self._new_orders(run)
-        description = run.description
-        done = common_positions(applied)
-        partial = partial_positions(applied, done)
-        gone = common_positions(skipped)
-        until = run.rule.epoch if run.rule else None
+        outset = Outset.of(applied, skipped)
         self.run, self.orders = run, orders
         self._guard.follow(run.settings)
         self._undecided, self._closed = None, False
-        self.progress.skipped = sum(
-            count_batches(positions, description.unit) for positions in gone.values()
-        )
-        if run.settings.rounds:
-            self.schedule = Rounds(
-                records=description.train_records,
-                batch_size=description.unit,
-                epochs=description.epochs,
-                policy=run.settings,
-                generation=run.generation,
-                done=done,
-                partial=partial,
-                first_round=version,
-                first_attempt=run.first_attempt,
-                skipped_records=sum(len(positions) for positions in gone.values()),
-                until_epoch=until,
-                tally=self.tally,
-            )
-        else:
-            batches = sum(count_batches(p, description.unit) for p in done.values())
-            step = global_step(run.followed, batches, description.per_epoch)
-            self.schedule = Ledger(
-                records=description.train_records,
-                batch_size=description.unit,
-                epochs=description.epochs,
-                policy=run.settings,
-                first_attempt=run.first_attempt,
-                done=done,
-                skipped=gone,
-                partial=partial,
-                step_offset=step - batches,
-                until_epoch=until,
-                tally=self.tally,
-            )
+        self.progress.skipped = outset.batches_skipped(run)
+        self.schedule = outset.schedule(run, version, self.tally)
         self._evaluate_again(self.schedule.finished_epochs)
 
     def drain(self) -> None:
@@ -210,8 +164,7 @@ class Training:
         if self.schedule is not None and not self._closed:
             self.schedule.tick(now)
         self.orders.saving.retry(now)
-        for what, store in list(self._unstored.items()):
-            self._store_soon(what, store)
+        self.notes.retry()
         if self._undecided is not None and self.rounds is not None:
             self._decide(self.rounds)
 
@@ -283,7 +236,7 @@ class Training:
         """Orders the snapshots that are due and that no decision carries."""
         if self.rounds is None or self.trained or self._closed or self.drained:
             self.orders.order_due(self.span.step, self.trained)
-        self._take_warnings()
+        self._warnings.take(self.orders)
 
     def request_checkpoint(self) -> int:
         """A checkpoint of now or later is wanted; its number, for :meth:`is_saved`."""
@@ -306,37 +259,15 @@ class Training:
         """Whether the checkpoint of this number has failed."""
         return self.orders.is_lost(number)
 
-    def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
-        """Remembers a checkpoint that was committed, of this generation or an earlier one."""
-        self._store_soon(
-            f"checkpoint {order.name}",
-            lambda: self._store.put_checkpoint(order.name, generation, order.global_step),
-        )
-
-    def scores(self) -> dict[tuple[int, int], float]:
-        """The results by which checkpoints are compared, by generation and global step; what was
-        read last where the store cannot be read."""
-        best = self.run.description.keep_best
-        try:
-            self._scores = self._store.scores(best.metric) if best else {}
-        except sqlite3.Error as error:
-            self.warn(f"results cannot be read: {error}; the best checkpoint may be another")
-        return self._scores
-
     def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
         """An evaluation's results. Raises InvalidArgument."""
         result = self.orders.evaluations.merged(evaluation, values)
         if result is None:
             return
-        row = (evaluation, result.global_step, dict(values))
-        generation = self.run.generation
-        self._store_soon(
-            f"evaluation {evaluation}",
-            lambda: self._store.put_evaluation(row[0], generation, row[1], row[2]),
-        )
-        self.results = [*(r for r in self.results if r[0] != evaluation), row]
-        self._curves.epoch(values, result.global_step)
-        log.info("evaluated", evaluation=evaluation, step=result.global_step, **row[2])
+        step = result.global_step
+        self.notes.note_evaluation(evaluation, self.run.generation, step, values)
+        self._curves.epoch(values, step)
+        log.info("evaluated", evaluation=evaluation, step=step, **values)
         self.orders.release(result.snapshot)
 
     def missed(self, shard: int) -> list[Command]:
@@ -359,7 +290,9 @@ class Training:
         try:
             self._store.put_decision(decision)
         except sqlite3.Error as error:
-            self.warn(f"round {decision.round} waits: its decision cannot be stored: {error}")
+            self._warnings.add(
+                f"round {decision.round} waits: its decision cannot be stored: {error}"
+            )
             return
         self._undecided = None
         reports = rounds.reports()
@@ -368,7 +301,7 @@ class Training:
         if any(not report.skipped for report in reports):
             self._step_done(step, mean_loss(reports), 0)
         self._epochs_done(rounds.take_finished_epochs(), step)
-        self._take_warnings()
+        self._warnings.take(self.orders)
         if rounds.complete and not self._closed:
             # Its commits have come while the decision before it waited for the disk.
             self._decide(rounds)
@@ -378,54 +311,30 @@ class Training:
 
     def _evaluate_again(self, finished: Sequence[int]) -> None:
         """Epochs that ended before this generation began and whose result is not there."""
-        known = {name for name, _, _ in self.results}
+        known = {name for name, _, _ in self.notes.results}
         left = [epoch for epoch in finished if f"epoch-{epoch}" not in known]
         if left and self.run.description.eval_records:
             for epoch in left[:-EVALUATED_AGAIN]:
-                self.warn(f"epoch {epoch} is not evaluated: its state is gone")
+                self._warnings.add(f"epoch {epoch} is not evaluated: its state is gone")
             step = self.span.step
             self.orders.saving.stepped(step, step, left[-EVALUATED_AGAIN:])
-
-    def _store_soon(self, what: str, store: Callable[[], None]) -> None:
-        """Stores what the job can go on without; tries again later if the disk refuses."""
-        try:
-            store()
-        except sqlite3.Error as error:
-            self._unstored[what] = store
-            self.warn(f"{what} cannot be stored: {error}; tried again")
-        else:
-            self._unstored.pop(what, None)
 
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)
         if report.skipped:
-            self.warn(f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})")
+            self._warnings.add(
+                f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})"
+            )
         self._failure = self._failure or self._guard.batch(report.batch, report.skipped)
 
     def _step_done(self, step: int, loss: float, staleness: int) -> None:
         self._curves.step(step, loss, staleness)
         self._failure = self._failure or self._guard.step(loss)
-        warnings, self._guard.warnings = self._guard.warnings, []
-        for warning in warnings:
-            self.warn(warning)
-        if self._guard.first_loss != self._guarded:
-            self._guarded = self._guard.first_loss
-            first = self._guarded
-            self._store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, first))
+        self._warnings.take(self._guard)
+        self.notes.note_first_loss(self._guard.first_loss)
 
     def _epochs_done(self, epochs: Sequence[int], step: int) -> None:
         for epoch in epochs:
             loss = self.progress.epoch_loss(epoch)
             self._curves.epoch({"train_loss": loss}, step)
             log.info("epoch done", epoch=epoch, step=step, train_loss=loss)
-
-    def _take_warnings(self) -> None:
-        warnings, self.orders.warnings = self.orders.warnings, []
-        for warning in warnings:
-            self.warn(warning)
-
-    def warn(self, warning: str) -> None:
-        """What a person should know; once."""
-        if warning not in self.warnings:
-            log.warning(warning)
-            self.warnings = [*self.warnings, warning][-WARNINGS:]

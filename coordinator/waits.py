@@ -32,7 +32,7 @@ def waiting_for(course: Course) -> str:
         parts.append("a worker to register")
     elif course.phase == "initializing":
         if not course.generations.formation.initialized:
-            parts.append(f"{course.initializer or 'a worker'} to initialize the shards")
+            parts.append(f"{course.assignments.initializer or 'a worker'} to initialize the shards")
         parts.append(orders.snapshots.waiting_for())
     elif course.phase == "finishing":
         parts += [orders.snapshots.waiting_for(), orders.saving.waiting_for()]
@@ -42,7 +42,7 @@ def waiting_for(course: Course) -> str:
     elif training.schedule is not None:
         parts.append(training.schedule.waiting_for())
     if course.phase not in FORMING:
-        parts.append(course.revocations.waiting_for())
+        parts.append(course.departures.waiting_for())
     return "; ".join(part for part in parts if part)
 
 

@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pserver.admission import check_push
 from pserver.applied import AppliedSet
-from pserver.arrival import Arrival, Arrived, arriving
-from pserver.assembly import PLAIN, check_extents, check_values
-from pserver.buffers import BufferPool, pool_size
-from pserver.compensation import Compensation
+from pserver.arrival import Arrival, Arrived
+from pserver.assembly import check_values
+from pserver.buffers import BufferPool
 from pserver.counters import Counters, ShardReport
 from pserver.fence import ShardIdentity
 from pserver.first_rows import fill_first_rows
 from pserver.gate import Gate
+from pserver.intake import Intake, buffers_for
 from pserver.parameters import Parameters
 from pserver.pulls import Pulls
 from pserver.pushes import Pushes
@@ -80,16 +79,16 @@ class ShardEngine:
         self.plan = plan
         policy = identity.settings
         self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
-        nbytes = plan.shard_nbytes(identity.shard)
-        self._pool = BufferPool(plan, identity.shard, pool_size(nbytes, policy.open))
+        pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy))
         self._changed = threading.Condition()  # its lock is the lock
         self._counters = Counters()
         self._rounds = Rounds(
-            identity.shard, self._held, self._counters, policy, clock, self._pool.release
+            identity.shard, self._held, self._counters, policy, clock, pool.release
         )
         self._pushes = Pushes(self._held, self._counters, policy, clock)
         self._shelf = SnapshotShelf(sink, self._changed)
         self._gate = Gate(identity, plan.hash, self._held, self._rounds)
+        self._intake = Intake(plan, self._gate, self._held, pool)
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
         self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
@@ -147,8 +146,7 @@ class ShardEngine:
             policy = self.identity.settings
             inverse = policy.staleness_lr == "inverse"
             self._follow(policy, Rates(order.rate_scale, order.warmup_updates, inverse), order.keep)
-            nbytes = self.plan.shard_nbytes(self.identity.shard)
-            self._pool.resize(pool_size(nbytes, policy.open))
+            self._intake.follow(policy)
             self._shelf.begin(order.generation)
             if order.keep:
                 self._held.keep(order.generation, order.version)
@@ -163,14 +161,7 @@ class ShardEngine:
         """Obeys ``policy`` from now on; ``keep`` says that the parameters stay."""
         self._rounds.begin(policy)
         self._pushes.begin(policy)
-        self._held.rates = rates
-        kept = self._held.compensation if keep else None
-        if kept is None or not kept.follow(policy):
-            # Before another one is made: it may have a copy of the parameters.
-            kept = self._held.compensation = None
-            if policy.delay_compensation is not None:
-                kept = Compensation(self.plan, self.identity.shard, policy)
-        self._held.compensation = kept
+        self._held.follow(policy, rates, self.plan, self.identity.shard, keep)
 
     def revoke(self, revocation: Revocation) -> None:
         """Refuses a worker's pushes in this generation, and forgets attempts that it staged.
@@ -191,7 +182,7 @@ class ShardEngine:
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        self._pool.wake()
+        self._intake.pool.wake()
 
     # -- parameters come in ------------------------------------------------------------------
 
@@ -204,28 +195,14 @@ class ShardEngine:
             CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
                 changed, as with any error.
         """
-        self._gate.admit(request.fence)
-        check_extents(self.plan, self.identity.shard, request.extents, PLAIN)
-        arriving_values = arriving(
-            arrival,
-            self.plan,
-            request.extents,
-            self._pool,
-            timeout_s,
-            lambda: self._gate.admit(request.fence),
-            staged=False,
-        )
-        with arriving_values as arrived, self._changed:
+        with self._intake.values(request, arrival, timeout_s) as arrived, self._changed:
             self._gate.admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
             if request.rows_from:
                 path = Path(request.rows_from)
                 fill_first_rows(self._held.tables, path, self.plan, self.identity.shard)
-            if arrived.loan is not None:
-                # What came becomes the parameters.
-                arrived.loan.keep = True
-                self._pool.forget()
+            self._intake.become_parameters(arrived)
             self._held.initialize(arrived.arrays)
             self._changed.notify_all()
             return self._held.version, False
@@ -271,35 +248,11 @@ class ShardEngine:
         pull: Encoding | None,
         rows: RowsRequest | None = None,
     ) -> tuple[PushResult, Values | None]:
-        self._check(request)
-        arriving_gradient = arriving(
-            arrival,
-            self.plan,
-            request.extents,
-            self._pool,
-            timeout_s,
-            lambda: self._gate.admit_worker(request),
-            staged=self.identity.settings.rounds,
-            rows=request.rows,
-        )
-        # A skipped push announces nothing, and nothing may arrive.
-        with arriving_gradient as arrived, self._changed:
+        with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
             pulls = pull is not None
             self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
-            result = self._accept(request, None if request.skipped else arrived, pulls)
+            result = self._accept(request, arrived, pulls)
             return result, None if pull is None else self._pulls.newest(request, pull, rows)
-
-    def _check(self, request: PushRequest) -> None:
-        """All that can be said of a push before its data; refuses before anything is allocated.
-
-        Without the lock, or nothing would arrive during an update; what can change in between is
-        looked at again with it. In one generation the version only rises.
-        """
-        self._gate.admit_worker(request)
-        self._gate.need_values()
-        check_push(request, self.plan, self.identity.shard, self._held.version)
-        if request.rows:
-            self._held.tables.check_ids(request.rows)
 
     def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
         """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""

@@ -17,6 +17,8 @@ from pserver.requests import Restored, Snapshot, Values
 from pserver.tables.tables import Tables
 from pserver.updates.engine import ITERATIONS, Slots, UpdateEngine, scalar
 from psrpc.encoding import Encoding
+from psrpc.plan import Plan
+from psrpc.policy import Policy
 from psrpc.tables import Rows
 
 NDArray = npt.NDArray[Any]
@@ -65,6 +67,18 @@ class Parameters:
     def initialized(self) -> bool:
         """Whether there are any parameters."""
         return self.standing.initialized
+
+    def follow(self, policy: Policy, rates: Rates, plan: Plan, shard: int, keep: bool) -> None:
+        """Updates are made as ``policy`` says from now on; ``keep`` says that the parameters
+        stay."""
+        self.rates = rates
+        kept = self.compensation if keep else None
+        if kept is None or not kept.follow(policy):
+            # Before another one is made: it may have a copy of the parameters.
+            kept = self.compensation = None
+            if policy.delay_compensation is not None:
+                kept = Compensation(plan, shard, policy)
+        self.compensation = kept
 
     def keep(self, generation: int, version: int | None = None) -> None:
         """The same parameters, in another generation; ``version`` is what theirs becomes."""

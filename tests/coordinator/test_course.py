@@ -234,7 +234,7 @@ def test_a_lost_shard_takes_a_sync_job_back_to_the_last_checkpoint(tmp_path: Pat
     worker.join()
     rounds(coordinator, worker, 2)
     assert phase(coordinator) == "done"
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000004.g2"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000004.g2"
     assert coordinator.store.get(ENDED) == {"phase": "done", "reason": ""}
 
 
@@ -264,7 +264,7 @@ def test_no_generation_goes_out_that_is_not_stored(
         coordinator.tick()
         coordinator.settle()
         assert [shard.begins for shard in shards] == [[], []]
-        assert coordinator.course.training.warnings == [
+        assert coordinator.course.warnings.kept == [
             "generation 1 cannot be stored: database or disk is full; tried again"
         ]
         assert phase(coordinator) == "waiting"
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     else:
         worker.lease(worker.train(worker.batches()))
         coordinator.settle()
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
     coordinator.shards[0].kill()
     new = coordinator.add(0, 20)
     new.error = "the file is torn"
@@ -296,7 +296,7 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     assert coordinator.course.standing == (3, 0)
     assert (
         "shard 0 cannot restore checkpoints/step-00000001: the file is torn"
-        in coordinator.course.training.warnings
+        in coordinator.course.warnings.kept
     )
     coordinator.shards[0].kill()
     again = coordinator.add(coordinator.shards[0].index ^ 1, 30)
@@ -335,7 +335,7 @@ def test_a_shard_that_restores_another_round_than_the_checkpoint_is_of(tmp_path:
     new.restore = wrongly  # type: ignore[method-assign]
     coordinator.settle()
     assert coordinator.course.standing == (3, 0)
-    assert any("restored versions [1, 2]" in w for w in coordinator.course.training.warnings)
+    assert any("restored versions [1, 2]" in w for w in coordinator.course.warnings.kept)
 
 
 def test_before_the_first_checkpoint_a_worker_initializes_again(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_shards_that_were_initialized_and_not_saved_are_saved_first(tmp_path: Pa
         shard.connect()
     coordinator.settle()
     assert phase(coordinator) == "training"
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000000.g2"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000000.g2"
 
 
 def test_a_checkpoint_that_is_committed_when_its_generation_is_over_counts(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_a_checkpoint_that_is_committed_when_its_generation_is_over_counts(tmp_p
     coordinator.add(0, 20)
     coordinator.settle()
     assert begins(coordinator)[0] == Begin(2, 1, restore="checkpoints/step-00000001")
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.course.standing == (2, 1)
 
 
@@ -470,7 +470,7 @@ def test_a_worker_that_lapses_again_and_again_is_named_with_the_cure(
             coordinator.course.tick()
         coordinator.settle()
         worker.join()
-        return [w for w in coordinator.course.training.warnings if "was taken for gone" in w]
+        return [w for w in coordinator.course.warnings.kept if "was taken for gone" in w]
 
     assert not lapse()
     assert not lapse()
@@ -503,7 +503,7 @@ def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_gen
     coordinator.settle()
     other.join()
     assert other.round().attempt.batch == held.attempt.batch
-    assert coordinator.course.revocations.waiting_for() == ""
+    assert coordinator.course.departures.waiting_for() == ""
 
 
 def test_one_sign_of_life_may_say_that_several_workers_are_refused(tmp_path: Path) -> None:
@@ -578,7 +578,7 @@ def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
         broken.setattr("coordinator.disk.choose", lambda *_: Choice(None, "EIO", again=True))
         coordinator.disk.work()
         assert phase(coordinator) == "recovering"
-        assert "EIO; tried again" in coordinator.course.training.warnings
+        assert "EIO; tried again" in coordinator.course.warnings.kept
     coordinator.tick()
     coordinator.settle()
     assert phase(coordinator) == "training"
@@ -592,19 +592,19 @@ def test_a_final_checkpoint_of_another_history_is_not_what_the_shards_hold(tmp_p
         done = worker.train(list(work.batches))
     coordinator.settle()
     assert phase(coordinator) == "finishing"
-    final = coordinator.course.newest_checkpoint
+    final = coordinator.course.checkpoints.newest
     assert final == "checkpoints/step-00000004"
     coordinator.shards[0].kill()
     coordinator.add(0, 20)
     coordinator.settle()
     assert phase(coordinator) == "finishing"
-    assert coordinator.course.newest_checkpoint == f"{final}.g2"
+    assert coordinator.course.checkpoints.newest == f"{final}.g2"
     shards = list(coordinator.shards)
     coordinator.restart()
     for shard in shards:
         shard.connect()
     coordinator.settle()
-    assert coordinator.course.newest_checkpoint == f"{final}.g2"
+    assert coordinator.course.checkpoints.newest == f"{final}.g2"
 
 
 def test_a_choice_is_kept_while_its_generation_cannot_be_stored(
@@ -660,7 +660,7 @@ def test_shards_that_keep_what_does_not_fit_together_restore(
     coordinator.settle()
     assert (first.version, second.version) == (0, 0)
     assert begins(coordinator) == [Begin(3, 1, restore="checkpoints/step-00000000")] * 2
-    assert any("rounds [0, 1] in generation 2" in w for w in coordinator.course.training.warnings)
+    assert any("rounds [0, 1] in generation 2" in w for w in coordinator.course.warnings.kept)
     assert phase(coordinator) == "training"
 
 
@@ -681,7 +681,7 @@ def test_shards_whose_checkpoint_could_not_be_noted_go_on_where_they_are(
             shard.connect()
         coordinator.settle()
     assert phase(coordinator) == "training"
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001.g2"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.g2"
 
 
 def test_a_zombie_shard_cannot_take_its_place_back_from_a_restarted_coordinator(
@@ -712,7 +712,7 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
     worker.lease(worker.train(batches))
     coordinator.settle()
     assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.store.get(ENDED)["reason"] == STOPPED
     # For those who take part it is no failure, whatever way they hear of it.
     assert [shard.ended for shard in coordinator.shards] == [Ended(False, STOPPED)] * 2
@@ -739,7 +739,7 @@ def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path
         coordinator.shards[0].carry_out(command)
     coordinator.settle()
     assert coordinator.course.reason == STOPPED
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
 
 
 def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
@@ -755,7 +755,7 @@ def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     worker.commit(held)
     coordinator.settle()
     assert coordinator.course.reason == STOPPED
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.course.standing == (1, 1)
 
 
@@ -798,7 +798,7 @@ def test_a_stop_waits_for_a_shard_that_stands_still(tmp_path: Path) -> None:
     coordinator.shards[0].beat()
     coordinator.settle()
     assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000001"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
 
 
 def test_a_shard_that_leaves_waits_for_a_checkpoint_after_its_word(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_generation_is_formed_when_the_ledger_answers_again(
         tick(coordinator)
         assert (course.run.generation, course.phase) == (1, "recovering")
         assert awaited in course.waiting_for()
-        assert len([w for w in course.training.warnings if "disk I/O error" in w]) == 1
+        assert len([w for w in course.warnings.kept if "disk I/O error" in w]) == 1
     tick(coordinator)
     assert (course.run.generation, course.phase) == (2, "training")
 
@@ -87,10 +87,11 @@ def test_a_checkpoint_is_committed_though_results_cannot_be_read(
     with monkeypatch.context() as broken:
         broken.setattr(coordinator.store, "scores", refuse)
         one_round(coordinator, worker)
-        assert training.scores() == {(1, 1): 0.5}, "or the best might be removed"
-    assert coordinator.course.newest_checkpoint == "checkpoints/step-00000002"
+        scores = training.notes.scores(coordinator.course.run.description.keep_best)
+        assert scores == {(1, 1): 0.5}, "or the best might be removed"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000002"
     assert not training.orders.snapshots.writing
-    assert "results cannot be read: disk I/O error" in training.warnings[-1]
+    assert "results cannot be read: disk I/O error" in coordinator.course.warnings.kept[-1]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -116,7 +117,7 @@ def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
             assert course.waiting_for() == awaited
     coordinator.tick(9.0)
     tick(coordinator)
-    assert course.newest_checkpoint == "checkpoints/step-00000004.r1"
+    assert course.checkpoints.newest == "checkpoints/step-00000004.r1"
     assert (course.phase, course.reason) == (("failed", STOPPED) if stopped else ("done", ""))
 
 

@@ -187,13 +187,13 @@ def test_a_parked_call_looks_again_when_there_may_be_work(
     course = job.served.course
     asked: list[float] = []
 
-    def find_work(_name: str, _received: int) -> Work:
+    def find(_name: str, _received: int) -> Work:
         asked.append(course.now())
         if len(asked) < 3:
             return Wait("somebody is late", until=course.now() + 0.02)
         return Ended(False, "enough")
 
-    monkeypatch.setattr(course, "find_work", find_work)
+    monkeypatch.setattr(course.assignments, "find", find)
     monkeypatch.setattr(engine_module, "POLL_S", 600.0)
     assert other.lease().finished.reason == "enough"
     assert len(asked) == 3

@@ -210,7 +210,7 @@ def test_policies_are_listed_from_the_first_on(tmp_path: Path) -> None:
 
 def test_a_status_has_room_for_any_number_of_epochs(tmp_path: Path) -> None:
     coordinator, _ = bench.start(tmp_path, shards=1)
-    coordinator.course.training.results = [
+    coordinator.course.training.notes.results = [
         (f"epoch-{epoch}", epoch, {"loss": 1.0}) for epoch in range(EVALUATIONS + 7)
     ]
     found = write_status(coordinator.course).evaluations

@@ -112,7 +112,7 @@ def test_a_change_finishes_what_is_under_way_and_goes_on_from_there(
     assert begins == [Begin(2, 2, keep=True, settings=then, version=step)] * 2
     assert coordinator.course.standing == (2, step)
     assert coordinator.course.training.span.batches == batches
-    assert coordinator.course.newest_checkpoint == f"checkpoints/step-{step:08d}"
+    assert coordinator.course.checkpoints.newest == f"checkpoints/step-{step:08d}"
     assert str(coordinator.course.changes) == ""
     with pytest.raises(StaleGeneration):
         worker.lease()
@@ -261,7 +261,7 @@ def test_a_job_that_ends_meanwhile_needs_no_change(tmp_path: Path) -> None:
     assert coordinator.course.phase == "done"
     assert coordinator.course.run.policy == 1
     assert coordinator.store.get(POLICIES) is None
-    assert coordinator.course.training.warnings == [
+    assert coordinator.course.warnings.kept == [
         "the change to policy 2 (sync replicas=2) does not come about: all batches are done"
     ]
 
@@ -274,7 +274,7 @@ def test_a_job_that_is_stopped_meanwhile(tmp_path: Path) -> None:
     worker.lease(worker.train(batches))
     coordinator.settle()
     assert coordinator.course.run.policy == 1
-    assert "does not come about: the job is stopping" in coordinator.course.training.warnings[0]
+    assert "does not come about: the job is stopping" in coordinator.course.warnings.kept[0]
 
 
 # What dies.
@@ -380,7 +380,7 @@ def test_a_change_falls_back_behind_itself_when_its_checkpoint_is_damaged(tmp_pa
     work(coordinator, worker, 2)
     ask(coordinator, *written(SYNC))
     coordinator.settle()
-    newest = tmp_path / coordinator.course.newest_checkpoint
+    newest = tmp_path / coordinator.course.checkpoints.newest
     (newest / "manifest.json").write_text("{}")
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
@@ -407,7 +407,7 @@ def test_a_change_that_cannot_be_stored_is_tried_again(
         assert coordinator.course.run.policy == 1
         assert str(coordinator.course.changes).endswith("storing")
         assert "it to be stored" in coordinator.course.waiting_for()
-        assert coordinator.course.training.warnings == [
+        assert coordinator.course.warnings.kept == [
             "policy 2 (sync replicas=2) to be stored: database or disk is full; tried again"
         ]
     coordinator.tick()
@@ -438,7 +438,7 @@ def test_a_state_that_cannot_be_saved_is_saved_again(tmp_path: Path) -> None:
     coordinator.tick(PAUSE_S)
     coordinator.settle()
     assert coordinator.course.run.settings == SYNC
-    assert coordinator.course.newest_checkpoint == f"checkpoints/step-{step:08d}.r1"
+    assert coordinator.course.checkpoints.newest == f"checkpoints/step-{step:08d}.r1"
     assert first.begins[-1].version == step
 
 
@@ -458,7 +458,7 @@ def test_what_is_kept_to_be_evaluated_is_evaluated_first(tmp_path: Path) -> None
     coordinator.engine.report_merged(worker.caller, "epoch-0", {"loss": 0.5})
     coordinator.settle()
     assert coordinator.course.run.policy == 2
-    assert coordinator.course.training.results[0][0] == "epoch-0"
+    assert coordinator.course.training.notes.results[0][0] == "epoch-0"
 
 
 # The job's rule.
@@ -476,7 +476,7 @@ def test_a_job_goes_over_by_its_rule(tmp_path: Path, first: Policy, then: Policy
     step = 2 if first.rounds else 4
     assert run.policies == (Followed(2, then, step, 4),)
     assert held(coordinator) == [{0: [(0, 16)]}] * 2
-    assert coordinator.course.training.warnings == []
+    assert coordinator.course.warnings.kept == []
     worker.join()
     finish(coordinator, worker)
 
@@ -519,7 +519,7 @@ def test_a_change_by_hand_is_stronger_than_the_rule(tmp_path: Path) -> None:
     work(coordinator, worker, 2)
     ask(coordinator, *written(SSP))
     coordinator.settle()
-    assert coordinator.course.training.warnings == [
+    assert coordinator.course.warnings.kept == [
         "the job's rule (async after epoch 1) is not followed: its policy was changed by hand"
     ]
     shards = list(coordinator.shards)

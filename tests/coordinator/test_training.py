@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.curves import Curves
+from coordinator.job_warnings import JobWarnings
 from coordinator.run import Run
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.store import Store
@@ -39,9 +40,10 @@ class Bench:
         self.on_send: Callable[[Command], None] = self.sent.append
         self.run = run
         self.store = store
+        self.warnings = JobWarnings()
         self.curves = Curves(run.run_dir / "tensorboard")
         self.training = Training(
-            run, store, self.curves, lambda c: self.on_send(c), QueuedDisk(run)
+            run, store, self.curves, lambda c: self.on_send(c), QueuedDisk(run), self.warnings
         )
 
     def begin(self, version: int = 0, generation: int = 1, **changes: Any) -> Training:
@@ -121,7 +123,7 @@ def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
                 training.commit("w", 0, Report(attempt.batch, attempt.number), 0.0)
             for _ in range(2):
                 training.retry(0.0)
-            assert training.warnings == [
+            assert parts.warnings.kept == [
                 "round 0 waits: its decision cannot be stored: disk I/O error"
             ]
             assert training.failure is None
@@ -151,12 +153,12 @@ def test_what_the_disk_refuses_is_stored_later(
         with monkeypatch.context() as full:
             full.setattr(parts.store, "put", refuse)
             full.setattr(parts.store, "put_checkpoint", refuse)
-            training.note_checkpoint(order, 1)
+            training.notes.note_checkpoint(order, 1)
             while not training.trained:
                 parts.step()
             training.retry(0.0)
         assert training.failure is None
-        assert [w.partition(" cannot")[0] for w in training.warnings] == [
+        assert [w.partition(" cannot")[0] for w in parts.warnings.kept] == [
             "checkpoint step-00000001",
             "the first loss",
         ]
@@ -211,7 +213,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
                 training.order_due()
         assert refused == [name, f"{name}.r1"]
         assert training.failure is None
-        assert "the final state cannot be saved" in training.warnings[0]
+        assert "the final state cannot be saved" in parts.warnings.kept[0]
         assert not training.is_saved(training.request_checkpoint())
         assert orders() == []
         training.retry(30.0)
@@ -234,7 +236,7 @@ def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -
         parts.round(loss=float("nan"), skipped=True)
         assert (training.span.step, training.span.batches, training.span.examples) == (1, 2, 0)
         assert training.progress.skipped == 2
-        assert "epoch 0 positions 0..3 was skipped" in training.warnings[0]
+        assert "epoch 0 positions 0..3 was skipped" in parts.warnings.kept[0]
 
 
 def test_commits_belong_to_sync_jobs(tmp_path: Path) -> None:
@@ -324,16 +326,16 @@ def test_results_of_generations_before_are_remembered(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         store.put_evaluation("epoch-0", 1, 3, {"loss": 0.5})
         parts = Bench(make_run(tmp_path, generation=2), store)
-        assert parts.begin(generation=3).results == [("epoch-0", 3, {"loss": 0.5})]
+        assert parts.begin(generation=3).notes.results == [("epoch-0", 3, {"loss": 0.5})]
 
 
 def test_an_evaluation_that_a_loss_ended_is_done_again_on_a_new_state(tmp_path: Path) -> None:
     with bench(tmp_path, eval_records=8, epochs=5) as parts:
         training = parts.training
-        training.results = [("epoch-1", 6, {"loss": 1.0})]
+        training.notes.results = [("epoch-1", 6, {"loss": 1.0})]
         done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
         training.begin(replace(parts.run, generation=2), [done], [{}], version=0)
-        assert training.warnings == ["epoch 0 is not evaluated: its state is gone"]
+        assert parts.warnings.kept == ["epoch 0 is not evaluated: its state is gone"]
         training.order_due()
         orders = [o for o in parts.sent if isinstance(o, SnapshotOrder)]
         assert [(o.name, o.global_step, o.keep) for o in orders] == [
@@ -400,7 +402,7 @@ def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
             parts.step()
         training.order_due()
         assert training.failure is None
-        assert "step-00000003 failed: PS504: cannot make" in training.warnings[0]
+        assert "step-00000003 failed: PS504: cannot make" in parts.warnings.kept[0]
         assert parts.sent == [Release("step-00000003")]
         assert training.orders.evaluations.idle
         assert not training.orders.snapshots.writing

@@ -368,14 +368,14 @@ class Waiting(Shared):
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> ShardEngine:
     """A shard with two buffers."""
-    monkeypatch.setattr("pserver.engine.pool_size", lambda _nbytes, _replicas: 2)
+    monkeypatch.setattr("pserver.intake.pool_size", lambda _nbytes, _replicas: 2)
     return initialized(engine_of(PLAN))
 
 
 def asked(engine: ShardEngine, monkeypatch: pytest.MonkeyPatch) -> Event:
     """Set when a push has found that there is no buffer, and is about to wait."""
     waiting = Event()
-    wait_for = engine._pool._changed.wait_for
+    wait_for = engine._intake.pool._changed.wait_for
 
     def noticed(predicate: Any, timeout: float | None = None) -> Any:
         def once() -> Any:
@@ -386,7 +386,7 @@ def asked(engine: ShardEngine, monkeypatch: pytest.MonkeyPatch) -> Event:
 
         return wait_for(once, timeout)
 
-    monkeypatch.setattr(engine._pool._changed, "wait_for", noticed)
+    monkeypatch.setattr(engine._intake.pool._changed, "wait_for", noticed)
     return waiting
 
 

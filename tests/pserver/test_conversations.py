@@ -117,7 +117,7 @@ def test_a_call_without_a_deadline_is_given_one(
                     list(call(requests()))
                 assert caught.value.code() is grpc.StatusCode.CANCELLED
                 for_good.set()
-    pool = engine._pool
+    pool = engine._intake.pool
     with pool._changed:
         assert pool._changed.wait_for(lambda: len(pool._free) == pool._made, 30)
 

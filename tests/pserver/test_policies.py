@@ -164,12 +164,12 @@ def test_buffers_follow_the_policy() -> None:
     for batch in batches:
         for attempt in (1, 2):
             push(engine, batch, attempt=attempt, generation=2)
-    assert engine._pool.in_use == 20
+    assert engine._intake.pool.in_use == 20
     engine.begin(Begin(3, 1, keep=True, settings=Policy(mode="sync", replicas=1)))
-    assert engine._pool.in_use == 0
+    assert engine._intake.pool.in_use == 0
     push(engine, A, generation=3)
     push(engine, A, attempt=2, generation=3)
-    assert engine._pool.in_use == 2
+    assert engine._intake.pool.in_use == 2
     with pytest.raises(ResourceExhausted):
         push(engine, B, generation=3)
 
@@ -259,11 +259,11 @@ def test_what_a_round_leaves_counts_in_a_later_one_with_its_staleness() -> None:
         "the decision of round 0, which takes 2 micro-batches; it holds 3 of 3 that are open"
     )
     engine.decide(decision((A, 1), (C, 1)))
-    assert (value(engine), engine.report().staged_now, engine._pool.in_use) == (-2.0, 1, 1)
+    assert (value(engine), engine.report().staged_now, engine._intake.pool.in_use) == (-2.0, 1, 1)
     # D's worker had pulled before the decision.
     assert push(engine, D, 0, 6.0, worker="w0").outcome == "staged"
     engine.decide(decision((B, 1), (D, 1), number=1))
-    assert (value(engine), engine.report().staged_now, engine._pool.in_use) == (-6.0, 0, 0)
+    assert (value(engine), engine.report().staged_now, engine._intake.pool.in_use) == (-6.0, 0, 0)
     counters = engine.report().counters
     assert counters.staleness == [2, 2]
     assert counters.workers == {"w2": [1], "w1": [0, 1], "w0": [1, 1]}
@@ -276,7 +276,7 @@ def test_a_decided_micro_batch_takes_all_its_attempts_along() -> None:
         push(engine, A, attempt=attempt)
         push(engine, B, attempt=attempt)
     engine.decide(decision((A, 2)))
-    assert (engine.report().staged_now, engine._pool.in_use) == (2, 2)
+    assert (engine.report().staged_now, engine._intake.pool.in_use) == (2, 2)
     assert {a.batch for a in held(engine)} == {B}
 
 
@@ -294,7 +294,7 @@ def test_no_more_than_the_open_micro_batches_are_held() -> None:
         push(engine, D)
     with pytest.raises(ResourceExhausted, match="attempts 1 and 2 are held"):
         push(engine, A, attempt=3)
-    assert engine._pool.in_use == 6
+    assert engine._intake.pool.in_use == 6
 
 
 def test_without_backups_older_gradients_stay_refused() -> None:
@@ -371,9 +371,9 @@ def test_the_attempt_that_lost_gives_its_memory_back() -> None:
     push(engine, A, value=1.0, worker="slow")
     push(engine, A, value=1.0, worker="fast", attempt=2)
     push(engine, B, value=3.0, worker="fast")
-    assert engine._pool.in_use == 3
+    assert engine._intake.pool.in_use == 3
     engine.decide(decision((A, 2), (B, 1)))
-    assert (value(engine), engine.report().staged_now, engine._pool.in_use) == (-2.0, 0, 0)
+    assert (value(engine), engine.report().staged_now, engine._intake.pool.in_use) == (-2.0, 0, 0)
     assert engine.report().counters.workers == {"fast": [2]}
     assert push(engine, A, 0, worker="slow", attempt=3).outcome == "already_applied"
 

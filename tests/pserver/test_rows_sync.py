@@ -148,7 +148,7 @@ def test_memory_of_what_was_staged_comes_back(client: ShardClient, engine: Shard
         push = push_of(PLAN, batch, gradients_of(number), base=number)
         client.push(client.fence(1, 1), push)
         pulled_rows(client, ALL, number + 1, decision((batch, 1), number=number))
-    assert engine._pool.in_use == 0
+    assert engine._intake.pool.in_use == 0
 
 
 def test_a_round_without_room_for_its_rows_fails_the_job(shared: bool) -> None:

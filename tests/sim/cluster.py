@@ -156,7 +156,7 @@ class Cluster:
         stopped = course.reason == STOPPED
         if course.phase == "done" or not (stopped or (refused and REFUSED.match(course.reason))):
             self.ended = course.phase if course.phase == "done" else course.reason
-        elif not course.newest_checkpoint:
+        elif not course.checkpoints.newest:
             self.ended = HOPELESS
         else:
             self.counts["jobs stopped and resumed" if stopped else "jobs refused and resumed"] += 1
@@ -184,7 +184,7 @@ class Cluster:
     @property
     def results(self) -> dict[str, dict[str, float]]:
         """The evaluations that the coordinator knows, by name."""
-        return {name: values for name, _, values in self.course.training.results}
+        return {name: values for name, _, values in self.course.training.notes.results}
 
     @property
     def course(self) -> Course:

@@ -263,7 +263,7 @@ class Coordinator:
         invariants.check_progress(*course.standing)
         invariants.policies.check_run(course)
         invariants.check_done(course)
-        invariants.check_checkpoint(course.newest_checkpoint)
+        invariants.check_checkpoint(course.checkpoints.newest)
         self._cluster.generation = course.run.generation
         self._cluster.policy = course.run.settings
         if course.phase == "training":

@@ -265,7 +265,7 @@ class Invariants:
 
     def begin(self, course: Course) -> None:
         """A coordinator begins. What it knows of the newest checkpoint may be an older one."""
-        self._checkpoint = course.newest_checkpoint
+        self._checkpoint = course.checkpoints.newest
 
     def check_checkpoint(self, name: str) -> None:
         """A checkpoint that is said to be committed outlives a power cut."""

@@ -1,0 +1,99 @@
+"""Those who leave a job: what has to be settled before they are gone for good.
+
+Deterministic: it acts on its course alone. A worker's work is given to others once every shard
+refuses what that worker sends; a shard may go once what it holds is saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.lapses import OFTEN, Lapses
+from coordinator.lifecycle import ENDED
+from coordinator.revocations import Revocations
+from coordinator.work import Revocation
+from psrpc.logs import get_logger
+
+if TYPE_CHECKING:
+    from coordinator.course import Course
+
+log = get_logger()
+
+
+class Departures:
+    """Workers that are gone and shards that want to go, in the present generation. Not
+    thread-safe."""
+
+    def __init__(self, course: Course, shards: int) -> None:
+        self._course = course
+        self._revocations = Revocations(shards)
+        self._lapses = Lapses()
+        self._leaving: dict[tuple[int, int], int] = {}
+        """By shard and incarnation: the checkpoint that it waits for."""
+
+    def begin(self) -> None:
+        """A generation is formed: whoever was gone before cannot reach it."""
+        self._leaving.clear()
+        self._revocations.begin()
+
+    def worker_silent(self, name: str) -> None:
+        """A worker has fallen silent, and may only stand still."""
+        course = self._course
+        worker = course.members.workers[name]
+        if self._lapses.add(worker.incarnation):
+            course.warnings.add(
+                f"{name} (pid {worker.pid} on {worker.host}) was taken for gone {OFTEN} times "
+                "without finishing a batch: it gives no sign of life for "
+                f"{course.members.lease_s:.0f} s at a time, as when its code holds Python's GIL "
+                "for so long, or its machine swaps; use smaller batches, or leave the long work to "
+                "TensorFlow or NumPy"
+            )
+        self._revoke(name, lost=True)
+
+    def worker_left(self, name: str) -> None:
+        """A worker has said that it goes."""
+        self._revoke(name, lost=False)
+
+    def worker_done(self, name: str) -> None:
+        """A worker has done a batch: if it falls silent again and again, then not in vain."""
+        self._lapses.done(self._course.members.workers[name].incarnation)
+
+    def obeyed(self, shard: int, generation: int, revoked: int) -> None:
+        """A shard has obeyed all revocations up to this one."""
+        if generation == self._course.run.generation:
+            free = self._revocations.obeyed(shard, revoked)
+            for worker in free:
+                self._course.assignments.release(worker)
+            if free:
+                self._course.advance()
+
+    def shard_may_go(self, shard: int, incarnation: int) -> bool:
+        """A shard was told to stop; whether it may go: a checkpoint was committed since it first
+        said so, or none will be."""
+        course = self._course
+        if course.phase == "stopping":
+            return False
+        if course.phase not in ("training", "finishing"):
+            return True
+        number = self._leaving.get((shard, incarnation))
+        if number is None:
+            number = self._leaving[shard, incarnation] = course.training.request_checkpoint()
+            course.advance()
+        return course.training.is_saved(number)
+
+    def missed(self, shard: int) -> list[Revocation]:
+        """Whom ``shard`` has not said that it refuses."""
+        return self._revocations.missed(shard)
+
+    def waiting_for(self) -> str:
+        """Which shards have to refuse whom, in words; empty when all do."""
+        return self._revocations.waiting_for()
+
+    def _revoke(self, name: str, lost: bool) -> None:
+        """Others get what it holds once every shard refuses it."""
+        course = self._course
+        attempts = course.training.revoke(name, lost)
+        if course.complete and course.phase not in ENDED:
+            course.streams.send(self._revocations.add(name, attempts))
+            log.info("worker revoked", worker=name, batches=len(attempts))
+        course.bell.ring()
