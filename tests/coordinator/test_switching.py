@@ -15,7 +15,7 @@ from coordinator.work import Begin, Evaluate, Merge, Round, SnapshotOrder, Train
 from psrpc.errors import InvalidJob, JobFailed, NotReady, StaleGeneration
 from psrpc.policy import ASYNC, Policy
 from tests.coordinator.bench import Coordinator, Shard, Worker, report, start
-from tests.coordinator.test_course import refuse
+from tests.coordinator.course_bench import refuse
 
 JOB: dict[str, Any] = {"epochs": 2, "train_records": 16, "total_updates": 8}
 SYNC = Policy(mode="sync", replicas=2)
@@ -408,7 +408,7 @@ def test_a_change_that_cannot_be_stored_is_tried_again(
         assert str(coordinator.course.changes).endswith("storing")
         assert "it to be stored" in coordinator.course.waiting_for()
         assert coordinator.course.training.warnings == [
-            "policy 2 (sync replicas=2) to be stored: database or disk is full; tried again"
+            "policy 2 (sync replicas=2) to be stored: disk I/O error; tried again"
         ]
     coordinator.tick()
     coordinator.settle()
