@@ -1,4 +1,4 @@
-"""A running job comes to follow another policy: what is finished first, what fits, and what waits."""
+"""A running job comes to follow another policy: what is finished first, and what fits."""
 
 from __future__ import annotations
 
