@@ -16,11 +16,10 @@ from pserver.engine import ShardEngine
 from pserver.workspace import Workspace
 from psrpc.channel import open_channel
 from psrpc.codec import encode_stream
-from psrpc.errors import InvalidArgument
-from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.exchange_bench import BATCH, PLAN
+from tests.pserver.malformed import refusal
 from tests.pserver.shards import (
     attaching,
     counting,
@@ -38,7 +37,7 @@ class Raw:
         self.engine = engine
         self.fence = client.fence(1, 1)
         self.client = client
-        self._call = channel.stream_stream(f"/{wire.SERVICE}/Exchange")  # type: ignore[call-arg]
+        self._channel = channel
 
     def push(self, **change: object) -> pb.PushHeader:
         fields: dict[str, object] = {
@@ -53,11 +52,7 @@ class Raw:
         return self.refusal_of([m for header in headers for m in encode_stream(header, ())])
 
     def refusal_of(self, messages: list[bytes]) -> str:
-        with pytest.raises(grpc.RpcError) as caught:
-            list(self._call(iter(messages), timeout=30))
-        error = error_from_rpc(caught.value, "the shard")
-        assert isinstance(error, InvalidArgument), error
-        return str(error)
+        return refusal(self._channel, "Exchange", *messages)
 
 
 @pytest.fixture
