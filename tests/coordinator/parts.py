@@ -1,9 +1,8 @@
-"""What the coordinator's tests are made of: descriptions, runs and members that speak RPC."""
+"""What the coordinator's tests are made of: descriptions, runs, and coordinators that serve."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.client import CommandStream, CoordinatorClient
 from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
 from coordinator.disk import ThreadedDisk
@@ -26,9 +24,6 @@ from psrpc.clock import Clock, ManualClock
 from psrpc.plan import make_plan
 from psrpc.policy import SETTINGS
 from psrpc.security import PLAINTEXT, Security
-from psrpc.v1 import coordinator_pb2 as pb
-from psrpc.v1 import types_pb2 as types
-from psrpc.version import SOFTWARE
 
 SHA = "ab" * 32
 
@@ -184,231 +179,3 @@ class QueuedDisk(ThreadedDisk):
         """Does what was asked for, and what comes of it."""
         while self.queue:
             self.queue.pop(0)()
-
-
-class ShardDouble:
-    """A shard without parameters: registers, watches, begins as it is told, and reports snapshots
-    as files of 3 bytes."""
-
-    def __init__(self, client: CoordinatorClient, index: int, incarnation: int = 0) -> None:
-        self.client = client
-        self.index = index
-        self.incarnation = incarnation or 100 + index
-        self.generation = 0
-        self.run_dir = Path()
-        self.version = 0
-        self.initialized = False
-        self.applied: dict[int, Any] = {}
-        self.revoked = 0
-        self.told: list[pb.Begin] = []
-
-    def register(self) -> pb.RegisterShardResponse:
-        response = self.client.register_shard(
-            pb.RegisterShardRequest(
-                shard=self.index,
-                incarnation=self.incarnation,
-                address=f"127.0.0.1:{6000 + self.index}",
-                host="here",
-                pid=1,
-                software=SOFTWARE,
-            )
-        )
-        self.run_dir = Path(response.run_dir)
-        return response
-
-    def holds(self, version: int, applied: dict[int, Any] | None = None) -> None:
-        """It holds parameters from now on, as if it had restored or trained them."""
-        self.initialized, self.version, self.applied = True, version, applied or {}
-
-    def begin(self, stream: Iterator[pb.WatchResponse], error: str = "") -> pb.Begin:
-        """Carries out the order to begin, which comes next."""
-        begin = next(stream).begin
-        self.told.append(begin)
-        self.generation = begin.generation
-        if begin.fresh:
-            self.initialized, self.version, self.applied = False, 0, {}
-        if begin.HasField("version"):
-            self.version = begin.version
-        self.revoked = 0
-        self.ready(error)
-        return begin
-
-    def ready(self, error: str = "") -> None:
-        self.client.report_shard_ready(
-            pb.ReportShardReadyRequest(
-                shard=self.index,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                version=self.version,
-                initialized=self.initialized,
-                applied=[
-                    types.AppliedEpoch(
-                        epoch=epoch, applied=[types.Interval(start=a, stop=b) for a, b in parts]
-                    )
-                    for epoch, parts in self.applied.items()
-                ],
-                error=error,
-            )
-        )
-
-    def watch(self) -> CommandStream:
-        return self.client.watch(
-            pb.WatchRequest(
-                shard=self.index,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                initialized=self.initialized,
-                version=self.version,
-            )
-        )
-
-    def heartbeat(self, **more: Any) -> pb.HeartbeatShardResponse:
-        return self.client.heartbeat_shard(
-            pb.HeartbeatShardRequest(
-                shard=self.index,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                version=self.version,
-                revoked=self.revoked,
-                **more,
-            )
-        )
-
-    def refuse(self, stream: Iterator[pb.WatchResponse]) -> pb.Revocation:
-        """Obeys the revocation that comes next, and says so."""
-        revocation = next(stream).revocation
-        assert revocation.number
-        self.revoked = revocation.number
-        self.heartbeat()
-        return revocation
-
-    def take(self, order: types.SnapshotOrder, error: str = "") -> None:
-        """Does as a snapshot order says."""
-        name, data = "", b""
-        if order.write and not error:
-            name, data = f"shard-{self.index}.safetensors", b"abc"
-            (self.run_dir / order.directory / name).write_bytes(data)
-        self.client.report_snapshot(
-            pb.ReportSnapshotRequest(
-                shard=self.index,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                name=order.name,
-                version=self.version,
-                file=name,
-                nbytes=len(data),
-                sha256=hashlib.sha256(data).hexdigest() if data else "",
-                error=error,
-            )
-        )
-
-
-class WorkerDouble:
-    """A worker without a model."""
-
-    def __init__(self, client: CoordinatorClient, incarnation: int, generation: int = 1) -> None:
-        self.client = client
-        self.incarnation = incarnation
-        self.generation = generation
-        self.policy = 1
-        self.name = ""
-        self.received = 0
-
-    def register(self, sha: str = SHA, software: str = SOFTWARE, settings: str = "") -> str:
-        self.name = self.client.register_worker(
-            pb.RegisterWorkerRequest(
-                incarnation=self.incarnation,
-                host="here",
-                pid=self.incarnation,
-                job_sha256=sha,
-                software=software,
-                device="cpu",
-                settings_sha256=settings,
-            )
-        ).worker
-        return self.name
-
-    def cluster(self) -> pb.GetClusterResponse:
-        return self.client.get_cluster(
-            pb.GetClusterRequest(worker=self.name, incarnation=self.incarnation)
-        )
-
-    def lease(self, done: list[pb.BatchReport] | None = None) -> pb.Lease:
-        lease = self.client.lease_work(
-            pb.LeaseWorkRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                policy=self.policy,
-                done=done or [],
-                received=self.received,
-            )
-        ).lease
-        self.received = max([self.received, *(a.attempt for a in lease.train.batches)])
-        return lease
-
-    def commit(self, work: pb.RoundWork, **fate: Any) -> pb.Lease:
-        return self.client.commit_batch(
-            pb.CommitBatchRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                policy=self.policy,
-                round=work.round,
-                report=report(work.attempt, **fate),
-            )
-        ).lease
-
-    def report_work(self, **work: Any) -> None:
-        self.client.report_work(
-            pb.ReportWorkRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                **work,
-            )
-        )
-
-    def heartbeat(self, done: list[pb.BatchReport] | None = None) -> pb.HeartbeatWorkerResponse:
-        return self.client.heartbeat_worker(
-            pb.HeartbeatWorkerRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
-                generation=self.generation,
-                done=done or [],
-            )
-        )
-
-    def wait_for_end(self) -> pb.Shutdown:
-        """Gives signs of life until it hears that the job is over."""
-        for _ in range(1000):
-            answer = self.heartbeat()
-            if answer.HasField("shutdown"):
-                return answer.shutdown
-        raise AssertionError("the job does not end")
-
-    def leave(self, reason: str = "", fatal: bool = False) -> None:
-        self.client.leave_worker(
-            pb.LeaveWorkerRequest(
-                worker=self.name, incarnation=self.incarnation, reason=reason, fatal=fatal
-            )
-        )
-
-
-def report(attempt: types.Attempt, loss: float = 1.0, **fate: Any) -> pb.BatchReport:
-    """A batch that is done."""
-    return pb.BatchReport(batch=attempt.batch, attempt=attempt.attempt, loss=loss, **fate)
-
-
-__all__ = [
-    "SHA",
-    "QueuedDisk",
-    "Served",
-    "ShardDouble",
-    "WorkerDouble",
-    "describe",
-    "description_json",
-    "make_run",
-    "report",
-    "serving",
-]

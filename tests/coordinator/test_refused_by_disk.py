@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from coordinator.disk import Choice
 from coordinator.stopping import STOPPED
+from coordinator.store import GENERATION
 from psrpc.errors import CheckpointError
 from tests.coordinator.bench import Coordinator, Worker, start
-
-SYNC: dict[str, Any] = {
-    "mode": "sync",
-    "replicas": 2,
-    "epochs": 2,
-    "train_records": 16,
-    "total_updates": 4,
-}
-
-
-def refuse(*_: object) -> None:
-    raise sqlite3.OperationalError("disk I/O error")
+from tests.coordinator.course_bench import SYNC, phase, refuse, rounds
 
 
 def tick(coordinator: Coordinator) -> None:
@@ -125,3 +114,98 @@ def one_round(coordinator: Coordinator, worker: Worker) -> None:
     for _ in range(2):
         worker.commit(worker.round())
     coordinator.settle()
+
+
+def test_no_generation_goes_out_that_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(coordinator.store, "put_all", refuse)
+        shards = [coordinator.add(index, 10 + index) for index in range(2)]
+        coordinator.settle()
+        coordinator.tick()
+        coordinator.settle()
+        assert [shard.begins for shard in shards] == [[], []]
+        assert coordinator.course.warnings.kept == [
+            "generation 1 cannot be stored: disk I/O error; tried again"
+        ]
+        assert phase(coordinator) == "waiting"
+    coordinator.tick()
+    coordinator.settle()
+    assert coordinator.store.get(GENERATION) == 1
+    assert phase(coordinator) == "initializing"
+
+
+def test_a_decision_that_waits_for_the_disk_is_dropped_with_its_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, worker = start(tmp_path, **SYNC)
+    with monkeypatch.context() as full:
+        full.setattr(coordinator.store, "put_decision", refuse)
+        for _ in range(2):
+            worker.commit(worker.round())
+    coordinator.shards[1].kill()
+    coordinator.add(1, 21)
+    coordinator.tick()
+    assert coordinator.store.last_decision(0) is None
+    coordinator.settle()
+    coordinator.tick()
+    assert coordinator.course.standing == (2, 0)
+    assert coordinator.store.last_decision(0) is None
+    assert coordinator.shards[0].version == 0
+
+
+def test_a_disk_that_does_not_say_which_checkpoint_is_good_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, _ = start(tmp_path)
+    coordinator.shards[0].kill()
+    coordinator.add(0, 20)
+    for _ in range(3):
+        coordinator.tick()
+    assert len(coordinator.disk.queue) == 1
+    with monkeypatch.context() as broken:
+        broken.setattr("coordinator.disk.choose", lambda *_: Choice(None, "EIO", again=True))
+        coordinator.disk.work()
+        assert phase(coordinator) == "recovering"
+        assert "EIO; tried again" in coordinator.course.warnings.kept
+    coordinator.tick()
+    coordinator.settle()
+    assert phase(coordinator) == "training"
+
+
+def test_a_choice_is_kept_while_its_generation_cannot_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, _ = start(tmp_path)
+    coordinator.shards[0].kill()
+    coordinator.add(0, 20)
+    with monkeypatch.context() as full:
+        full.setattr(coordinator.store, "put_all", refuse)
+        coordinator.settle()
+        coordinator.tick()
+        assert coordinator.disk.queue == []
+        assert coordinator.course.run.generation == 1
+    coordinator.tick()
+    assert coordinator.course.run.generation == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_shards_whose_checkpoint_could_not_be_noted_go_on_where_they_are(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("coordinator.store.Store.put_checkpoint", refuse)
+        coordinator, worker = start(tmp_path, **(SYNC if mode == "sync" else {}))
+        if mode == "sync":
+            rounds(coordinator, worker, 1)
+        else:
+            worker.lease(worker.train(worker.batches()))
+        shards = list(coordinator.shards)
+        coordinator.restart()
+        for shard in shards:
+            shard.connect()
+        coordinator.settle()
+    assert phase(coordinator) == "training"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.g2"

@@ -16,6 +16,7 @@ from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
 from psrpc.policy import Policy
+from tests.coordinator.rounds_bench import done, lease, play
 
 
 def make(policy: Policy | None = None, replicas: int = 3, **changes: object) -> Rounds:
@@ -28,26 +29,6 @@ def make(policy: Policy | None = None, replicas: int = 3, **changes: object) -> 
         **changes,
     }
     return Rounds(**settings)  # type: ignore[arg-type]
-
-
-def lease(rounds: Rounds, worker: str) -> Round:
-    work = rounds.lease(worker, 0, 0, 1)
-    assert isinstance(work, Round)
-    return work
-
-
-def done(work: Round, loss: float = 1.0, skipped: bool = False) -> Report:
-    return Report(work.attempt.batch, work.attempt.number, loss, 0, skipped)
-
-
-def play(rounds: Rounds, worker: str = "w") -> Decision:
-    """Commits the rest of the open round by one worker and decides it."""
-    while not rounds.complete:
-        work = lease(rounds, worker)
-        rounds.commit(worker, work.round, done(work), 0.0)
-    decision = rounds.decide()
-    rounds.close(decision)
-    return decision
 
 
 def test_rounds_take_k_batches_in_order_and_never_cross_an_epoch() -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -22,7 +22,6 @@ from coordinator.client import CoordinatorClient
 from coordinator.course import Course
 from coordinator.description import DescribeFailed
 from coordinator.reserved import reserved_address
-from coordinator.run_directory import RunDirectory
 from coordinator.settling import overrides_for_workers
 from psrpc.errors import (
     AlreadyExists,
@@ -31,14 +30,9 @@ from psrpc.errors import (
     JobFailed,
     PortInUse,
 )
-from psrpc.v1 import coordinator_pb2 as pb
-from tests.coordinator.parts import ShardDouble, WorkerDouble, description_json, report
-
-
-def options(run_dir: Path, **changes: Any) -> serve.ServeOptions:
-    return serve.ServeOptions(
-        **{"job": Path("tiny.py"), "run_dir": run_dir, "bind": "127.0.0.1:0", **changes}
-    )
+from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
+from tests.coordinator.parts import description_json
+from tests.coordinator.serve_bench import describing, options, run_with, train, train_to_step_2
 
 
 @pytest.fixture
@@ -48,100 +42,6 @@ def described(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     describing(monkeypatch, document)
     return document
-
-
-def run_with(
-    monkeypatch: pytest.MonkeyPatch,
-    wanted: serve.ServeOptions,
-    others: Callable[[CoordinatorClient], object],
-) -> int:
-    """Serves in this thread while ``others`` plays shards and workers in another."""
-    write = RunDirectory.write_address
-    threads: list[threading.Thread] = []
-    failures: list[BaseException] = []
-
-    def play(address: str) -> None:
-        try:
-            with CoordinatorClient(address) as client:
-                others(client)
-        except BaseException as error:
-            failures.append(error)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def write_and_play(directory: RunDirectory, address: str) -> None:
-        write(directory, address)
-        assert (directory.path / "address").read_text() == f"{address}\n"
-        threads.append(threading.Thread(target=play, args=(address,)))
-        threads[0].start()
-
-    monkeypatch.setattr(RunDirectory, "write_address", write_and_play)
-    try:
-        return asyncio.run(serve.serve(wanted))
-    finally:
-        for thread in threads:
-            thread.join(10)
-        assert failures == []
-
-
-def train(client: CoordinatorClient, initialize: bool = True) -> list[int]:
-    """A shard and a worker that take the job to its end; the positions that were trained. Without
-    ``initialize`` the shard restores the checkpoint of step 2."""
-    shard = ShardDouble(client, 0)
-    token = shard.register().token
-    assert (shard.run_dir / "token").read_text() == token
-    stream = iter(shard.watch())
-    if initialize:
-        shard.begin(stream)
-    else:
-        begin = next(stream).begin
-        assert begin.restore == "checkpoints/step-00000002"
-        shard.generation = begin.generation
-        shard.holds(2, {0: [(0, 8)]})
-        shard.ready()
-    worker = WorkerDouble(client, 5)
-    worker.register()
-    worker.generation = worker.cluster().generation
-    if initialize:
-        worker.lease()
-        worker.report_work(initialized=pb.InitializeDone())
-        shard.take(next(stream).snapshot)
-    done: list[pb.BatchReport] = []
-    trained: list[int] = []
-    for _ in range(3 if initialize else 1):
-        batches = worker.lease(done).train.batches
-        trained += [a.batch.first for a in batches]
-        done = [report(a) for a in batches]
-    worker.heartbeat(done)
-    shard.take(next(stream).snapshot)
-    assert not next(stream).shutdown.failed
-    assert list(stream) == []
-    worker.leave()
-    return trained
-
-
-def train_to_step_2(client: CoordinatorClient) -> tuple[ShardDouble, Any, WorkerDouble]:
-    """A shard and a worker that train two batches, which are in a checkpoint then."""
-    shard = ShardDouble(client, 0)
-    shard.register()
-    stream = iter(shard.watch())
-    shard.begin(stream)
-    worker = WorkerDouble(client, 5)
-    worker.register()
-    worker.lease()
-    worker.report_work(initialized=pb.InitializeDone())
-    shard.take(next(stream).snapshot)
-    done = [report(worker.lease().train.batches[0])]
-    done.append(report(worker.lease(done).train.batches[0]))
-    worker.heartbeat(done)
-    shard.take(next(stream).snapshot)
-    return shard, stream, worker
-
-
-def describing(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]) -> None:
-    def command(*_: object) -> list[str]:
-        return [sys.executable, "-c", f"print({json.dumps(document)!r})"]
-
-    monkeypatch.setattr(serve, "describe_command", command)
 
 
 def test_a_job_runs_to_its_end_and_is_summed_up(
@@ -256,7 +156,7 @@ def test_a_run_that_has_not_ended_goes_on_by_itself(
         status = client.get_job_status()
         assert (status.phase, status.generation, status.global_step) == ("recovering", 2, 0)
         assert shard.begin(stream).keep
-        worker = WorkerDouble(client, 5)
+        worker = WorkerDouble(client, 1000)
         worker.name = "worker-0"
         assert worker.heartbeat().unknown
         assert worker.register() == "worker-0"
@@ -301,15 +201,7 @@ def test_a_signal_in_training_saves_what_is_done_first(
     described["epochs"] = 2
 
     def others(client: CoordinatorClient) -> None:
-        shard = ShardDouble(client, 0)
-        shard.register()
-        stream = iter(shard.watch())
-        shard.begin(stream)
-        worker = WorkerDouble(client, 5)
-        worker.register()
-        worker.lease()
-        worker.report_work(initialized=pb.InitializeDone())
-        shard.take(next(stream).snapshot)
+        [shard], [stream], [worker] = start_training(client)
         [under_way] = worker.lease().train.batches
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in range(1000):

@@ -16,8 +16,8 @@ from coordinator.client import CoordinatorClient
 from coordinator.work import Ended, Wait, Work
 from psrpc.errors import InvalidJob, JobFailed, NotReady
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.coordinator.parts import Served, ShardDouble, WorkerDouble, make_run, report, serving
-from tests.coordinator.test_server import start_training
+from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
+from tests.coordinator.parts import Served, make_run, serving
 
 
 class Job:

@@ -26,14 +26,8 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.version import SOFTWARE
 from tests.coordinator import bench
-from tests.coordinator.parts import (
-    Served,
-    ShardDouble,
-    WorkerDouble,
-    make_run,
-    report,
-    serving,
-)
+from tests.coordinator.doubles import ShardDouble, WorkerDouble, report
+from tests.coordinator.parts import Served, make_run, serving
 
 
 @dataclass

@@ -3,94 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from coordinator.curves import Curves
-from coordinator.job_warnings import JobWarnings
-from coordinator.run import Run
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.store import Store
-from coordinator.training import Training
 from coordinator.work import (
-    Attempt,
     Command,
     Decision,
-    Release,
     Report,
-    Round,
     SnapshotOrder,
-    Train,
 )
-from psrpc.errors import CheckpointError, InvalidArgument
+from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
-from tests.coordinator.parts import QueuedDisk, make_run
-
-
-class Bench:
-    """A Training with what goes out of it."""
-
-    def __init__(self, run: Run, store: Store) -> None:
-        self.sent: list[Command] = []
-        self.on_send: Callable[[Command], None] = self.sent.append
-        self.run = run
-        self.store = store
-        self.warnings = JobWarnings()
-        self.curves = Curves(run.run_dir / "tensorboard")
-        self.training = Training(
-            run, store, self.curves, lambda c: self.on_send(c), QueuedDisk(run), self.warnings
-        )
-
-    def begin(self, version: int = 0, generation: int = 1, **changes: Any) -> Training:
-        run = replace(self.run, generation=generation, **changes)
-        self.training.begin(run, [{}], [{}], version)
-        return self.training
-
-    def lease(self, worker: str = "w") -> list[Attempt]:
-        work = self.training.lease(worker, 0.0, 10**9, 1)
-        if isinstance(work, Round):
-            return [work.attempt]
-        return list(work.batches) if isinstance(work, Train) else []
-
-    def lease_another(self) -> list[Attempt]:
-        return self.lease("another")
-
-    def round(self, loss: float = 1.0, skipped: bool = False) -> None:
-        """One worker does a whole round."""
-        rounds = self.training.rounds
-        assert rounds is not None
-        number = rounds.round
-        while rounds.round == number:
-            [attempt] = self.lease()
-            report = Report(attempt.batch, attempt.number, loss, 0, skipped)
-            self.training.commit("w", number, report, 0.0)
-
-    def step(self, loss: float = 1.0, **fate: Any) -> None:
-        """One worker does one lease (async)."""
-        reports = [Report(a.batch, a.number, loss, **fate) for a in self.lease()]
-        self.training.record("w", reports, 0.0)
-
-
-@contextmanager
-def bench(tmp_path: Path, **changes: Any) -> Iterator[Bench]:
-    with Store(tmp_path / "ledger.sqlite") as store:
-        bench = Bench(make_run(tmp_path, **changes), store)
-        try:
-            yield bench
-        finally:
-            bench.curves.close()
-
-
-def refuse(*_: object) -> None:
-    raise sqlite3.OperationalError("disk I/O error")
-
-
-SYNC = {"mode": "sync", "replicas": 2, "epochs": 2, "train_records": 16, "total_updates": 4}
+from tests.coordinator.course_bench import SYNC
+from tests.coordinator.parts import make_run
+from tests.coordinator.training_bench import Bench, bench
 
 
 def test_a_decision_is_stored_before_anyone_sees_it(tmp_path: Path) -> None:
@@ -111,63 +41,6 @@ def test_a_decision_is_stored_before_anyone_sees_it(tmp_path: Path) -> None:
         assert training.missed(0) == parts.sent
 
 
-def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with bench(tmp_path, **SYNC, checkpoint_every=1) as parts:
-        training = parts.begin()
-        with monkeypatch.context() as full:
-            full.setattr(parts.store, "put_decision", refuse)
-            attempts = parts.lease() + parts.lease_another()
-            for attempt in attempts:
-                training.commit("w", 0, Report(attempt.batch, attempt.number), 0.0)
-            for _ in range(2):
-                training.retry(0.0)
-            assert parts.warnings.kept == [
-                "round 0 waits: its decision cannot be stored: disk I/O error"
-            ]
-            assert training.failure is None
-            assert training.schedule is not None
-            assert training.schedule.waiting_for() == "the decision of round 0 to be stored"
-            assert not training.idle
-            assert parts.sent == []
-            assert training.missed(0) == []
-            assert training.span.step == 0
-        training.retry(0.0)
-        [decision] = parts.sent
-        assert isinstance(decision, Decision)
-        assert decision.attempts == tuple(attempts)
-        assert [s.name for s in decision.snapshots] == ["step-00000001"]
-        assert parts.store.last_decision(1) == decision
-        assert (training.span.step, training.idle) == (1, True)
-        training.retry(0.0)
-        assert len(parts.sent) == 1
-
-
-def test_what_the_disk_refuses_is_stored_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with bench(tmp_path, train_records=100) as parts:
-        training = parts.begin()
-        order = SnapshotOrder("step-00000001", 1, True, False, "checkpoints/.tmp-step-00000001")
-        with monkeypatch.context() as full:
-            full.setattr(parts.store, "put", refuse)
-            full.setattr(parts.store, "put_checkpoint", refuse)
-            training.notes.note_checkpoint(order, 1)
-            while not training.trained:
-                parts.step()
-            training.retry(0.0)
-        assert training.failure is None
-        assert [w.partition(" cannot")[0] for w in parts.warnings.kept] == [
-            "checkpoint step-00000001",
-            "the first loss",
-        ]
-        assert parts.store.get("first_loss") is None
-        training.retry(0.0)
-        assert parts.store.get("first_loss") == 1.0
-        assert parts.store.newest_checkpoint() == ("step-00000001", 1, 1)
-
-
 def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
     with bench(tmp_path, **SYNC, checkpoint_every=3, eval_records=8) as parts:
         training = parts.begin()
@@ -184,50 +57,6 @@ def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
         assert training.trained
         training.order_due()
         assert len(parts.sent) == 4
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    changes = SYNC if mode == "sync" else {"total_updates": 6}
-    with bench(tmp_path, **changes, eval_records=8, checkpoint_every=1000) as parts:
-        training = parts.begin()
-        refused: list[str] = []
-
-        def full(order: SnapshotOrder) -> None:
-            refused.append(order.name)
-            raise CheckpointError("no space")
-
-        def orders() -> list[SnapshotOrder]:
-            return [o for o in parts.sent if isinstance(o, SnapshotOrder) and o.write]
-
-        name = f"step-{training.run.description.total_updates:08d}"
-        with monkeypatch.context() as disk:
-            disk.setattr(QueuedDisk, "prepare", lambda _, order: full(order))
-            while not training.trained:
-                parts.round() if mode == "sync" else parts.step()
-                training.order_due()
-            for now in (0.0, 10.0, 10.0):
-                training.retry(now)
-                training.order_due()
-        assert refused == [name, f"{name}.r1"]
-        assert training.failure is None
-        assert "the final state cannot be saved" in parts.warnings.kept[0]
-        assert not training.is_saved(training.request_checkpoint())
-        assert orders() == []
-        training.retry(30.0)
-        training.order_due()
-        [final] = orders()
-        assert (final.name, final.keep) == (f"{name}.r2", True)
-        assert final in training.missed(0)
-        step = training.span.step if mode == "sync" else 0
-        taken = training.orders.snapshots.report(final.name, ShardFile(0, step), "")
-        assert isinstance(taken, Taken)
-        assert training.orders.checked(taken) is taken
-        training.orders.taken(final)
-        assert training.is_saved(0)
-        assert training.orders.evaluations.snapshots == ("epoch-0", final.name)
 
 
 def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -> None:
@@ -390,43 +219,3 @@ def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: P
         assert (order.name, order.global_step) == ("step-00000001", 1)
         training.orders.taken(order)
         assert training.is_saved(number)
-
-
-def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(
-    tmp_path: Path,
-) -> None:
-    with bench(tmp_path, eval_records=8, checkpoint_every=3) as parts:
-        training = parts.begin()
-        (tmp_path / "checkpoints").write_text("in the way")
-        for _ in range(3):
-            parts.step()
-        training.order_due()
-        assert training.failure is None
-        assert "step-00000003 failed: PS504: cannot make" in parts.warnings.kept[0]
-        assert parts.sent == [Release("step-00000003")]
-        assert training.orders.evaluations.idle
-        assert not training.orders.snapshots.writing
-
-
-def test_a_final_snapshot_that_a_shard_could_not_write_is_ordered_again(tmp_path: Path) -> None:
-    with bench(tmp_path, epochs=1) as parts:
-        training = parts.begin()
-        for _ in range(3):
-            parts.step()
-        training.order_due()
-        [order] = parts.sent
-        assert isinstance(order, SnapshotOrder)
-        failed = training.orders.snapshots.report(order.name, ShardFile(0, 0), "no space left")
-        assert isinstance(failed, Failed)
-        training.orders.failed(failed)
-        for now in (0.0, 10.0):
-            training.order_due()
-            assert parts.sent == [order]
-            training.retry(now)
-        training.order_due()
-        assert training.failure is None
-        again = parts.sent[-1]
-        assert isinstance(again, SnapshotOrder)
-        assert (again.name, again.global_step) == (f"{order.name}.r1", order.global_step)
-        assert not (tmp_path / order.directory).exists()
-        assert (tmp_path / again.directory).is_dir()

@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-import grpc
 import numpy as np
 import pytest
 
-from pserver import wire
 from pserver.client import ShardClient
-from pserver.engine import ShardEngine
-from psrpc.channel import open_channel
 from psrpc.errors import InvalidArgument
-from psrpc.status import error_from_rpc
 from psrpc.tables import MAX_IDS, shard_of
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.malformed import BareShard, bare_shard, extent
 from tests.pserver.rows_cases import ITEM, USER, Model, assert_rows, pulled_rows, tables_plan
-from tests.pserver.shards import NDArray, attaching, counting, engine_of, served, whole
+from tests.pserver.shards import NDArray, attaching, whole
 
 PLAN = tables_plan(2)
 ARENA = PLAN.arenas[0].shard_length(0) * 4
@@ -37,12 +33,6 @@ def named(table: int, ids: Sequence[int] | NDArray = THREE) -> types.TableIds:
     return types.TableIds(table=table, ids=np.asarray(ids, "<i8").tobytes())
 
 
-def extent(
-    arena: int, nbytes: int, encoding: types.Encoding = types.ENCODING_PLAIN
-) -> types.Extent:
-    return types.Extent(arena=arena, nbytes=nbytes, encoding=encoding)
-
-
 DENSE = extent(0, ARENA)
 
 
@@ -54,61 +44,20 @@ ONES = np.ones(12, "<f4").tobytes()
 DENSE_CHUNK = chunk(0, b"\1" * ARENA)
 
 
-class Shard:
-    """Shard 0 of 2, its client, and a bare channel to it."""
-
-    def __init__(self, engine: ShardEngine, client: ShardClient, channel: grpc.Channel) -> None:
-        self.engine = engine
-        self.client = client
-        self.channel = channel
-
-    def header(self, **change: object) -> pb.PushHeader:
-        fields: dict[str, object] = {
-            "fence": self.client.fence(1, 1),
-            "batch": types.BatchId(epoch=0, first=0, count=4),
-            "examples": 4,
-            "extents": [DENSE, extent(USERS, 48)],
-            "rows": [named(USER)],
-        }
-        return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
-
-    def refused(self, method: str, *messages: bytes) -> str:
-        """The message of the refusal, which must be InvalidArgument."""
-        call = self.channel.stream_stream(f"/{wire.SERVICE}/{method}")  # type: ignore[call-arg]
-        with pytest.raises(grpc.RpcError) as caught:
-            list(call(iter(messages), timeout=30))
-        error = error_from_rpc(caught.value, "the shard")
-        assert isinstance(error, InvalidArgument), error
-        return str(error)
-
-    def push(self, header: pb.PushHeader, *chunks: types.Chunk) -> str:
-        first = pb.PushGradientsRequest(header=header).SerializeToString()
-        rest = (pb.PushGradientsRequest(chunk=c).SerializeToString() for c in chunks)
-        return self.refused("PushGradients", first, *rest)
-
-    def unchanged(self) -> bool:
-        ids: Mapping[int, NDArray] = {USER: HERE, ITEM: HERE}
-        assert_rows(pulled_rows(self.client, ids), Model(PLAN), ids)
-        into = whole(PLAN)
-        self.client.pull(self.client.fence(1, 1), "worker-1", None, into)
-        report = self.engine.report()
-        dense = PLAN.arenas[0]
-        mine = slice(0, dense.shard_length(0))
-        return (
-            np.array_equal(into[dense.name][mine], counting(PLAN)[dense.name][mine])
-            and report.version == 0
-            and not self.engine.applied().to_epochs()
-            and not any(t.rows for t in self.engine.table_figures())
-        )
+ANNOUNCED = {"extents": [DENSE, extent(USERS, 48)], "rows": [named(USER)]}
 
 
 @pytest.fixture
-def shard() -> Iterator[Shard]:
-    engine = engine_of(PLAN)
-    with served(engine, shared=True, rows_nbytes=1 << 16) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
-        with open_channel(client.peer.rpartition(" ")[2]) as channel:
-            yield Shard(engine, client, channel)
+def shard() -> Iterator[BareShard]:
+    with bare_shard(PLAN, ANNOUNCED, shared=True, rows_nbytes=1 << 16) as shard:
+        yield shard
+
+
+def unchanged(shard: BareShard) -> bool:
+    """Rows too."""
+    ids: Mapping[int, NDArray] = {USER: HERE, ITEM: HERE}
+    assert_rows(pulled_rows(shard.client, ids), Model(PLAN), ids)
+    return shard.unchanged() and not any(t.rows for t in shard.engine.table_figures())
 
 
 @pytest.mark.parametrize(
@@ -127,10 +76,10 @@ def shard() -> Iterator[Shard]:
     ],
 )
 def test_chunks_of_rows_that_do_not_fit(
-    shard: Shard, chunks: Sequence[types.Chunk], words: str
+    shard: BareShard, chunks: Sequence[types.Chunk], words: str
 ) -> None:
     assert re.search(words, shard.push(shard.header(), *chunks))
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
 @pytest.mark.parametrize(
@@ -178,26 +127,26 @@ def test_chunks_of_rows_that_do_not_fit(
     ],
 )
 def test_headers_of_rows_that_do_not_fit(
-    shard: Shard, rows: Sequence[types.TableIds], extents: Sequence[types.Extent], words: str
+    shard: BareShard, rows: Sequence[types.TableIds], extents: Sequence[types.Extent], words: str
 ) -> None:
     found = shard.push(shard.header(rows=rows, extents=extents), DENSE_CHUNK, chunk(USERS, ONES))
     assert re.search(words, found), found
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
-def test_a_skipped_push_names_no_rows(shard: Shard) -> None:
+def test_a_skipped_push_names_no_rows(shard: BareShard) -> None:
     header = shard.header(skipped=True, extents=[])
     assert "announces 0 arenas; expected none" in shard.push(header)
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_rows_that_are_not_finite(shard: Shard, value: float) -> None:
+def test_rows_that_are_not_finite(shard: BareShard, value: float) -> None:
     bad = np.ones((3, 4), "<f4")
     bad[1, 2] = value
     found = shard.push(shard.header(), DENSE_CHUNK, chunk(USERS, bad.tobytes()))
     assert re.search(rf"'user'.*{THREE[1]}", found), found
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
 def exchange(header: pb.ExchangeHeader) -> bytes:
@@ -216,7 +165,7 @@ def exchange(header: pb.ExchangeHeader) -> bytes:
 @pytest.mark.parametrize("with_push", [False, True])
 @pytest.mark.parametrize("rows_only", [False, True])
 def test_rows_to_pull_that_cannot_be(
-    shard: Shard, rows: Sequence[types.TableIds], words: str, with_push: bool, rows_only: bool
+    shard: BareShard, rows: Sequence[types.TableIds], words: str, with_push: bool, rows_only: bool
 ) -> None:
     """Before the push that comes with them is applied."""
     pull = pb.PullRequest(
@@ -233,7 +182,7 @@ def test_rows_to_pull_that_cannot_be(
         pb.ExchangeRequest(chunk=DENSE_CHUNK).SerializeToString(),
     )
     assert re.search(words, found), found
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +198,7 @@ def test_rows_to_pull_that_cannot_be(
     ],
 )
 def test_places_of_rows_that_are_not_in_the_segment(
-    shard: Shard, push_at: list[int], pull_at: list[int], words: str
+    shard: BareShard, push_at: list[int], pull_at: list[int], words: str
 ) -> None:
     workspace = shard.client.workspace  # type: ignore[attr-defined]  # it shares memory
     header = pb.ExchangeHeader(push=shard.header(), push_at=push_at, pull_at=pull_at)
@@ -259,10 +208,10 @@ def test_places_of_rows_that_are_not_in_the_segment(
         )
     found = shard.refused("Exchange", exchange(attaching(workspace)), exchange(header))
     assert words in found
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
-def test_rows_that_a_worker_leaves_in_shared_memory_are_checked_there(shard: Shard) -> None:
+def test_rows_that_a_worker_leaves_in_shared_memory_are_checked_there(shard: BareShard) -> None:
     workspace = shard.client.workspace  # type: ignore[attr-defined]  # it shares memory
     places = []
     for array, fill in (
@@ -275,10 +224,10 @@ def test_rows_that_a_worker_leaves_in_shared_memory_are_checked_there(shard: Sha
     header = pb.ExchangeHeader(push=shard.header(), push_at=places)
     found = shard.refused("Exchange", exchange(attaching(workspace)), exchange(header))
     assert re.search(rf"'user'.*{THREE[1]}", found), found
-    assert shard.unchanged()
+    assert unchanged(shard)
 
 
-def test_an_answer_with_other_rows_is_refused_by_the_client(shard: Shard) -> None:
+def test_an_answer_with_other_rows_is_refused_by_the_client(shard: BareShard) -> None:
     other = tables_plan(2, width=5)
     address = shard.client.peer.rpartition(" ")[2]
     from pserver.rows_wanted import RowsWanted

@@ -7,70 +7,22 @@ import re
 from collections.abc import Iterator, Sequence
 
 import grpc
-import numpy as np
 import pytest
 
 from pserver import wire
 from pserver.client import ShardClient
-from pserver.engine import ShardEngine
 from psrpc.batch import BatchId
-from psrpc.channel import bind, make_server, open_channel
+from psrpc.channel import bind, make_server
 from psrpc.codec import MAX_CHUNK_BYTES, encode_stream
 from psrpc.errors import InvalidArgument
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.malformed import BareShard, bare_shard, extent
 from tests.pserver.shards import counting, engine_of, plan_of, served, whole
 
 PLAN = plan_of(size=24)
 TRAINABLE, STATE = 24 * 4, 5 * 4
-
-
-class Shard:
-    """An initialized shard, its client, and a bare channel to it."""
-
-    def __init__(self, engine: ShardEngine, client: ShardClient, channel: grpc.Channel) -> None:
-        self.engine = engine
-        self.client = client
-        self.channel = channel
-
-    def header(self, **change: object) -> pb.PushHeader:
-        fields: dict[str, object] = {
-            "fence": self.client.fence(1, 1),
-            "batch": types.BatchId(epoch=0, first=0, count=4),
-            "examples": 4,
-            "extents": [
-                extent(0, TRAINABLE),
-                extent(1, STATE),
-            ],
-        }
-        return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
-
-    def send(self, *messages: bytes, method: str = "PushGradients") -> str:
-        """The message of the refusal that the stream gets, which must be InvalidArgument."""
-        call = self.channel.stream_stream(f"/{wire.SERVICE}/{method}")  # type: ignore[call-arg]
-        with pytest.raises(grpc.RpcError) as caught:
-            list(call(iter(messages), timeout=30))
-        error = error_from_rpc(caught.value, "the shard")
-        assert isinstance(error, InvalidArgument), error
-        return str(error)
-
-    def push(self, header: pb.PushHeader, *chunks: types.Chunk) -> str:
-        first = pb.PushGradientsRequest(header=header).SerializeToString()
-        return self.send(first, *(chunk(c) for c in chunks))
-
-    def unchanged(self) -> bool:
-        into = whole(PLAN)
-        self.client.pull(self.client.fence(1, 1), "worker-1", None, into)
-        values = all(np.array_equal(into[n], a) for n, a in counting(PLAN).items())
-        report = self.engine.report()
-        return values and report.version == 0 and not self.engine.applied().to_epochs()
-
-
-def extent(
-    arena: int, nbytes: int, encoding: types.Encoding = types.ENCODING_PLAIN
-) -> types.Extent:
-    return types.Extent(arena=arena, nbytes=nbytes, encoding=encoding)
 
 
 def chunk(message: types.Chunk) -> bytes:
@@ -78,12 +30,9 @@ def chunk(message: types.Chunk) -> bytes:
 
 
 @pytest.fixture
-def shard() -> Iterator[Shard]:
-    engine = engine_of(PLAN)
-    with served(engine) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
-        with open_channel(client.peer.rpartition(" ")[2]) as channel:
-            yield Shard(engine, client, channel)
+def shard() -> Iterator[BareShard]:
+    with bare_shard(PLAN, {"extents": [extent(0, TRAINABLE), extent(1, STATE)]}) as shard:
+        yield shard
 
 
 def data(arena: int, offset: int, nbytes: int) -> types.Chunk:
@@ -108,7 +57,9 @@ def data(arena: int, offset: int, nbytes: int) -> types.Chunk:
         ([data(0, 2**63, 96)], "has offset 9223372036854775808; expected 0"),
     ],
 )
-def test_chunks_that_do_not_fit(shard: Shard, chunks: Sequence[types.Chunk], words: str) -> None:
+def test_chunks_that_do_not_fit(
+    shard: BareShard, chunks: Sequence[types.Chunk], words: str
+) -> None:
     assert re.search(words, shard.push(shard.header(), *chunks))
     assert shard.unchanged()
     assert shard.engine.report().counters.refused == 1
@@ -139,44 +90,44 @@ def extents(*pairs: tuple[int, int]) -> list[types.Extent]:
         ({"skipped": True}, "skipped push .* announces 2 arenas; expected none"),
     ],
 )
-def test_headers_that_do_not_fit(shard: Shard, change: dict[str, object], words: str) -> None:
+def test_headers_that_do_not_fit(shard: BareShard, change: dict[str, object], words: str) -> None:
     assert re.search(words, shard.push(shard.header(**change), data(0, 0, 96), data(1, 0, 20)))
     assert shard.unchanged()
 
 
-def test_a_skipped_push_with_data(shard: Shard) -> None:
+def test_a_skipped_push_with_data(shard: BareShard) -> None:
     header = shard.header(skipped=True, extents=[])
     assert "goes on after its last announced byte: 96 bytes" in shard.push(header, data(0, 0, 96))
     assert shard.unchanged()
 
 
-def test_an_oversized_chunk(shard: Shard) -> None:
+def test_an_oversized_chunk(shard: BareShard) -> None:
     words = shard.push(shard.header(), data(0, 0, MAX_CHUNK_BYTES + 4))
     assert f"has {MAX_CHUNK_BYTES + 4} bytes; expected at most" in words
     assert shard.unchanged()
 
 
-def test_streams_without_a_header_or_with_two(shard: Shard) -> None:
-    assert "the stream is empty" in shard.send()
-    assert "begins without a header" in shard.send(chunk(data(0, 0, 96)))
+def test_streams_without_a_header_or_with_two(shard: BareShard) -> None:
+    assert "the stream is empty" in shard.refused("PushGradients")
+    assert "begins without a header" in shard.refused("PushGradients", chunk(data(0, 0, 96)))
     first = pb.PushGradientsRequest(header=shard.header()).SerializeToString()
-    assert "second header" in shard.send(first, first)
-    assert "header" in shard.send(b"", method="Initialize")
+    assert "second header" in shard.refused("PushGradients", first, first)
+    assert "header" in shard.refused("Initialize", b"")
     assert shard.unchanged()
 
 
-def test_garbage(shard: Shard) -> None:
+def test_garbage(shard: BareShard) -> None:
     rng = random.Random(1)
     good = pb.PushGradientsRequest(header=shard.header(), chunk=data(0, 0, 96)).SerializeToString()
     for _ in range(12):
-        shard.send(rng.randbytes(rng.randrange(1, 200)))
-        shard.send(rng.randbytes(64), method="Exchange")
-        shard.send(good[: rng.randrange(1, len(good))])
-    shard.send(good, b"\xff" * 40)
+        shard.refused("PushGradients", rng.randbytes(rng.randrange(1, 200)))
+        shard.refused("Exchange", rng.randbytes(64))
+        shard.refused("PushGradients", good[: rng.randrange(1, len(good))])
+    shard.refused("PushGradients", good, b"\xff" * 40)
     assert shard.unchanged()
 
 
-def test_pulls_that_name_nothing(shard: Shard) -> None:
+def test_pulls_that_name_nothing(shard: BareShard) -> None:
     call = shard.channel.unary_stream(f"/{wire.SERVICE}/Pull")  # type: ignore[call-arg]
     request = pb.PullRequest(fence=shard.client.fence(1, 1), encoding=types.ENCODING_PLAIN)
     with pytest.raises(grpc.RpcError) as caught:
@@ -218,7 +169,7 @@ def test_an_answer_without_values_is_refused_by_the_client() -> None:
         server.stop(0).wait()
 
 
-def test_messages_of_the_generated_classes_are_understood(shard: Shard) -> None:
+def test_messages_of_the_generated_classes_are_understood(shard: BareShard) -> None:
     call = shard.channel.stream_stream(
         f"/{wire.SERVICE}/Exchange",
         request_serializer=pb.ExchangeRequest.SerializeToString,

@@ -10,16 +10,8 @@ from pserver.requests import Restored
 from psrpc.errors import CheckpointError
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.engine_bench import PLAN, A, a_push, checkpoint, here, initialized, values
 from tests.pserver.shards import engine_of
-from tests.pserver.test_begin import (
-    PLAN,
-    A,
-    a_push,
-    checkpoint,
-    here,
-    initialized,
-    values,
-)
 
 
 class Disk:

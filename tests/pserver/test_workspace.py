@@ -19,7 +19,7 @@ from pserver.workspace import NDArray, Workspace, segment_nbytes
 from psrpc.encoding import encode_int8, encode_topk
 from psrpc.plan import Placement, Plan, Role, VariableSpec, make_plan
 from psrpc.tables import TableSpec
-from tests.pserver.test_segment import file_size_limit
+from tests.pserver.segment_bench import file_size_limit
 
 few = settings(max_examples=40, derandomize=True, deadline=None)
 
