@@ -5,7 +5,7 @@ python -m benchmarks.attacker KIND --certs DIR HOST:PORT=ROLE [...]
 Prints ``attacking`` once it is under way and goes on until its standard input ends; then it prints
 how many calls, connections or bytes it has sent. It has the lowest priority there is (``nice`` 19
 and SCHED_IDLE): what is measured is what its traffic costs the servers, and not what its own work
-takes of this machine.
+takes of this machine. With ``--usual-priority`` it competes with them for that, too.
 """
 
 from __future__ import annotations
@@ -215,10 +215,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("targets", nargs="+", metavar="HOST:PORT=ROLE")
     parser.add_argument("--certs", type=Path, required=True)
     parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--usual-priority", action="store_true")
     options = parser.parse_args(arguments)
     die_with_parent()
-    os.nice(19)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if not options.usual_priority:
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     attack = Attack(list(_targets(options.targets)), options.certs, options.connections)
     thread = threading.Thread(target=getattr(attack, options.kind), daemon=True)
     began = time.monotonic()

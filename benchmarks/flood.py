@@ -139,15 +139,20 @@ class Watch:
 
 @contextmanager
 def attacked(
-    kind: str, targets: Sequence[str], certs: Path, connections: int
+    kind: str, targets: Sequence[str], certs: Path, connections: int, *, idle: bool = True
 ) -> Iterator[list[str]]:
     """Another process attacks for the length of a block; afterwards the list has what it said.
+
+    Args:
+        idle: it has the lowest priority there is; on a machine that is busy with other things it
+            may not come to anything.
 
     Raises:
         RunFailed: it has not begun in time.
     """
     command = [sys.executable, "-m", "benchmarks.attacker", kind, *targets]
     command += ["--certs", str(certs), "--connections", str(connections)]
+    command += [] if idle else ["--usual-priority"]
     said: list[str] = []
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

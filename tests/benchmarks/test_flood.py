@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
 from benchmarks.attacker import KINDS
 from benchmarks.cluster import Cluster
 from benchmarks.flood import ROOM_MB, Phase, Watch, attacked, met, table
-from benchmarks.workloads import JOBS
+from tests.e2e.cluster import JOBS, Gate
 
-EPOCHS = 1
-BATCHES = EPOCHS * 1200
+BATCHES = 3 * 62
+"""Of the job."""
 
 
 def phase(attack: str, rate: float, shard_mb: float = 100.0) -> Phase:
@@ -30,21 +31,26 @@ def test_a_ratio_is_of_the_pauses_around_an_attack() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_ends_under_all_attacks() -> None:
-    job = JOBS / "mnist_dnn.py"
-    settings = (f"epochs={EPOCHS}", "engine=numpy")
-    with (
-        Cluster(job, shards=2, workers=2, transport="tcp", settings=settings) as cluster,
-        closing(Watch(cluster)) as watch,
-    ):
-        before = watch.memory_mb()
-        with ExitStack() as attacks:
-            for kind in KINDS:
-                attacks.enter_context(
-                    attacked(kind, watch.targets, cluster.run_dir / "certs", connections=50)
-                )
-            during = watch.memory_mb()
-        cluster.wait()
-        summary = json.loads((cluster.run_dir / "summary.json").read_text())
+def test_a_run_ends_under_all_attacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Gate(tmp_path, epoch=2)) as gate:
+        for name, value in gate.environment.items():
+            monkeypatch.setenv(name, value)
+        with (
+            Cluster(JOBS / "gated.py", shards=2, workers=2, transport="tcp") as cluster,
+            closing(Watch(cluster)) as watch,
+        ):
+            before = watch.memory_mb()
+            certs = cluster.run_dir / "certs"
+            with ExitStack() as attacks:
+                for kind in KINDS:
+                    attacks.enter_context(
+                        attacked(kind, watch.targets, certs, connections=50, idle=False)
+                    )
+                # All of them are under way before the last epoch is.
+                gate.open()
+                during = watch.memory_mb()
+                cluster.wait()
+            summary = json.loads((cluster.run_dir / "summary.json").read_text())
+    assert min(during) > 0
     assert max(during) < max(before) + ROOM_MB
     assert summary["batches"] == BATCHES

@@ -14,9 +14,10 @@ LIMIT_S = 280
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 10])
-def test_nothing_is_lost_and_nothing_hangs(first: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.chaos", "--schedules", "10", "--first", str(first)]
+def test_nothing_is_lost_and_nothing_hangs(tmp_path: Path) -> None:
+    """The first ten have every mode, both transports, tables, and all kinds of faults but the
+    rarest."""
+    command = [sys.executable, "-m", "tests.chaos", "--schedules", "10"]
     # In a process of its own: schedules fork, which one that has used gRPC must not.
     done = subprocess.run(
         [*command, "--jobs", "2", "--keep", str(tmp_path / "logs")],

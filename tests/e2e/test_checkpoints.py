@@ -36,7 +36,7 @@ def rows(run: Run) -> list[dict[str, Any]]:
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     settings = ["keep_checkpoints=2", "keep_best=max:loss", "checkpoint_every=8", "epochs=4"]
     arguments = [word for setting in settings for word in ("--set", setting)]
-    where = ("--shards", "2", "--workers", "2", "--mode", "sync")
+    where = ("--shards", "2", "--workers", "1", "--mode", "sync")
     run = up(JOBS / "dense.py", tmp_path / "run", *where, *arguments)
     assert run.summary["warnings"] == []
     # The loss falls, so the first epoch is the "best" one, which the newest have left far behind.

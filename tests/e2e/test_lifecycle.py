@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from psrpc.checkpoint import load_state, load_variables, read_manifest
+from psrpc.checkpoint import load_variables
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,
-    Gate,
     Process,
     Run,
     by_hand,
     codes,
     command,
     environment,
-    holders,
-    members,
     processes_of,
-    segments,
-    until,
     up,
     wait_until_gone,
 )
+from tests.e2e.test_modes import plain_loop
 
 pytestmark = pytest.mark.slow
 
 DENSE = JOBS / "dense.py"
-GATED = JOBS / "gated.py"
 
 
 def free_port() -> int:
@@ -80,41 +75,54 @@ def test_a_shard_is_reached_at_the_address_it_advertises(tmp_path: Path) -> None
         assert f"localhost:{port}" in coordinator.text()
 
 
-def test_a_resumed_job_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An epoch of the plain job; whoever goes on with it takes a copy."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    return up(DENSE, run_dir, "--mode", "sync", "--shards", "2", "--set", "epochs=1")
+
+
+def test_a_resumed_job_ends_where_an_uninterrupted_one_does(trained: Run, tmp_path: Path) -> None:
     """Sync, numpy engine, momentum in the checkpoint, and another number of shards after it."""
-    whole = up(DENSE, tmp_path / "whole", "--mode", "sync", "--workers", "2", "--set", "epochs=3")
-    first = up(DENSE, tmp_path / "run", "--mode", "sync", "--shards", "2", "--set", "epochs=1")
-    assert first.checkpoint.name == "step-00000021"
-    generation = first.summary["generation"]
+    assert trained.checkpoint.name == "step-00000021"
+    shutil.copytree(trained.run_dir, tmp_path / "run")
     args = ("--mode", "sync", "--shards", "3", "--set", "epochs=3", "--resume")
     resumed = up(DENSE, tmp_path / "run", *args)
-    assert resumed.summary["global_step"] == whole.summary["global_step"] == 63
-    assert resumed.summary["generation"] == generation + 1
-    expected = load_variables(whole.checkpoint)
-    for name, value in load_variables(resumed.checkpoint).items():
+    assert resumed.summary["global_step"] == 63
+    assert resumed.summary["generation"] == trained.summary["generation"] + 1
+    expected = plain_loop(DENSE, tmp_path / "loop.npz", "epochs=3")
+    found = load_variables(resumed.checkpoint)
+    assert set(found) == set(expected)
+    for name, value in found.items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 
 
-def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
-    up(DENSE, tmp_path / "run", "--set", "epochs=1")
-    run = up(DENSE, tmp_path / "run", "--set", "batch_size=30", "--resume", check=False)
+def test_resuming_with_another_batch_size_is_refused(trained: Run, tmp_path: Path) -> None:
+    shutil.copytree(trained.run_dir, tmp_path / "run")
+    args = ("--mode", "sync", "--shards", "2", "--set", "batch_size=30", "--resume")
+    run = up(DENSE, tmp_path / "run", *args, check=False)
     assert run.code == 2
     assert "batch_size" in run.stderr
     assert "20" in run.stderr
     assert "30" in run.stderr
 
 
-def test_exports_load_in_plain_keras(tmp_path: Path) -> None:
-    run = up(DENSE, tmp_path / "run", "--set", "epochs=3")
-    trained = load_variables(run.checkpoint)
+@pytest.fixture(scope="module")
+def exports(trained: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what was trained, in every format."""
+    folder = tmp_path_factory.mktemp("exports")
     for name in ("model.keras", "model.weights.h5", "saved"):
         subprocess.run(
-            command("coordinator", "export", run.run_dir, "--to", tmp_path / name),
+            command("coordinator", "export", trained.run_dir, "--to", folder / name),
             check=True,
             timeout=LIMIT_S,
             env=environment(),
         )
-    script = tmp_path / "load.py"
+    return folder
+
+
+def test_exports_load_in_plain_keras(trained: Run, exports: Path) -> None:
+    script = exports / "load.py"
     script.write_text(
         "import keras, numpy as np, tensorflow as tf\n"
         "model = keras.models.load_model('model.keras')\n"
@@ -142,26 +150,22 @@ def test_exports_load_in_plain_keras(tmp_path: Path) -> None:
     )
     script.write_text(blocked + script.read_text())
     subprocess.run(
-        [sys.executable, str(script)], check=True, timeout=LIMIT_S, cwd=tmp_path, env=plain
+        [sys.executable, str(script)], check=True, timeout=LIMIT_S, cwd=exports, env=plain
     )
-    with np.load(tmp_path / "loaded.npz") as loaded:
-        for name, value in trained.items():
+    with np.load(exports / "loaded.npz") as loaded:
+        for name, value in load_variables(trained.checkpoint).items():
             within = "/".join(name.split("/")[-2:])
             np.testing.assert_array_equal(loaded[within], value, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "model.weights.h5"])
-def test_a_job_starts_from_what_another_one_trained(tmp_path: Path, kind: str) -> None:
-    first = up(DENSE, tmp_path / "first", "--set", "epochs=1")
-    source = first.checkpoint
-    if kind != "checkpoint":
-        source = tmp_path / kind
-        export = command("coordinator", "export", first.run_dir, "--to", source)
-        subprocess.run(export, check=True, timeout=LIMIT_S, env=environment())
-    sets = ("--set", "epochs=1", "--set", f"init_from={source}")
+def test_a_job_starts_from_what_another_one_trained(
+    trained: Run, exports: Path, tmp_path: Path
+) -> None:
+    """By way of Keras' own format; tests/worker/test_export.py starts from a checkpoint too."""
+    sets = ("--set", "epochs=1", "--set", f"init_from={exports / 'model.weights.h5'}")
     second = up(DENSE, tmp_path / "second", *sets, "--shards", "2")
     begun = load_variables(second.run_dir / "checkpoints" / "step-00000000")
-    for name, value in load_variables(first.checkpoint).items():
+    for name, value in load_variables(trained.checkpoint).items():
         np.testing.assert_array_equal(begun[name], value, err_msg=name)
 
 
@@ -169,15 +173,6 @@ def endless(folder: Path, *more: str) -> Process:
     """A cluster with more work than any test waits for."""
     size = ("--workers", "2", "--shards", "2", "--set", "epochs=100000")
     return Process("up", "coordinator", "up", DENSE, "--run-dir", folder / "run", *size, *more)
-
-
-def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
-    cluster = endless(tmp_path)
-    cluster.wait_for("training  epoch")
-    cluster.kill(signal.SIGINT)
-    assert cluster.wait() == 130
-    assert not processes_of(tmp_path)
-    cluster.end()
 
 
 def test_a_killed_supervisor_takes_its_cluster_along(tmp_path: Path) -> None:
@@ -192,7 +187,7 @@ def test_a_killed_supervisor_takes_its_cluster_along(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_may_not_be_started_again_is_named(tmp_path: Path) -> None:
-    cluster = endless(tmp_path, "--max-restarts", "0")
+    cluster = endless(tmp_path, "--max-restarts", "0", "--workers", "1")
     cluster.wait_for("training  epoch")
     (shard,) = (
         pid
@@ -204,40 +199,3 @@ def test_a_shard_that_may_not_be_started_again_is_named(tmp_path: Path) -> None:
     assert "shard-1" in cluster.text().strip().splitlines()[-1] or "shard 1" in cluster.text()
     assert not processes_of(tmp_path)
     cluster.end()
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_killed_worker_loses_and_leaves_nothing(tmp_path: Path, mode: str) -> None:
-    """Every batch counts once: in sync mode the rounds that the other one computes are the same
-    rounds. The shards let go of the memory that they shared with it."""
-    args = ["--mode", mode, "--shards", "2", "--workers", "2", "--set", "epochs=12"]
-    args += ["--max-restarts", "0"]
-    with by_hand(tmp_path) as hand, closing(Gate(tmp_path, epoch=10)) as gate:
-        run_dir = ("--run-dir", hand.run_dir)
-        cluster = hand.start("up", "coordinator", "up", GATED, *run_dir, *args, **gate.environment)
-        # In the midst of its steps, if it has not come to the gate by now.
-        cluster.wait_for(r"training  epoch ([2-9]|1\d)/")
-        victim, survivor = members(hand.run_dir, "worker")
-        shards = members(hand.run_dir, "pserver")
-        until(lambda: all(len(segments(shard)) == 2 for shard in shards), "both segments")
-        (segment,) = segments(victim)
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: not holders(segment), "the shards to let go")
-        (kept,) = segments(survivor)
-        assert set(holders(kept)) == {survivor, *shards}
-        gate.open()
-        assert cluster.wait() == 0, cluster.text()
-        run = Run(hand.run_dir, 0, cluster.text(), "")
-    assert run.summary["batches"] == 12 * 62
-    assert run.summary["examples"] == 12 * 1230
-    plan = read_manifest(run.checkpoint).plan
-    for shard in range(2):
-        state = load_state(run.checkpoint, plan, shard)
-        assert state.version == run.summary["global_step"]
-        assert [epoch["applied"] for epoch in state.applied] == 12 * [[[0, 1230]]]
-    if mode == "sync":
-        whole = up(GATED, tmp_path / "whole", *args)
-        assert run.checkpoint.name == whole.checkpoint.name
-        expected = load_variables(whole.checkpoint)
-        for name, value in load_variables(run.checkpoint).items():
-            np.testing.assert_array_equal(value, expected[name], err_msg=name)

@@ -26,17 +26,15 @@ class Case:
 
 
 CASES = {
-    "async that minds staleness": Case(
-        "async",
-        ("max_staleness=2", "staleness_lr=inverse", "delay_compensation=adaptive"),
-        steps=2 * 62,
-    ),
     "ssp, then backup workers": Case(
         "ssp", ("staleness=1", "then=sync", "then_after=1", "aggregate=2"), steps=62 + 31
     ),
-    "async, then speculation": Case(
+    "async that minds staleness, then speculation": Case(
         "async",
-        ("then=sync", "then_after=1", "speculate=true", "round_deadline_s=30"),
+        (
+            *("max_staleness=2", "staleness_lr=inverse", "delay_compensation=adaptive"),
+            *("then=sync", "then_after=1", "speculate=true", "round_deadline_s=30"),
+        ),
         steps=62 + 21,
     ),
     # Batches of 40 records: 31 in each epoch, in rounds of three.

@@ -41,13 +41,14 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, npt.NDArray[Any]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A synchronous run on two shards, in which nothing happens."""
-    return up(RATED, tmp_path_factory.mktemp("whole") / "run", *COMMON, "--mode", "sync", *EVERY)
+    """A synchronous run of one worker on two shards, in which nothing happens."""
+    sync = ("--workers", "1", "--mode", "sync", *EVERY)
+    return up(RATED, tmp_path_factory.mktemp("whole") / "run", *COMMON, *sync)
 
 
 def harmed(folder: Path, *args: str) -> tuple[Run, RowsBlock]:
     """A run in which a shard was killed, and the table at its end."""
-    with faulty(folder, *args, *EVERY, job=RATED) as cluster:
+    with faulty(folder, *args, job=RATED) as cluster:
         generation = cluster.until_trained(after=0)
         cluster.kill("pserver")
         cluster.until_trained(after=generation)
@@ -65,10 +66,14 @@ def assert_same_bits(table: RowsBlock, expected: RowsBlock) -> None:
     np.testing.assert_array_equal(table.counts, expected.counts)
 
 
-def test_sync_rows_have_the_same_bits_after_a_loss_and_agree_with_a_plain_loop(
+def test_sync_rows_have_the_same_bits_on_other_shards_after_a_loss_and_agree_with_a_plain_loop(
     tmp_path: Path, loop: dict[str, npt.NDArray[Any]], whole: Run
 ) -> None:
-    run, table = harmed(tmp_path, "--mode", "sync")
+    sync = ("--mode", "sync", *EVERY)
+    up(RATED, tmp_path / "run", *sync, "--shards", "2", "--set", "epochs=2")
+    # The rows of two shards go on in three, of which one is lost.
+    run, table = harmed(tmp_path, *sync, "--shards", "3", "--resume")
+    assert read_manifest(run.checkpoint).plan.shards == 3
     assert_same_bits(table, load_table(whole.checkpoint, "things"))
     np.testing.assert_array_equal(table.ids, loop["ids"])
     np.testing.assert_array_equal(table.counts, loop["rounds"])
@@ -82,19 +87,10 @@ def test_sync_rows_have_the_same_bits_after_a_loss_and_agree_with_a_plain_loop(
         np.testing.assert_allclose(value, plain, rtol=0, atol=1e-4, err_msg=name)
 
 
-def test_rows_go_on_in_another_number_of_shards(tmp_path: Path, whole: Run) -> None:
-    sync = ("--mode", "sync", *EVERY)
-    up(RATED, tmp_path / "run", *sync, "--shards", "2", "--set", "epochs=2")
-    more = ("--shards", "3", "--set", f"epochs={EPOCHS}", "--resume")
-    run = up(RATED, tmp_path / "run", *sync, *more)
-    assert read_manifest(run.checkpoint).plan.shards == 3
-    assert_same_bits(load_table(run.checkpoint, "things"), load_table(whole.checkpoint, "things"))
-
-
 def test_async_every_row_was_in_every_batch_that_names_it_once(
     tmp_path: Path, loop: dict[str, npt.NDArray[Any]]
 ) -> None:
-    run, table = harmed(tmp_path, "--mode", "async")
+    run, table = harmed(tmp_path, "--mode", "async", *EVERY)
     np.testing.assert_array_equal(table.ids, loop["ids"])
     np.testing.assert_array_equal(table.counts, loop["batches"])
     assert np.isfinite(table.values).all()

@@ -18,7 +18,7 @@ from tests.faults.disks import fill, mounted_disk
 
 pytestmark = pytest.mark.slow
 
-EPOCHS = 40
+EPOCHS = 25
 STEPS = 21
 """Rounds of an epoch."""
 
