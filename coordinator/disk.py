@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from coordinator.checkpoints import Checkpoints, Chosen, choose_checkpoint
 from coordinator.run import Run
@@ -48,15 +48,27 @@ class Choice:
     again: bool = False
 
 
-class DiskWork(Protocol):
-    """Makes, commits, removes and chooses checkpoints. What may take long calls back once, on the
-    engine's loop and never before it has returned."""
+class DiskWork:
+    """Makes, commits, removes and chooses the checkpoints of a run. What may take long calls back
+    once, on the engine's loop and never before it has returned. Used from one event loop."""
+
+    def __init__(self, run: Run, storage: Storage = DISK) -> None:
+        self._run = run
+        self._storage = storage
+        self._checkpoints = Checkpoints(run, storage)
+
+    def start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """Has ``work`` done elsewhere, after what was started before it, and tells ``done`` what
+        came of it."""
+        raise NotImplementedError
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to. Raises CheckpointError."""
+        self._checkpoints.prepare(order)
 
     def discard(self, order: SnapshotOrder) -> None:
         """Removes what shards wrote of a checkpoint that failed."""
+        self._checkpoints.discard(order)
 
     def commit(
         self,
@@ -68,6 +80,7 @@ class DiskWork(Protocol):
     ) -> None:
         """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
         :meth:`Checkpoints.retain` does."""
+        self.start(lambda: commit(self._checkpoints, taken, generation, scores, in_use), done)
 
     def retain(
         self,
@@ -76,62 +89,31 @@ class DiskWork(Protocol):
         done: Callable[[Warnings], None],
     ) -> None:
         """Removes old checkpoints alone."""
+        self.start(lambda: retain(self._checkpoints, scores, in_use), done)
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """Finds the newest good checkpoint besides ``refused``, names and why."""
+        self.start(lambda: choose(self._run, refused, self._storage), done)
 
 
-class ThreadedDisk:
-    """The real disk, on a thread of its own, one piece of work at a time. Used from one event
-    loop."""
+class ThreadedDisk(DiskWork):
+    """On a thread of its own, one piece of work at a time."""
 
     def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
         """``failed`` hears, on the loop, why a piece of work was never answered: who waits for it
         waits for ever."""
-        self._run = run
+        super().__init__(run, storage)
         self._failed = failed
-        self._storage = storage
-        self._checkpoints = Checkpoints(run, storage)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def prepare(self, order: SnapshotOrder) -> None:
-        """See :class:`DiskWork`."""
-        self._checkpoints.prepare(order)
-
-    def discard(self, order: SnapshotOrder) -> None:
-        """See :class:`DiskWork`."""
-        self._checkpoints.discard(order)
-
-    def commit(
-        self,
-        taken: Taken,
-        generation: int,
-        scores: Mapping[tuple[int, int], float],
-        in_use: Collection[str],
-        done: Callable[[Committed], None],
-    ) -> None:
-        """See :class:`DiskWork`."""
-        self._start(lambda: commit(self._checkpoints, taken, generation, scores, in_use), done)
-
-    def retain(
-        self,
-        scores: Mapping[tuple[int, int], float],
-        in_use: Collection[str],
-        done: Callable[[Warnings], None],
-    ) -> None:
-        """See :class:`DiskWork`."""
-        self._start(lambda: retain(self._checkpoints, scores, in_use), done)
-
-    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
-        """See :class:`DiskWork`."""
-        self._start(lambda: choose(self._run, refused, self._storage), done)
 
     async def close(self) -> None:
         """Waits for the work that is under way."""
         await asyncio.gather(*self._tasks)
 
-    def _start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+    def start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """See :class:`DiskWork`."""
+
         async def run() -> None:
             try:
                 async with self._turn:

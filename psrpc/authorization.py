@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
-import grpc.aio
 
 from psrpc.errors import AccessDenied
 from psrpc.identity import identity_of
-from psrpc.interceptor import behaviour_of, remake
+from psrpc.interceptor import AioInterceptor, Handler, Interceptor, behaviour_of, remake
 from psrpc.logs import get_logger
 from psrpc.permissions import roles_of
 from psrpc.security import TOKEN_KEY, Security
@@ -90,24 +89,16 @@ class Authorizer:
         return None
 
 
-class AuthorizationInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
+class AuthorizationInterceptor(Interceptor):
     """For servers with threads; the first of a server's interceptors."""
 
     def __init__(self, security: Security) -> None:
         self._authorizer = Authorizer(security)
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """See grpc.ServerInterceptor."""
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
         inner = behaviour_of(handler)
         read = _reader(handler)
-        method = handler_call_details.method
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             refused = self._authorizer.refusal(method, context)
@@ -123,26 +114,16 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg
         return remake(handler, call, raw=read is not None)
 
 
-class AioAuthorizationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class AioAuthorizationInterceptor(AioInterceptor):
     """For asyncio servers; the first of a server's interceptors."""
 
     def __init__(self, security: Security) -> None:
         self._authorizer = Authorizer(security)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """See grpc.aio.ServerInterceptor."""
-        handler = await continuation(handler_call_details)
-        if not handler:  # the stubs forget that an unknown method has none
-            return handler
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
         inner = behaviour_of(handler)
         read = _reader(handler)
-        method = handler_call_details.method
 
         async def admit(request: Any, context: Any) -> Any:
             refused = self._authorizer.refusal(method, context)

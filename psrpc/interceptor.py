@@ -1,4 +1,5 @@
-"""Turns an error raised in a handler into a gRPC status, for both kinds of server.
+"""What is put around all handlers, for both kinds of server: an error raised in one becomes a gRPC
+status.
 
 The body of a streaming handler runs while its result is iterated, after the call to it has
 returned, so the iteration is wrapped as well as the call.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -62,20 +63,51 @@ def behaviour_of(handler: Any) -> Callable[..., Any]:
     return found
 
 
-class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """For servers with threads."""
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Puts something around what a server with threads does."""
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """What serves a call to ``method`` in place of ``handler``. Called when a call arrives,
+        before any thread has it."""
+        raise NotImplementedError
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """See grpc.ServerInterceptor."""
         handler = continuation(handler_call_details)
-        if handler is None:
-            return None
+        return handler and self.wrapped(handler, handler_call_details.method)
+
+
+class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """The same for asyncio servers."""
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """What serves a call to ``method`` in place of ``handler``."""
+        raise NotImplementedError
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(handler_call_details)
+        # The stubs forget that an unknown method has none.
+        return handler and self.wrapped(handler, handler_call_details.method)
+
+
+class ErrorInterceptor(Interceptor):
+    """For servers with threads."""
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
         inner = behaviour_of(handler)
-        method = handler_call_details.method
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             try:
@@ -99,22 +131,12 @@ def _abort(context: grpc.ServicerContext, error: PsError, method: str) -> NoRetu
     context.abort(CODES[type(error)], details(error))
 
 
-class AioErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class AioErrorInterceptor(AioInterceptor):
     """For asyncio servers."""
 
-    async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """See grpc.aio.ServerInterceptor."""
-        handler = await continuation(handler_call_details)
-        if not handler:  # the stubs forget that an unknown method has none
-            return handler
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
         inner = behaviour_of(handler)
-        method = handler_call_details.method
 
         async def call(request: Any, context: Any) -> Any:
             try:

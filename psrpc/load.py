@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from psrpc.errors import NotReady
-from psrpc.interceptor import behaviour_of, remake, run_on
+from psrpc.interceptor import (
+    AioInterceptor,
+    Handler,
+    Interceptor,
+    behaviour_of,
+    remake,
+    run_on,
+)
 from psrpc.limits import MAX_PARKED, MAX_WAITING, VITAL, VITAL_THREADS
 
 
@@ -52,7 +58,7 @@ class CountingPool(ThreadPoolExecutor):
             self._calls -= 1
 
 
-class LoadInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
+class LoadInterceptor(Interceptor):
     """For servers with threads; the last of a server's interceptors."""
 
     def __init__(self, pool: CountingPool, threads: int, waiting: int = MAX_WAITING) -> None:
@@ -65,16 +71,9 @@ class LoadInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._threads, self._waiting = threads, waiting
         self._vital = ThreadPoolExecutor(VITAL_THREADS, thread_name_prefix="vital")
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """See grpc.ServerInterceptor. Runs when a call arrives, before any thread has it."""
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        if handler_call_details.method in VITAL:
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
+        if method in VITAL:
             return run_on(self._vital, handler)
         if self._pool.calls >= self._threads + self._waiting:
             return run_on(self._vital, remake(handler, self._refuse))
@@ -87,7 +86,7 @@ class LoadInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         )
 
 
-class AioLoadInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class AioLoadInterceptor(AioInterceptor):
     """For asyncio servers; the last of a server's interceptors."""
 
     def __init__(self, parked: int = MAX_PARKED) -> None:
@@ -95,16 +94,9 @@ class AioLoadInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._parked = parked
         self._calls = 0
 
-    async def intercept_service(
-        self,
-        continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
-        ],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """See grpc.aio.ServerInterceptor."""
-        handler = await continuation(handler_call_details)
-        if not handler or handler_call_details.method in VITAL:
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
+        if method in VITAL:
             return handler
         inner = behaviour_of(handler)
 

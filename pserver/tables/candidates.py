@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -64,8 +66,22 @@ class Candidates:
 
     def items(self) -> tuple[Ids, Counts]:
         """Copies of all ids, in no order, and their counts."""
-        at = np.flatnonzero(self._store.touched.rows()[: self._store.used])
-        return self._store.ids.rows().take(at), self._store.counts.rows().take(at)
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], tuple[Ids, Counts]]:
+        """What finds the :meth:`items` of now, later on and in any thread.
+
+        The columns are copied at once, which takes some 7 ms for 4 million candidates. To find in
+        them those that are there takes several times as long.
+        """
+        store = self._store
+        ids, counts, touched = (column.rows()[: store.used].copy() for column in store.columns)
+
+        def items() -> tuple[Ids, Counts]:
+            at = np.flatnonzero(touched)
+            return ids.take(at), counts.take(at)
+
+        return items
 
     def load(self, ids: Ids, counts: Counts) -> None:
         """Remembers ``counts`` of ``ids``, which are distinct, in place of what it has of them."""

@@ -25,14 +25,19 @@ class DirectIndex:
         # Of each id, the slot plus one.
         self._places = Column(np.int32)
         self._places.reserve(vocabulary)
+        self._page_ids = self._places.page_rows
+        self._touched = np.zeros(-(-self._places.capacity // self._page_ids), np.bool_)
+        """Of each page, whether it was ever written."""
 
     def __len__(self) -> int:
         return self._rows
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the places; those that no id has come near take none."""
-        return self._places.row_nbytes * self._places.capacity
+        """Bytes of the pages of places that an id has come to, which is what they take at most.
+        They stay when their ids go."""
+        pages = int(np.count_nonzero(self._touched))
+        return pages * self._page_ids * self._places.row_nbytes
 
     def find(self, ids: Ids, _keys: Ids) -> Slots:
         """The slot of each id, ``[n]``, −1 where there is none."""
@@ -49,6 +54,7 @@ class DirectIndex:
     def insert(self, ids: Ids, slots: Slots, _keys: Ids) -> None:
         """Adds ``ids``, distinct and not in the index yet."""
         self._places.rows()[ids] = slots + 1
+        self._touched[ids // self._page_ids] = True
         self._rows += len(ids)
 
     def remove(self, ids: Ids, _slots: Slots) -> None:

@@ -29,7 +29,6 @@ class FrozenTable:
     after :meth:`close`.
 
     Attributes:
-        candidates: ids that were counted and not admitted, and their counts, uint32.
         version: of the last update of the table.
         nbytes: of what is saved. Any thread may read it.
     """
@@ -38,14 +37,14 @@ class FrozenTable:
         self,
         store: RowStore,
         initial: InitialRows,
-        candidates: tuple[Ids, Counts],
+        candidates: Callable[[], tuple[Ids, Counts]],
         removals: Removals,
         evicted: tuple[tuple[int, TablePart], ...],
         version: int,
         let_go: Callable[[FrozenTable, int], None],
         closed: Callable[[FrozenTable], None],
     ) -> None:
-        self.candidates = candidates
+        self._candidates = candidates
         self.version = version
         self._store = store
         self._initial = initial
@@ -69,6 +68,12 @@ class FrozenTable:
     def __len__(self) -> int:
         """Rows."""
         return self._rows
+
+    @property
+    def candidates(self) -> tuple[Ids, Counts]:
+        """Ids that were counted and not admitted, in no order, and their counts, uint32. Found
+        anew by each call, for which the lock need not be held."""
+        return self._candidates()
 
     @property
     def slots(self) -> int:

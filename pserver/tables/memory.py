@@ -38,6 +38,13 @@ class Column:
         """Rows there is room for."""
         self._memory = self._mapped(_PAGE)
 
+    @property
+    def page_rows(self) -> int:
+        """Rows that take memory as soon as one of them is written, at most. Less than that where
+        the kernel has no huge page to give."""
+        page = _HUGE_PAGE if len(self._memory) >= _HUGE_FROM else _PAGE
+        return page // self.row_nbytes
+
     def reserve(self, rows: int) -> None:
         """Makes room for ``rows`` rows at least; the new ones are zeros.
 

@@ -209,11 +209,11 @@ class Table:
 
     def freeze(self) -> FrozenTable:
         """The table as it is now, to be closed. Costs next to nothing, but for the candidates,
-        which are copied."""
+        which are copied: see :meth:`pserver.tables.candidates.Candidates.freeze`."""
         frozen = FrozenTable(
             self._store,
             self._initial,
-            self._candidates.items(),
+            self._candidates.freeze(),
             self._removals.copy(),
             self._evicted.parts(),
             self._version,

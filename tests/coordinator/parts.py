@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
-from coordinator.disk import ThreadedDisk
+from coordinator.disk import DiskWork, ThreadedDisk
 from coordinator.engine import Engine
 from coordinator.run import Restored, Run
 from coordinator.server import Server
@@ -165,14 +163,14 @@ def serving(
         assert not failure, failure
 
 
-class QueuedDisk(ThreadedDisk):
+class QueuedDisk(DiskWork):
     """The real disk, whose slow work is done when a test says so."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(run, failed=pytest.fail)
+        super().__init__(run)
         self.queue: list[Callable[[], None]] = []
 
-    def _start(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def start(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.queue.append(lambda: done(work()))
 
     def work(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,28 @@ def test_it_finds_what_the_hashed_one_finds() -> None:
             index.remove(keys[slots[::3]], slots[::3])
         assert len(direct) == len(hashed)
         np.testing.assert_array_equal(direct.find(everything, keys), hashed.find(everything, keys))
+
+
+def test_it_takes_the_memory_that_was_written_to() -> None:
+    index = DirectIndex(1 << 20)
+    assert index.nbytes == 0
+    index.find(np.arange(1 << 20), np.empty(0, np.int64))
+    assert index.nbytes == 0, "looking something up takes nothing"
+    ids = np.array([0, 1, (1 << 20) - 1])
+    index.insert(ids, np.arange(3), ids)
+    assert index.nbytes == 2 * PAGESIZE
+    index.remove(ids, np.arange(3))
+    assert index.nbytes == 2 * PAGESIZE
+    everything = np.arange(1 << 20)
+    index.insert(everything, everything, everything)
+    assert index.nbytes == 4 << 20
+
+
+def test_a_large_one_takes_huge_pages_at_most() -> None:
+    index = DirectIndex(1 << 23)
+    ids = np.array([5])
+    index.insert(ids, np.zeros(1, np.int64), ids)
+    assert index.nbytes == 2 << 20
 
 
 def test_a_checkpoint_with_ids_outside_of_the_vocabulary_is_refused() -> None:
