@@ -14,7 +14,7 @@ from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.store import Store
 from psrpc.manifest import read_manifest
 from tests.coordinator.parts import description_json
-from tests.psrpc.test_checkpoint import plan_of, state_of, write
+from tests.psrpc.checkpoint_bench import plan_of, state_of, write
 
 
 @pytest.fixture

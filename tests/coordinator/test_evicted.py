@@ -20,8 +20,8 @@ from coordinator.store import RESTORED, Store
 from psrpc.errors import CheckpointError
 from psrpc.manifest import find_checkpoints
 from psrpc.storage import Disk
+from tests.pserver.row_files_bench import Job
 from tests.pserver.test_evicted_files import job_of, touch
-from tests.pserver.test_row_files import Job
 
 
 def run_of(root: Path, restored: list[tuple[int, int, int]] | None = None) -> Job:

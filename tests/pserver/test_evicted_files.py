@@ -15,7 +15,7 @@ from psrpc.evicted_file import check_evicted, evicted_ids, evicted_sizes, fill_e
 from psrpc.manifest import read_manifest, verify
 from psrpc.storage import Disk, Written
 from psrpc.tables import Rows, TableSpec
-from tests.pserver.test_row_files import ADAGRAD, TABLES, UNIFORM, Job, everything, merged
+from tests.pserver.row_files_bench import ADAGRAD, TABLES, UNIFORM, Job, everything, merged
 
 KEEPING = TableSpec("item", 2, None, UNIFORM, ADAGRAD, max_rows=4, eviction="age")
 KEEPING = replace(KEEPING, keep_evicted=True)

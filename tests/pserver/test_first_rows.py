@@ -13,8 +13,8 @@ from pserver.first_rows import fill_first_rows
 from pserver.tables.tables import Tables
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.tables import TableSpec, shard_of
+from tests.pserver.row_files_bench import ADAGRAD, ADAM, TABLES, UNIFORM, Job, everything, plan_of
 from tests.pserver.shards import counting, engine_of, served
-from tests.pserver.test_row_files import ADAGRAD, ADAM, TABLES, UNIFORM, Job, everything, plan_of
 
 ITEM = replace(TABLES[1], optimizer=ADAM, min_count=2, max_rows=None, eviction=None)
 NEW = TableSpec("new", 4, None, UNIFORM, ADAGRAD)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from psrpc.checkpoint import Manifest, ManifestFile, RowsFileEntry, ShardState, commit
+from psrpc.checkpoint import ManifestFile, RowsFileEntry, ShardState, commit
 from psrpc.manifest import read_manifest
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.rows_chain import Candidates, Removed, RowsStep
@@ -17,6 +17,7 @@ from psrpc.rows_reader import RowsBlock
 from psrpc.shard_file import NDArray, shard_file_name, write_shard_file
 from psrpc.storage import DISK, Storage
 from psrpc.tables import Ids, TableSpec, shard_of
+from tests.psrpc.manifests import RUN, manifest_of
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}
 ADAM = {"class_name": "Adam", "config": {"learning_rate": 0.1}}
@@ -27,7 +28,6 @@ TABLES = (
 )
 SLOTS: tuple[Mapping[str, int], ...] = ({"m": 3, "v": 3}, {"accumulator": 1})
 VARIABLES = (VariableSpec("bias", (4,), "float32", "trainable"),)
-RUN = "run-1"
 
 
 def plan_of(shards: int, tables: Sequence[TableSpec] = TABLES) -> Plan:
@@ -193,27 +193,6 @@ def write_checkpoint(
     manifest = manifest_of(plan, files, step, run)
     commit(temporary, root / manifest.name, manifest, storage)
     return root / manifest.name
-
-
-def manifest_of(plan: Plan, files: Sequence[ManifestFile], step: int, run: str = RUN) -> Manifest:
-    return Manifest(
-        run_id=run,
-        name=f"step-{step:08d}",
-        global_step=step,
-        generation=1,
-        policy=1,
-        mode="async",
-        replicas=0,
-        plan=plan,
-        optimizer={"class_name": "SGD", "config": {"learning_rate": 0.1}},
-        engine="numpy",
-        seed=0,
-        batch_size=10,
-        data_fingerprint="abc",
-        job="job",
-        job_sha256="00",
-        files=tuple(files),
-    )
 
 
 def restored(steps: Iterator[tuple[int, RowsStep]]) -> list[DictTable]:

@@ -8,7 +8,7 @@ import pytest
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.plan import make_plan
-from tests.worker.test_flat import CPU, dense_model, make_job
+from tests.worker.flat_bench import CPU, dense_model, make_job
 from worker.compute import BatchReader, Compute
 from worker.flat import StepResult
 from worker.replica import Replica

@@ -1,57 +1,20 @@
-"""What ``worker describe`` says of a job, and what it refuses."""
+"""What ``worker describe`` says of a job."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from psrpc.errors import InvalidJob
-from worker import Arrays, Job
+from tests.worker.describe_bench import Line, classes, dense, described, line_loss, loaded, make_job
 from worker.describe import describe
-from worker.loader import LoadedJob, UserCodeFailed
 
 pytestmark = pytest.mark.slow
-
 layers = keras.layers
-
-
-def dense(units: int = 3, **options: Any) -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), layers.Dense(units, **options)])
-
-
-def classes(records: int = 60, count: int = 3) -> Arrays:
-    return Arrays(np.ones((records, 4), np.float32), np.arange(records) % count)
-
-
-def make_job(**fields: Any) -> Job:
-    return Job(
-        **{
-            "model": dense,
-            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            "optimizer": "sgd",
-            "metrics": ["accuracy"],
-            "train": classes(),
-            "batch_size": 10,
-            **fields,
-        }
-    )
-
-
-def loaded(job: Job, **arguments: str) -> LoadedJob:
-    return LoadedJob(job, Path("/jobs/example.py"), "ab" * 32, "example", arguments)
-
-
-def described(**fields: Any) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(json.dumps(describe(loaded(make_job(**fields)))))
-    return document
 
 
 def test_a_description_holds_what_the_coordinator_needs() -> None:
@@ -254,19 +217,6 @@ def test_updates_that_need_whole_variables_or_one_shard() -> None:
     assert document["placement"] == "whole"
 
 
-class Line(tf.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = [{"w": tf.Variable(tf.zeros([4, 1]))}, tf.Variable(0.0)]
-        self.seen = tf.Variable(0.0, trainable=False)
-
-
-def line_loss(module: Line, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    predicted = x @ module.layers[0]["w"] + module.layers[1]
-    module.seen.assign_add(1.0)
-    return tf.reduce_mean(tf.square(predicted - tf.cast(y, tf.float32)))
-
-
 def test_a_module_names_variables_by_its_attributes() -> None:
     document = described(model=Line, loss=line_loss, metrics=[])
     assert [(v["name"], v["role"]) for v in document["variables"]] == [
@@ -290,200 +240,6 @@ def test_a_module_may_make_its_variables_when_it_is_first_called() -> None:
     assert [v["name"] for v in document["variables"]] == ["w"]
 
 
-def weights_only() -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), layers.Flatten()])
-
-
-def counting() -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), layers.Normalization(name="n"), layers.Dense(3)])
-
-
-def one_hot(records: int = 60) -> Arrays:
-    return Arrays(np.ones((records, 4), np.float32), np.eye(3)[np.arange(records) % 3])
-
-
-def spoilt(record: int, label: float) -> Arrays:
-    labels = (np.arange(60) % 3).astype(np.float64)
-    labels[record] = label
-    return Arrays(np.ones((60, 4), np.float32), labels)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"train": classes(0)}, "train holds no records"),
-        ({"eval": classes(0)}, "eval holds no records"),
-        ({"train": classes(9)}, "train holds 9 records, less than one global batch of 10"),
-        (
-            {"mode": "sync", "replicas": 7},
-            "train holds 60 records, less than one global batch of 70 (batch_size 10 x replicas 7)",
-        ),
-        ({"model": weights_only}, "the model has no trainable variables"),
-        ({"model": counting}, "state variable 'sequential/n/count' has dtype int64"),
-        (
-            {"model": lambda: dense(dtype="float16")},
-            "trainable variable 'sequential/dense/kernel' has dtype float16",
-        ),
-        ({"model": lambda: 3}, "model() made a int; expected a keras.Model or a tf.Module"),
-        ({"train": classes(count=5)}, "train: record 3 has label 3; sparse_categorical_cross"),
-        ({"train": spoilt(57, 3)}, "record 57 has label 3.0"),
-        ({"train": spoilt(57, -1)}, "record 57 has label -1.0"),
-        ({"train": spoilt(57, 0.5)}, "record 57 has label 0.5"),
-        ({"eval": spoilt(59, 9)}, "eval: record 59 has label 9.0"),
-        ({"train": one_hot()}, "labels of shape (3,) per example do not fit the loss sparse_"),
-        ({"train": one_hot()}, "one-hot labels need categorical_crossentropy"),
-        (
-            {"loss": "categorical_crossentropy"},
-            "labels of shape () per example do not fit the loss categorical_crossentropy and a "
-            "model whose output has shape (3,); expected labels of shape (3,); integer class "
-            "labels need sparse_categorical_crossentropy",
-        ),
-        ({"loss": "mse"}, "labels of shape () per example do not fit the loss mean_squared_error"),
-        (
-            {"loss": keras.losses.MeanSquaredError()},
-            "labels of shape () per example do not fit the loss mean_squared_error",
-        ),
-        ({"loss": "msse"}, "loss is 'msse'; Keras has no loss of that name"),
-        ({"metrics": ["acuracy"]}, "metrics contains 'acuracy'; Keras has no metric"),
-        ({"metrics": ["accuracy", "accuracy"]}, "two metrics are named 'accuracy'"),
-        ({"optimizer": "sdg"}, "optimizer is 'sdg'; Keras has no optimizer of that name"),
-        ({"optimizer": lambda: 3}, "optimizer() made a int; expected a Keras optimizer"),
-        ({"init_from": "absent.keras"}, "init_from is 'absent.keras'; there is no such file"),
-        ({"model": Line, "metrics": []}, "but the model is a tf.Module; expected a function"),
-        ({"model": Line, "loss": line_loss}, "metrics need a keras.Model"),
-        (
-            {"loss": lambda _y, p: tf.stop_gradient(tf.reduce_sum(p, -1))},
-            "the loss depends on none of the trainable variables (sequential/dense/bias",
-        ),
-        (
-            {"model": Line, "metrics": [], "loss": lambda m, x, _y: x @ m.layers[0]["w"]},
-            "the loss has shape (10, 1); expected the mean, a scalar",
-        ),
-    ],
-)
-def test_a_job_that_cannot_be_trained_is_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidJob) as raised:
-        described(**fields)
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def twins() -> keras.Model:
-    class Twins(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = [layers.Dense(3, name="twin"), layers.Dense(3, name="twin")]
-
-        def call(self, x: tf.Tensor) -> tf.Tensor:
-            return self.parts[1](self.parts[0](x))
-
-    return Twins()
-
-
-def test_two_variables_of_one_name_are_refused() -> None:
-    with pytest.raises(InvalidJob, match="2 variables are named 'twins/twin/kernel'"):
-        described(model=twins)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"train": spoilt(57, 1.0)},
-        {"loss": "categorical_crossentropy", "train": one_hot()},
-        {"loss": "crossentropy"},
-        {"loss": "mse", "model": lambda: dense(1), "metrics": []},
-        {"loss": lambda y, p: tf.square(tf.cast(y, tf.float32) - p[:, 0])},
-        {
-            "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=-1),
-            "train": spoilt(57, -1),
-        },
-        {"loss": "poisson", "model": lambda: dense(1), "metrics": [keras.metrics.MeanSquaredError]},
-        {
-            "metrics": [
-                keras.metrics.SparseTopKCategoricalAccuracy(k=2),
-                "sparse_categorical_accuracy",
-            ]
-        },
-    ],
-)
-def test_labels_that_fit(fields: dict[str, Any]) -> None:
-    assert described(**fields)["train_records"] == 60
-
-
-def test_weights_and_several_inputs() -> None:
-    def model() -> keras.Model:
-        a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
-        return keras.Model({"a": a, "b": b}, layers.Dense(3)(layers.Concatenate()([a, b])))
-
-    x = {"a": np.ones((60, 2), np.float32), "b": np.ones((60, 3), np.float32)}
-    document = described(model=model, train=Arrays(x, np.arange(60) % 3, np.ones(60)))
-    assert document["variables"][0]["shape"] == [5, 3]
-
-
-def test_an_error_of_a_library_is_one_line() -> None:
-    with pytest.raises(UserCodeFailed) as raised:
-        described(train=Arrays(np.ones((60, 9), np.float32), np.arange(60) % 3))
-    assert "the model raised" in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-NOISE = """
-import os
-print("on stdout")
-os.write(1, b"on descriptor 1")
-"""
-JOB = """
-import keras, numpy as np
-from worker import Arrays, Job
-
-def loss(y, p):
-    return {loss}
-
-job = Job(
-    model=lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]),
-    loss=loss, optimizer="sgd", batch_size=2, train=Arrays(np.zeros((8, 1)), np.zeros((8, 1))),
-)
-"""
-RUN = "import sys; from worker.describe import describe_main; "
-RUN += "sys.exit(describe_main(sys.argv[1], sys.argv[2:], 'sync'))"
-
-
-def run(path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", RUN, str(path), *settings], capture_output=True, text=True
-    )
-
-
-def test_stdout_holds_one_document_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "noisy.py"
-    path.write_text(NOISE + JOB.format(loss="keras.ops.square(y - p)"))
-    done = run(path, "replicas=2")
-    assert done.returncode == 0
-    document = json.loads(done.stdout)
-    assert document["name"] == "noisy"
-    assert document["policy"] == {"mode": "sync", "replicas": 2}
-    assert "on stdout" in done.stderr
-    assert "on descriptor 1" in done.stderr
-
-
 def test_what_the_numpy_engine_cannot_do_is_refused_before_a_shard_starts() -> None:
     with pytest.raises(InvalidJob, match="the numpy engine has no Lion"):
         described(engine="numpy", optimizer="lion")
-
-
-def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) -> None:
-    path = tmp_path / "bad.py"
-    path.write_text(JOB.format(loss="y - p.no_such_part"))
-    refused = run(path)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.splitlines() == [
-        "error PS105: mode is 'sync' but replicas is not set; say how many micro-batches "
-        "make a round: Job(replicas=3) or --replicas 3"
-    ]
-    failed = run(path, "replicas=2")
-    assert (failed.returncode, failed.stdout) == (2, "")
-    *frames, last = failed.stderr.splitlines()
-    assert last.startswith("error PS103: the training step raised AttributeError: ")
-    assert "no_such_part" in last
-    assert any(f'File "{path}"' in frame for frame in frames)
-    assert not any("worker/" in frame or "site-packages" in frame for frame in frames)

@@ -46,7 +46,7 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 host = configure_devices("none", intra_op_threads=1)
 assert tf.config.threading.get_intra_op_parallelism_threads() == 1
 assert host.is_host and host.label == "cpu"
-from tests.worker.test_flat import FIRST, Bench, make_job, noisy_model, whole
+from tests.worker.flat_bench import FIRST, Bench, make_job, noisy_model, whole
 other = Device("/CPU:1", "second cpu")
 for wire in ("bfloat16", "plain"):
     here, there = (Bench(make_job(noisy_model), device, wire=wire) for device in (host, other))

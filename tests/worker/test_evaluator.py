@@ -10,7 +10,7 @@ import tensorflow as tf
 from psrpc.errors import InvalidArgument
 from psrpc.plan import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.worker.test_flat import CLASSES, CPU, Line, line_loss, make_job, noisy_model
+from tests.worker.flat_bench import CLASSES, CPU, Line, line_loss, make_job, noisy_model
 from worker import Arrays, Job
 from worker.buffers import ParameterBuffers
 from worker.evaluator import Evaluator

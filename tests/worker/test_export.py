@@ -12,7 +12,7 @@ from pserver.updates.engine import AVERAGES
 from psrpc.checkpoint import Manifest, ManifestFile, ShardState, commit, write_shard_file
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.plan import make_plan
-from tests.worker.test_flat import make_job, noisy_model
+from tests.worker.flat_bench import make_job, noisy_model
 from worker.data import Array
 from worker.export import export, export_main
 from worker.initializer import initial_values

@@ -14,8 +14,8 @@ from psrpc.encoding import decode
 from psrpc.errors import StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.worker.flat_bench import Bench, dense_model, make_job
 from tests.worker.shards import Shards, pull_values
-from tests.worker.test_flat import Bench, dense_model, make_job
 from tests.worker.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task
 from worker.compression import Compressor
 from worker.ending import Stopped

@@ -13,7 +13,7 @@ import tensorflow as tf
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding
 from psrpc.errors import InvalidJob
-from tests.worker.test_flat import CPU, RECORDS, Bench, dense_model, make_job, noisy_model, whole
+from tests.worker.flat_bench import CPU, RECORDS, Bench, dense_model, make_job, noisy_model, whole
 from worker.compression import Compressor
 from worker.data import Array
 from worker.flat import StepResult

@@ -20,17 +20,9 @@ from psrpc.errors import JobFailed, JobMismatch, StaleGeneration
 from psrpc.plan import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.worker.flat_bench import CPU, Bench, dense_model, make_job, noisy_model, records, whole
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, pull_values, serve_shards
-from tests.worker.test_flat import (
-    CPU,
-    Bench,
-    dense_model,
-    make_job,
-    noisy_model,
-    records,
-    whole,
-)
 from worker import Arrays, Job
 from worker.data import Batch
 from worker.ending import Stopped

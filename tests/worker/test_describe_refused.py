@@ -1,0 +1,145 @@
+"""Jobs that ``worker describe`` refuses, and labels and weights that it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from psrpc.errors import InvalidJob
+from tests.worker.describe_bench import Line, classes, dense, described, line_loss, one_hot, spoilt
+from worker import Arrays
+from worker.loader import UserCodeFailed
+
+pytestmark = pytest.mark.slow
+layers = keras.layers
+
+
+def weights_only() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), layers.Flatten()])
+
+
+def counting() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), layers.Normalization(name="n"), layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"train": classes(0)}, "train holds no records"),
+        ({"eval": classes(0)}, "eval holds no records"),
+        ({"train": classes(9)}, "train holds 9 records, less than one global batch of 10"),
+        (
+            {"mode": "sync", "replicas": 7},
+            "train holds 60 records, less than one global batch of 70 (batch_size 10 x replicas 7)",
+        ),
+        ({"model": weights_only}, "the model has no trainable variables"),
+        ({"model": counting}, "state variable 'sequential/n/count' has dtype int64"),
+        (
+            {"model": lambda: dense(dtype="float16")},
+            "trainable variable 'sequential/dense/kernel' has dtype float16",
+        ),
+        ({"model": lambda: 3}, "model() made a int; expected a keras.Model or a tf.Module"),
+        ({"train": classes(count=5)}, "train: record 3 has label 3; sparse_categorical_cross"),
+        ({"train": spoilt(57, 3)}, "record 57 has label 3.0"),
+        ({"train": spoilt(57, -1)}, "record 57 has label -1.0"),
+        ({"train": spoilt(57, 0.5)}, "record 57 has label 0.5"),
+        ({"eval": spoilt(59, 9)}, "eval: record 59 has label 9.0"),
+        ({"train": one_hot()}, "labels of shape (3,) per example do not fit the loss sparse_"),
+        ({"train": one_hot()}, "one-hot labels need categorical_crossentropy"),
+        (
+            {"loss": "categorical_crossentropy"},
+            "labels of shape () per example do not fit the loss categorical_crossentropy and a "
+            "model whose output has shape (3,); expected labels of shape (3,); integer class "
+            "labels need sparse_categorical_crossentropy",
+        ),
+        ({"loss": "mse"}, "labels of shape () per example do not fit the loss mean_squared_error"),
+        (
+            {"loss": keras.losses.MeanSquaredError()},
+            "labels of shape () per example do not fit the loss mean_squared_error",
+        ),
+        ({"loss": "msse"}, "loss is 'msse'; Keras has no loss of that name"),
+        ({"metrics": ["acuracy"]}, "metrics contains 'acuracy'; Keras has no metric"),
+        ({"metrics": ["accuracy", "accuracy"]}, "two metrics are named 'accuracy'"),
+        ({"optimizer": "sdg"}, "optimizer is 'sdg'; Keras has no optimizer of that name"),
+        ({"optimizer": lambda: 3}, "optimizer() made a int; expected a Keras optimizer"),
+        ({"init_from": "absent.keras"}, "init_from is 'absent.keras'; there is no such file"),
+        ({"model": Line, "metrics": []}, "but the model is a tf.Module; expected a function"),
+        ({"model": Line, "loss": line_loss}, "metrics need a keras.Model"),
+        (
+            {"loss": lambda _y, p: tf.stop_gradient(tf.reduce_sum(p, -1))},
+            "the loss depends on none of the trainable variables (sequential/dense/bias",
+        ),
+        (
+            {"model": Line, "metrics": [], "loss": lambda m, x, _y: x @ m.layers[0]["w"]},
+            "the loss has shape (10, 1); expected the mean, a scalar",
+        ),
+    ],
+)
+def test_a_job_that_cannot_be_trained_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        described(**fields)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def twins() -> keras.Model:
+    class Twins(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [layers.Dense(3, name="twin"), layers.Dense(3, name="twin")]
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.parts[1](self.parts[0](x))
+
+    return Twins()
+
+
+def test_two_variables_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="2 variables are named 'twins/twin/kernel'"):
+        described(model=twins)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"train": spoilt(57, 1.0)},
+        {"loss": "categorical_crossentropy", "train": one_hot()},
+        {"loss": "crossentropy"},
+        {"loss": "mse", "model": lambda: dense(1), "metrics": []},
+        {"loss": lambda y, p: tf.square(tf.cast(y, tf.float32) - p[:, 0])},
+        {
+            "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=-1),
+            "train": spoilt(57, -1),
+        },
+        {"loss": "poisson", "model": lambda: dense(1), "metrics": [keras.metrics.MeanSquaredError]},
+        {
+            "metrics": [
+                keras.metrics.SparseTopKCategoricalAccuracy(k=2),
+                "sparse_categorical_accuracy",
+            ]
+        },
+    ],
+)
+def test_labels_that_fit(fields: dict[str, Any]) -> None:
+    assert described(**fields)["train_records"] == 60
+
+
+def test_weights_and_several_inputs() -> None:
+    def model() -> keras.Model:
+        a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+        return keras.Model({"a": a, "b": b}, layers.Dense(3)(layers.Concatenate()([a, b])))
+
+    x = {"a": np.ones((60, 2), np.float32), "b": np.ones((60, 3), np.float32)}
+    document = described(model=model, train=Arrays(x, np.arange(60) % 3, np.ones(60)))
+    assert document["variables"][0]["shape"] == [5, 3]
+
+
+def test_an_error_of_a_library_is_one_line() -> None:
+    with pytest.raises(UserCodeFailed) as raised:
+        described(train=Arrays(np.ones((60, 9), np.float32), np.arange(60) % 3))
+    assert "the model raised" in str(raised.value)
+    assert "\n" not in str(raised.value)
