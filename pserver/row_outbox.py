@@ -38,7 +38,10 @@ class RowOutbox:
             places.append(at)
             at += -(-rows[table].values.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if at > self._box.nbytes:
-            self._tell(f"{at} bytes of row gradients; there is room for {self._box.nbytes}")
+            if not self._told:
+                self._told = True
+                why = f"{at} bytes of row gradients; there is room for {self._box.nbytes}"
+                log.info("some batches go over the network", peer=self._peer, why=why)
             return None
         start = self._segment.offset_of(self._box)
         assert start is not None
@@ -51,15 +54,8 @@ class RowOutbox:
         return [start + place for place in places]
 
     def places(self, wanted: RowsWanted) -> list[int] | None:
-        """Where the arrays lie that wait for rows; None if one is elsewhere."""
+        """Where the arrays lie that wait for rows; None if one is elsewhere, as those of an
+        evaluation are."""
         places = [self._segment.offset_of(wanted.into[table]) for table, _ in wanted.pairs]
         found = [place for place in places if place is not None]
-        if len(found) < len(places):
-            self._tell("the rows of a batch have no room there")
-            return None
-        return found
-
-    def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
-            log.info("some batches go over the network", peer=self._peer, why=why)
+        return found if len(found) == len(places) else None

@@ -31,7 +31,7 @@ class Workspace:
             element.
         outbox: by shard, arena name -> uint8 with room for that shard's part of a gradient in any
             encoding. Empty where memory is private.
-        row_sets: two areas, uint8 ``[rows_nbytes]``, to pull rows into.
+        row_sets: two areas, uint8 ``[rows_nbytes or more]``, to pull rows into.
         row_outbox: by shard, uint8 with room for its part of the gradients of rows, if ids are
             spread evenly. Empty where memory is private.
         segment: what all of this lies in; None where memory is private.
@@ -104,7 +104,8 @@ class _Layout:
             {a.name: self._place(a.length * value_dtype(a, wire).itemsize) for a in plan.arenas}
             for _ in range(2)
         ]
-        self.row_sets = [self._place_rows(rows_nbytes) for _ in range(2)]
+        room = rows_nbytes and rows_nbytes + _ROWS_SLACK_BYTES
+        self.row_sets = [self._place_rows(room) for _ in range(2)]
         self.sets_nbytes = self.nbytes
         # Shards' parts are apart since only evenly cut ones are aligned where they touch.
         self.outbox = [

@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.rows_wanted import RowsWanted
+from psrpc.logs import get_logger
 from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
 from psrpc.tables import TableSpec
 from worker.rows import RowsNeeded, RowValues
+
+log = get_logger()
 
 HEADROOM = 1.5
 """An area has room for so many times the rows of a first batch."""
@@ -54,6 +57,7 @@ class RowSets:
         self._tables = tables
         self._areas = [area for area in areas if area.size] or [np.empty(0, np.uint8)]
         self._turn = 0
+        self._told = not areas
 
     def place(self, needed: RowsNeeded) -> ReceivedRows:
         """Where the rows of a batch go."""
@@ -69,11 +73,22 @@ class RowSets:
                 flat = area[start : start + nbytes].view(np.float32)
                 start += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             else:
+                self._tell(area, needed)
                 flat = aligned_empty(shape[0] * shape[1], "float32")
             if not ids.size:
                 flat.fill(0)
             values.append(flat.reshape(shape))
         return ReceivedRows(needed, tuple(values))
+
+    def _tell(self, area: npt.NDArray[np.uint8], needed: RowsNeeded) -> None:
+        if not self._told:
+            self._told = True
+            log.info(
+                "the rows of some batches go over the network",
+                nbytes=rows_nbytes(self._tables, needed),
+                room=area.nbytes,
+                why="a batch needs more rows than the first one, by which memory was shared",
+            )
 
 
 def rows_nbytes(tables: Sequence[TableSpec], needed: RowsNeeded) -> int:

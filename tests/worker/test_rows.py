@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from psrpc.errors import InvalidJob
 from psrpc.tables import MAX_IDS, TableSpec, shard_of
@@ -125,6 +126,13 @@ def test_rows_take_turns_in_two_areas_and_what_does_not_fit_has_its_own() -> Non
         # A row for dropped ids, of which nothing can come.
         assert not received.values[1].any()
     more, _ = find_rows(tables, calls, [np.arange(25), np.arange(2)], 2)
+    with structlog.testing.capture_logs() as logs:
+        received = sets.place(more)
+        sets.place(more)
+        RowSets(tables).place(more)  # those of an evaluation, which are not meant for it
+    assert [(line["nbytes"], line["room"]) for line in logs] == [
+        (rows_nbytes(tables, more), nbytes)
+    ]
     received = sets.place(more)
     assert not np.shares_memory(received.values[0], areas[1])
     assert received.values[0].ctypes.data % 64 == 0
