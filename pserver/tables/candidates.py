@@ -71,8 +71,9 @@ class Candidates:
     def freeze(self) -> Callable[[], tuple[Ids, Counts]]:
         """What finds the :meth:`items` of now, later on and in any thread.
 
-        The columns are copied at once, which takes some 7 ms for 4 million candidates. To find in
-        them those that are there takes several times as long.
+        The columns are copied at once: 16 bytes a candidate, of 4 million in 5 ms where nothing
+        else runs and 20 ms on a busy machine. To find in them those that are there takes two to
+        three times as long.
         """
         store = self._store
         ids, counts, touched = (column.rows()[: store.used].copy() for column in store.columns)

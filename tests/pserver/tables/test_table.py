@@ -124,6 +124,17 @@ def test_the_push_that_admits_is_applied_alone() -> None:
     assert (table.created, plain.created) == (1, 1)
 
 
+def test_a_frozen_table_has_the_candidates_of_its_moment() -> None:
+    table = Table(spec(min_count=3), 0, 1)
+    apply(table, 5, 6, version=1)
+    apply(table, 6, version=2)
+    frozen = table.freeze()
+    apply(table, 5, 6, 7, version=3)
+    ids, counts = frozen.candidates
+    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {5: 1, 6: 2}
+    frozen.close()
+
+
 def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "MAX_CANDIDATES", 64)
     table = Table(spec(min_count=4), 0, 1)
