@@ -77,6 +77,9 @@ def test_a_disk_that_refuses_stops_the_curves_and_nothing_else(tmp_path: Path) -
         curves.step(step, 1.0, 0)
         curves.flush(Gauges(now=0.0))
     curves.close()
+    [warning] = curves.warnings
+    assert f"no more TensorBoard curves in {tmp_path / 'file'}: " in warning
+    assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_the_time_of_workers_is_shown_by_cause(

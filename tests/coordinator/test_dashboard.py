@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from coordinator.board import NAME, Board
 from coordinator.dashboard import PAGES, WEB, known_host
@@ -184,8 +185,13 @@ def test_a_damaged_history_is_begun_anew(tmp_path: Path, content: bytes) -> None
 def test_a_disk_that_refuses_costs_the_history_only(tmp_path: Path) -> None:
     board = Board("digits", lambda: NOW)
     board.open("r", tmp_path / "nowhere")
-    board.save()
-    board.save()
+    with structlog.testing.capture_logs() as said:
+        board.save()
+        board.save()
+    assert [(s["event"], s["why"]) for s in said] == [
+        ("the dashboard's history is not kept", "No such file or directory")
+    ]
+    assert board.history()["events"] == []
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ holdings = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     shards=st.lists(holdings, min_size=1, max_size=4),

@@ -252,3 +252,22 @@ def _train_plainly(
     if finalize:
         optimizer.finalize_variable_values(list(live.values()))
     return {name: v.numpy() for name, v in live.items()} | total
+
+
+def odd_shards(kind: EngineKind, optimizer: str) -> list[UpdateEngine]:
+    """Three after an update: of a trainable variable, of a state variable, and of nothing."""
+    variables = (
+        VariableSpec("w", (3,), "float32", "trainable"),
+        VariableSpec("mean", (2,), "float32", "state"),
+    )
+    plan = make_plan(variables, 3, "whole")
+    engines = [make_engine(kind, serialized(optimizer), plan, k) for k in range(3)]
+    for shard, owned in enumerate(((3, 0), (0, 2), (0, 0))):
+        engine, staging = engines[shard], buffers(plan, shard)
+        engine.load({n: np.ones_like(a) for n, a in staging.items()})
+        for array in staging.values():
+            array.fill(1)
+        engine.apply(staging)
+        assert tuple(len(a) for a in engine.snapshot().values()) == owned
+        assert engine.slots().iterations == 1
+    return engines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +28,13 @@ from pserver.requests import (
 from pserver.staging import Attempt
 from pserver.updates.engine import EngineKind, make_engine
 from psrpc.batch import BatchId
-from psrpc.checkpoint import Manifest, ManifestFile, commit, load_state
+from psrpc.checkpoint import ManifestFile, commit, load_state
 from psrpc.encoding import Encoding, round_to
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.policy import Policy
 from psrpc.shard_file import ShardState, write_shard_file
 from tests.pserver.shards import INCARNATION, SGD, NDArray, Sink, identity_of
+from tests.psrpc.manifests import manifest_of
 
 CONSTANT = Policy(delay_compensation="constant", dc_lambda=0.5)
 ADAPTIVE = Policy(delay_compensation="adaptive", dc_lambda=0.5, dc_decay=0.75)
@@ -365,29 +365,11 @@ def test_the_mean_square_goes_into_another_number_of_shards(tmp_path: Path) -> N
         path = tmp_path / "t" / f"shard-{k}-of-2.safetensors"
         written = write_shard_file(path, two, k, state, run_id="r", generation=1, global_step=1)
         files.append(ManifestFile(k, written.name, written.nbytes, written.sha256, 0))
-    manifest: Any = Manifest(
-        run_id="r",
-        name="step-1",
-        global_step=1,
-        generation=1,
-        policy=1,
-        mode="async",
-        replicas=0,
-        plan=two,
-        optimizer=SGD,
-        engine="numpy",
-        seed=0,
-        batch_size=1,
-        data_fingerprint="",
-        job="j",
-        job_sha256="",
-        files=tuple(files),
-        details={},
-    )
-    commit(tmp_path / "t", tmp_path / "step-1", manifest)
+    manifest = manifest_of(two, files, step=1, run="r")
+    commit(tmp_path / "t", tmp_path / manifest.name, manifest)
     found = []
     for k in range(3):
-        state = load_state(tmp_path / "step-1", three, k)
+        state = load_state(tmp_path / manifest.name, three, k)
         compensation = Compensation(three, k, ADAPTIVE)
         compensation.load_slots(state.elements)
         found.append(compensation.slots()[MEAN_SQUARE][NAME])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from pserver.updates.engine import AVERAGES
-from psrpc.checkpoint import Manifest, ManifestFile, ShardState, commit, write_shard_file
+from psrpc.checkpoint import ManifestFile, ShardState, commit, write_shard_file
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.plan import make_plan
+from tests.psrpc.manifests import manifest_of
 from tests.worker.flat_bench import make_job, noisy_model
 from worker.data import Array
 from worker.export import export, export_main
@@ -87,24 +88,7 @@ def write_checkpoint(folder: Path, replica: Replica, averages: bool = False) -> 
             path, plan, shard, state, run_id="r", generation=1, global_step=7
         )
         files.append(ManifestFile(shard, written.name, written.nbytes, written.sha256, 7))
-    manifest = Manifest(
-        run_id="r",
-        name="step-00000007",
-        global_step=7,
-        generation=1,
-        policy=1,
-        mode="async",
-        replicas=0,
-        plan=plan,
-        optimizer={},
-        engine="numpy",
-        seed=0,
-        batch_size=2,
-        data_fingerprint="",
-        job="small.py",
-        job_sha256="",
-        files=tuple(files),
-    )
+    manifest = manifest_of(plan, files, step=7, run="r")
     commit(folder / "tmp", folder / manifest.name, manifest)
     return folder / manifest.name
 

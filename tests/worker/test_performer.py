@@ -188,6 +188,7 @@ def test_a_stop_ends_the_wait_for_a_round(shm: bool) -> None:
         assert left.reason == "told to stop"
 
 
+@pytest.mark.slow
 @both
 def test_a_stop_ends_the_wait_for_a_shard(shm: bool) -> None:
     def leases(_coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
@@ -204,6 +205,7 @@ def test_a_stop_ends_the_wait_for_a_shard(shm: bool) -> None:
         assert running.coordinator.of(pb.LeaveWorkerRequest)
 
 
+@pytest.mark.slow
 def test_heartbeats_say_where_the_time_has_gone() -> None:
     with at_work(lambda _c, _s: [task(0, 1, 2), task(3)], shm=False) as running:
         running.check(0, 1, 2, 3)
@@ -215,6 +217,7 @@ def test_heartbeats_say_where_the_time_has_gone() -> None:
         assert times.barrier > 0
 
 
+@pytest.mark.slow
 def test_what_a_shard_refuses_as_too_stale_is_reported_and_done_again_there() -> None:
     addresses: list[str] = []
 
@@ -258,6 +261,7 @@ def test_what_a_shard_refuses_as_too_stale_is_reported_and_done_again_there() ->
         assert [c.already_applied for c in counters] == [1, 0]
 
 
+@pytest.mark.slow
 def test_a_slow_worker_pauses_after_each_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(Standing, "pause", lambda _standing, seconds: pauses.append(seconds))
@@ -268,6 +272,7 @@ def test_a_slow_worker_pauses_after_each_gradient(monkeypatch: pytest.MonkeyPatc
         assert 0 < sum(pauses) / 2 <= computed_s
 
 
+@pytest.mark.slow
 def test_a_stop_ends_the_pause_of_a_slow_worker() -> None:
     # As slow as that it would not come to its end.
     with at_work(lambda _c, _s: [task(0, 1)], shm=True, stop_at=0, slow_down=1e9) as running:
