@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from coordinator.stopping import STOPPED
 from coordinator.summary import NAME, write_summary
 from coordinator.wording import duration
 
@@ -39,7 +40,9 @@ def write_restarts(run_dir: Path, restarts: Mapping[str, int], known: Mapping[st
 
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     """The figures of a finished run, two columns; what the summary lacks is left out."""
-    table = Table("", "", title=f"{summary.get('job', run_dir.name)}: {summary.get('phase', '?')}")
+    # For those who stop a job that is no failure.
+    phase = "stopped" if summary.get("reason") == STOPPED else summary.get("phase", "?")
+    table = Table("", "", title=f"{summary.get('job', run_dir.name)}: {phase}")
     table.show_header = False
     table.columns[1].justify = "right"
     # A path is of no use unless it is whole.

@@ -14,6 +14,7 @@ from coordinator.outcome import BAD_INPUT, FAILED, INTERRUPTED, Outcome
 from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
 from coordinator.result import read_summary
 from coordinator.screen import Screen
+from coordinator.stopping import STOPPED
 from coordinator.summary import NAME
 from coordinator.vitals import COORDINATOR
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
@@ -34,7 +35,6 @@ STOP_S = 15.0
 LOG_LINES = 15
 """Lines of a dead process's log that are shown."""
 
-STOPPED = "stopped by a signal"
 
 _ENDED = ("done", "failed")
 """Phases in which nothing is needed any more."""

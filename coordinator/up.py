@@ -196,7 +196,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
     if status:
         _say("\n".join(details))
         interrupted = status == INTERRUPTED
-        _say(f"error: {reason}" if interrupted else error_line(JobFailed(reason), before))
+        _say(reason if interrupted else error_line(JobFailed(reason), before))
     if status == INTERRUPTED and any((run_dir / CHECKPOINTS).glob("step-*")):
         _say(_lost(summary))
         _say(f"go on with: {resume_command(options)}")

@@ -54,7 +54,7 @@ class Ratings:
 
 
 def load_ratings(data: str) -> Ratings:
-    """What ``--set data=...`` names: a file, or ``synthetic``.
+    """What ``--set data=...`` names: a file, the directory of MovieLens 100K, or ``synthetic``.
 
     Raises:
         InvalidJob: there is no such file, or it holds something else; the message says what to do,
@@ -65,6 +65,8 @@ def load_ratings(data: str) -> Ratings:
     if not data:
         raise InvalidJob(f"this example needs ratings: {WHERE}")
     path = Path(data)
+    if (path / "u.data").is_file():
+        path /= "u.data"
     if not path.is_file():
         raise InvalidJob(f"there is no file {data!r} (in {Path.cwd()}); {WHERE}")
     return read_ratings(path)

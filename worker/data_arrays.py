@@ -48,7 +48,7 @@ class Arrays:
     ) -> None:
         self._map = map
         parts = (x, y) if sample_weight is None else (x, y, sample_weight)
-        self._parts: Batch = map_arrays(np.asarray, parts)
+        self._parts: Batch = map_arrays(_as_array, parts)
         counts = [len(a) if a.ndim else None for a in arrays_of(self._parts)]
         if None in counts:
             raise InvalidData("Arrays holds a scalar; expected arrays with one row per record")
@@ -193,3 +193,11 @@ class Npz:
         start, stop = self._records
         check_range(f"Npz: array {key!r}", start, stop, len(array))
         return array[start:stop].copy()
+
+
+def _as_array(values: Any) -> Array:
+    array: Array = np.asarray(values)
+    if array.dtype.hasobject and all(isinstance(one, str | bytes) for one in array.flat):
+        # As pandas has strings.
+        return array.astype(bytes if any(isinstance(one, bytes) for one in array.flat) else str)
+    return array
