@@ -225,7 +225,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
     outcome = Outcome(130, "stopped by a signal")
     assert up.conclude(outcome, options(), earlier={}, made=True) == 130
     assert capsys.readouterr().err == (
-        "error: stopped by a signal\n"
+        "stopped by a signal\n"
         "go on with: coordinator up job.py --resume --run-dir runs/x --shards 1 --workers 1\n"
     )
     assert read_summary()["reason"] == "stopped", "the coordinator's own word"
@@ -247,7 +247,7 @@ def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
 ) -> None:
     outcome = Outcome(130, "stopped by a signal", own=True)
     assert up.conclude(outcome, options(), earlier={}, made=True) == 130
-    assert capsys.readouterr().err == "error: stopped by a signal\n"
+    assert capsys.readouterr().err == "stopped by a signal\n"
 
 
 def test_the_coordinators_address_is_kept_for_it() -> None:

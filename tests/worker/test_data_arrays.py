@@ -83,6 +83,14 @@ def test_a_map_must_keep_the_batch_whole(mapped: Any, says: str) -> None:
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize("strings", [["a", "", "\u00e4b"], [b"a", b"\xe4", b""]])
+def test_strings_as_pandas_has_them(strings: list[Any]) -> None:
+    data = Arrays(np.array(strings, object), np.zeros(3))
+    x, _ = data.read_range(0, 3)
+    assert x.tolist() == strings
+    assert not x.dtype.hasobject
+
+
 def test_arrays_of_different_lengths_are_named() -> None:
     with pytest.raises(InvalidJob, match="x has 5, y has 4 records"):
         Arrays(np.zeros((5, 2)), np.zeros(4))
