@@ -173,7 +173,7 @@ def _run(options: argparse.Namespace) -> int:
         format_address,
         parse_address,
     )
-    from psrpc.logs import configure
+    from psrpc.logs import configure, get_logger
 
     configure(options.log_format, "worker")
     try:
@@ -189,6 +189,8 @@ def _run(options: argparse.Namespace) -> int:
         sys.stderr.write(error_line(error) + "\n")
         return 2
 
+    # What comes now takes seconds before it can say anything.
+    get_logger().info("loading TensorFlow; the coordinator is asked next", coordinator=coordinator)
     from worker.run import WorkerOptions, run_worker
 
     try:
