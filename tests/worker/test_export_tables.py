@@ -165,7 +165,7 @@ def test_a_saved_model_does_all_that_the_layer_does(model: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model", "to", "kind", "why"),
     [
-        ("growing", "out/", InvalidJob, r"no fixed vocabulary.*coordinator export RUN --tables"),
+        ("growing", "out/", InvalidJob, r"no fixed vocabulary.*RUN --tables .*model\.safetensors"),
         ("combined", "out.keras", InvalidArgument, r"'words' has combiner='mean'.*SavedModel"),
         ("Own", "out.weights.h5", InvalidArgument, r"SavedModel"),
         (
