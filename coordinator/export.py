@@ -16,7 +16,7 @@ from pathlib import Path
 
 from coordinator.run_directory import JOB
 from coordinator.saving import CHECKPOINTS
-from coordinator.table_export import ExportedTable, export_evicted, export_tables
+from coordinator.table_export import export_evicted, export_tables, export_variables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
@@ -42,22 +42,28 @@ def run(args: argparse.Namespace) -> int:
     return _export_model(source, args.to)
 
 
-def _export_tables(path: Path, step: int | None, to: Path | None, evicted: Path | None) -> None:
+def _export_tables(source: Path, step: int | None, to: Path | None, evicted: Path | None) -> None:
     if to is not None and evicted is not None and to.resolve() == evicted.resolve():
         raise InvalidJob(f"--tables and --evicted are both {to}; their files have the same names")
-    directory, manifest, remarks = _choose(path, step)
-    exported: list[tuple[ExportedTable, str]] = []
+    directory, manifest, remarks = _choose(source, step)
+    exported: list[tuple[Path, str]] = []
     if to is not None:
-        exported += [(table, "rows") for table in export_tables(directory, manifest, to)]
+        tables = export_tables(directory, manifest, to)
+        exported += [(table.path, f"{table.rows} rows of {table.width}") for table in tables]
+        others = export_variables(directory, manifest, to)
+        exported.append(
+            (others.path, f"{others.variables} other variables, {others.elements} elements")
+        )
     if evicted is not None:
         tables, more = export_evicted(directory, manifest, evicted)
-        exported += [(table, "evicted rows") for table in tables]
+        exported += [
+            (table.path, f"{table.rows} evicted rows of {table.width}") for table in tables
+        ]
         remarks += more
     for remark in dict.fromkeys(remarks):
         _say(remark)
-    for table, what in exported:
-        source = f"{directory} (step {manifest.global_step})"
-        _say(f"wrote {table.path} from {source}: {table.rows} {what} of {table.width}")
+    for path, what in exported:
+        _say(f"wrote {path} from {directory} (step {manifest.global_step}): {what}")
 
 
 def _export_model(source: Source, to: str) -> int:

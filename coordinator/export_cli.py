@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tables",
         type=Path,
         metavar="DIRECTORY",
-        help="its embedding tables: TABLE.safetensors each, with ids and rows",
+        help="its embedding tables: TABLE.safetensors each, with ids and rows; and all its other "
+        "variables, in model.safetensors",
     )
     parser.add_argument(
         "--evicted",

@@ -1,24 +1,27 @@
 """``coordinator export --tables`` and ``--evicted``: the rows of each embedding table of a
-checkpoint, or those that it has evicted, as a file of ids and rows.
+checkpoint, or those that it has evicted, as a file of ids and rows; and all its other variables.
 
 A file is safetensors with the tensors ``ids`` int64 ``[n]``, ascending, and ``rows`` float32
-``[n, width]``. Unlike .npz it can be mapped into memory, and written without holding the table.
+``[n, width]``, or with a tensor for each variable, by its path and in its shape. Unlike .npz it can
+be mapped into memory, and a table is written without holding it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
 from coordinator.evicted import evicted_of
+from psrpc.checkpoint import exported_variables
 from psrpc.errors import CheckpointError, disk_code
 from psrpc.evicted_file import evicted_ids, fill_evicted
 from psrpc.manifest import Manifest
@@ -27,6 +30,9 @@ from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.tables import Ids, TableSpec
 
 Values = npt.NDArray[np.float32]
+
+VARIABLES = "model.safetensors"
+"""The file of the variables that are no tables. Load-bearing."""
 
 Fill = Callable[[str, Ids, Values], None]
 """Writes the rows of a table, by name, into an array, in the order of ids."""
@@ -42,9 +48,20 @@ class ExportedTable:
     width: int
 
 
+@dataclass(frozen=True)
+class ExportedVariables:
+    """The file of all variables that are no tables: how many, and their elements together."""
+
+    path: Path
+    variables: int
+    elements: int
+
+
 def table_file_name(table: str) -> str:
     """The name of a table's file; what a file's name may not have is percent-encoded."""
-    return f"{quote(table, safe='')}.safetensors"
+    name = f"{quote(table, safe='')}.safetensors"
+    # That name is taken; a program that decodes names reads this one like the others.
+    return name if name != VARIABLES else f"%6D{name[1:]}"
 
 
 def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[ExportedTable]:
@@ -61,6 +78,26 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
         fill_rows(directory, table, ids, into)
 
     return _export(manifest, manifest.plan.tables, to, partial(table_ids, directory), fill)
+
+
+def export_variables(directory: Path, manifest: Manifest, to: Path) -> ExportedVariables:
+    """Writes the variables of a checkpoint that are no tables into the directory ``to``, over what
+    is there of that name; moving averages in place of the parameters that have them. They are all
+    held at once.
+
+    Raises:
+        CheckpointError: its files are damaged, or the operating system refused.
+    """
+    values = exported_variables(directory, manifest)
+    tensors = [Placed(name, array.dtype.name, array.shape) for name, array in values.items()]
+    path = to / VARIABLES
+    with _placed(path) as unfinished, unfinished.open("wb") as file:
+        file.write(header_bytes(_origin(manifest), tensors))
+        for array in values.values():
+            file.write(array.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return ExportedVariables(path, len(tensors), sum(tensor.size for tensor in tensors))
 
 
 def export_evicted(
@@ -98,20 +135,35 @@ def _export(
     found = []
     for spec in tables:
         path = to / table_file_name(spec.name)
-        unfinished = path.with_name(f".{path.name}.partial")
-        try:
-            to.mkdir(parents=True, exist_ok=True)
+        with _placed(path) as unfinished:
             rows = _write(manifest, spec, ids_of(spec.name), fill, unfinished)
-            unfinished.replace(path)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be written: {error.strerror}", code=disk_code(error)
-            ) from error
-        finally:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
         found.append(ExportedTable(spec.name, path, rows, spec.width))
     return found
+
+
+@contextmanager
+def _placed(path: Path) -> Iterator[Path]:
+    """Where to write the file that then takes its place at ``path``, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        unfinished.replace(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror}", code=disk_code(error)
+        ) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _origin(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "run_id": manifest.run_id,
+        "checkpoint": manifest.name,
+        "global_step": manifest.global_step,
+    }
 
 
 def _write(manifest: Manifest, spec: TableSpec, ids: Ids, fill: Fill, path: Path) -> int:
@@ -119,13 +171,7 @@ def _write(manifest: Manifest, spec: TableSpec, ids: Ids, fill: Fill, path: Path
         Placed("ids", "int64", ids.shape),
         Placed("rows", "float32", (ids.size, spec.width)),
     ]
-    metadata = {
-        "table": spec.to_json(),
-        "run_id": manifest.run_id,
-        "checkpoint": manifest.name,
-        "global_step": manifest.global_step,
-    }
-    head = header_bytes(metadata, tensors)
+    head = header_bytes({"table": spec.to_json(), **_origin(manifest)}, tensors)
     with path.open("w+b") as file:
         file.write(head)
         file.write(ids.data)

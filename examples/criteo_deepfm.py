@@ -39,8 +39,8 @@ class FieldVectors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no ty
     """Of each number ``[n, fields]`` a vector ``[n, fields, width]``: the number times the vector
     of its field, which is learned."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
+    def __init__(self, width: int, **layer: Any) -> None:
+        super().__init__(**layer)
         self._width = width
 
     def build(self, shape: Any) -> None:

@@ -30,7 +30,7 @@ from psrpc.manifest import (
     read_manifest,
     verify,
 )
-from psrpc.plan import ArenaPlan, Plan, aligned_empty
+from psrpc.plan import AVERAGES, ArenaPlan, Plan, aligned_empty
 from psrpc.rows_chain import compare_tables
 from psrpc.shard_file import (
     NDArray,
@@ -53,6 +53,7 @@ __all__ = [
     "applied_sets",
     "check_file",
     "commit",
+    "exported_variables",
     "load_state",
     "load_variables",
     "newest_good",
@@ -155,6 +156,20 @@ def load_variables(
         ).reshape(spec.shape)
         for name, spec in specs.items()
     }
+
+
+def exported_variables(
+    directory: Path, manifest: Manifest, storage: Storage = DISK
+) -> dict[str, NDArray]:
+    """What an export of the checkpoint has: every variable whole, and where the optimizer keeps
+    moving averages of the parameters, these in their place, as Keras does at the end of ``fit``.
+
+    Raises:
+        CheckpointError: the files are damaged.
+    """
+    # Before the first update there are no averages yet, only the zeros they start from.
+    averages = AVERAGES if manifest.global_step else None
+    return load_variables(directory, prefer_slot=averages, storage=storage)
 
 
 def check_file(

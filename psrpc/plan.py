@@ -31,6 +31,17 @@ ALIGNMENT_BYTES = 64
 DTYPES = ("float32", "float64")
 """What may live in an arena; anything else is refused by name when the job is described."""
 
+AVERAGES = "model_variables_moving_average"
+"""The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
+
+A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
+the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
+an export takes this slot in place of the trainable arenas, once ``iterations`` is above 0: before
+the first step it is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
+``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
+happens inside the shard's update, at the same iterations as in Keras.
+"""
+
 
 @dataclass(frozen=True)
 class VariableSpec:

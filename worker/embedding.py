@@ -29,25 +29,32 @@ def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
 
 
 class _Whole(threading.local):
-    """Tables that layers hold which are made by this thread, and where they hold them."""
+    """Tables that layers hold which are made by this thread, and where they hold them; None where
+    they hold none."""
 
     def __init__(self) -> None:
-        self.tables: Mapping[str, Any] = {}
-        self.held: list[keras.layers.Embedding] = []
+        self.tables: Mapping[str, Any] | None = None
+        self.held: list[tuple[keras.layers.Embedding, str]] = []
 
 
 _whole = _Whole()
 
 
 @contextmanager
-def holding(tables: Mapping[str, Any]) -> Iterator[list[keras.layers.Embedding]]:
+def holding(
+    tables: Mapping[str, Any] | None,
+) -> Iterator[list[tuple[keras.layers.Embedding, str]]]:
     """Layers that this thread makes within hold all rows of their tables, float32 ``[vocabulary,
-    width]``, and work by themselves. Gives the layers of Keras in which they hold them."""
+    width]``, and work by themselves. Gives the layers of Keras in which they hold them, each with
+    the name of its table. None is as if it were not called.
+
+    Making a layer raises InvalidJob (PS405) within, if its table is not there or has another shape.
+    """
     _whole.tables, _whole.held = tables, []
     try:
         yield _whole.held
     finally:
-        _whole.tables, _whole.held = {}, []
+        _whole.tables, _whole.held = None, []
 
 
 @keras.saving.register_keras_serializable("worker")
@@ -152,11 +159,13 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self._strings = False
         # All rows of its table, in a model that is to be exported.
         self._rows: keras.layers.Embedding | None = None
-        if self.options.name in _whole.tables:
-            self._rows = keras.layers.Embedding(vocabulary, width, name="rows")
+        if _whole.tables is not None:
+            values = self.options.rows_of(_whole.tables)
+            # Rows are float32, whatever the layer computes in.
+            self._rows = keras.layers.Embedding(vocabulary, width, name=self.name, dtype="float32")
             self._rows.build((None,))
-            self._rows.set_weights([_whole.tables[self.options.name]])
-            _whole.held.append(self._rows)
+            self._rows.set_weights([values])
+            _whole.held.append((self._rows, self.options.name))
 
     # -- Keras's side -------------------------------------------------------------------------
 

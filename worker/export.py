@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pserver.updates.allowlist import AVERAGES
-from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
+from psrpc.errors import (
+    CheckpointError,
+    InvalidArgument,
+    InvalidJob,
+    PsError,
+    disk_code,
+    error_line,
+)
 from worker.data import Array, Batch, map_arrays
-from worker.loader import UserCodeFailed, load_job
+from worker.loader import UserCodeFailed, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
 FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a SavedModel"
@@ -29,9 +36,12 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
         # Keras tells on stdout what it exports, in many lines.
         with redirected(STDOUT, STDERR):
             export(job, Path(checkpoint), to, settings)
-    except PsError as error:
+    except Exception as error:
         if isinstance(error, UserCodeFailed):
             sys.stderr.write(error.user_traceback)
+        elif not isinstance(error, PsError):
+            traceback.print_exc()
+            error = PsError(f"the export of {job} to {to} failed: {type(error).__name__}: {error}")
         sys.stderr.write(error_line(error) + "\n")
         return 2
     return 0
@@ -46,14 +56,16 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
 
     Raises:
         InvalidJob: the job cannot be built, or the checkpoint is of another model.
-        CheckpointError: the checkpoint cannot be read.
+        CheckpointError: the checkpoint cannot be read, or the operating system refused.
         InvalidArgument: ``to`` is no form that can be written, or is there already.
+        PsError: what was written is not what the checkpoint holds; ``to`` is as it was.
     """
     import keras
 
-    from psrpc.checkpoint import load_variables
+    from psrpc.checkpoint import exported_variables
     from psrpc.manifest import read_manifest
     from worker.embedding import holding
+    from worker.export_check import check_held, check_written
     from worker.replica import Replica
     from worker.table_export import plain_keras, whole_tables
 
@@ -65,30 +77,47 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
         raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
     if not target.parent.is_dir():
         raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
-    # Before the first update there are no averages yet, only the zeros they start from.
     manifest = read_manifest(checkpoint)
-    averages = AVERAGES if manifest.global_step else None
-    values = dict(load_variables(checkpoint, prefer_slot=averages))
+    values = exported_variables(checkpoint, manifest)
     tables = whole_tables(checkpoint, manifest)
     # A SavedModel has what our layers do; Keras's files have Keras's layers.
-    with holding(tables if kind == "saved_model" else {}) as held:
+    with holding(tables if kind == "saved_model" else None) as held:
         replica = Replica(load_job(job, settings).job)
-    values |= {layer.embeddings.path: layer.get_weights()[0] for layer in held}
     try:
-        replica.assign(values)
+        # These have their rows. No shard knows their names, which two of them may share.
+        replica.assign(values, but=[layer.embeddings for layer, _ in held])
     except InvalidArgument as error:
         raise InvalidJob(
             f"{checkpoint} does not fit the model of {job}: {error}", code="PS405"
         ) from None
     model = replica.model
     if tables and kind != "saved_model" and isinstance(model, keras.Model):
-        model = plain_keras(model, tables, to)
+        model, held = plain_keras(model, tables, to)
+    check_held(held, tables)
     save = _saver(model, kind, to, _signature(replica.example) if tables else None)
-    # Whole or not at all: written beside its place and moved there.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
-        written = Path(folder) / target.name
-        save(written)
-        written.rename(target)
+    try:
+        # Whole or not at all: written beside its place and moved there.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
+            written = Path(folder) / target.name
+            _write(save, written, to)
+            check_written(written, kind, {name: tables[name] for _, name in held})
+            written.rename(target)
+    except OSError as error:
+        raise CheckpointError(
+            f"--to {to} cannot be written: {error.strerror or error}", code=disk_code(error)
+        ) from error
+
+
+def _write(save: Callable[[Path], Any], path: Path, to: str) -> None:
+    refused = None
+    # Layers of the user's own are called, and tell how they are made.
+    with user_code(f"writing {to}"):
+        try:
+            save(path)
+        except OSError as error:
+            refused = error
+    if refused is not None:
+        raise refused
 
 
 def save_name(to: str) -> str:

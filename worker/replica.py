@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -89,13 +89,16 @@ class Replica:
             arenas[arena.name] = flat
         return arenas
 
-    def assign(self, values: dict[str, Array]) -> None:
-        """Gives the model's variables the values of their names.
+    def assign(self, values: Mapping[str, Array], but: Collection[Any] = ()) -> None:
+        """Gives the model's variables, ``but`` these, the values of their names.
 
         Raises:
             InvalidArgument: one is missing or has another shape; nothing was changed.
         """
-        named = model_variables(self.model)
+        kept = {id(variable) for variable in but}
+        named = [
+            (s, variable) for s, variable in model_variables(self.model) if id(variable) not in kept
+        ]
         for spec, _ in named:
             value = values.get(spec.name)
             if value is None:

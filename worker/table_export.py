@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from pserver.tables.initial import InitialRows
-from psrpc.errors import InvalidArgument, InvalidJob
+from psrpc.errors import InvalidArgument, InvalidJob, PsError
 from psrpc.manifest import Manifest
 from psrpc.rows_chain import fill_rows, table_ids
 from worker.data import Array
@@ -30,7 +30,8 @@ def whole_tables(checkpoint: Path, manifest: Manifest) -> dict[str, Array]:
         if table.vocabulary is None:
             raise InvalidJob(
                 f"table {table.name!r} has no fixed vocabulary, so no layer can hold all of its "
-                "rows; write its ids and rows with `coordinator export RUN --tables DIRECTORY`"
+                "rows; `coordinator export RUN --tables DIRECTORY` writes its ids and rows, and "
+                "the model's other variables (model.safetensors)"
             )
         values = np.empty((table.vocabulary, table.width), np.float32)
         InitialRows(table).fill(np.arange(table.vocabulary, dtype=np.int64), values)
@@ -42,37 +43,77 @@ def whole_tables(checkpoint: Path, manifest: Manifest) -> dict[str, Array]:
     return whole
 
 
-def plain_keras(model: Any, tables: Mapping[str, Array], to: str) -> keras.Model:
+def plain_keras(
+    model: Any, tables: Mapping[str, Array], to: str
+) -> tuple[keras.Model, list[tuple[keras.layers.Embedding, str]]]:
     """``model`` with an ordinary ``keras.layers.Embedding`` in the place of each layer whose rows
-    are in ``tables``, and all other weights as they are.
+    are in ``tables``, and all its other layers, with their weights; and the layers of Keras, each
+    with the name of its table.
 
     Raises:
+        InvalidJob: a layer's table is not among ``tables``, or has another shape.
         InvalidArgument: ``to`` cannot be written; says what can.
     """
-    held: dict[str, Array] = {}
+    held: list[tuple[keras.layers.Embedding, str]] = []
 
     def replaced(layer: Any) -> Any:
         if not isinstance(layer, Embedding):
-            return layer.__class__.from_config(layer.get_config())
+            # Operations that are no layers have none within.
+            for part in getattr(layer, "_flatten_layers", list)():
+                if isinstance(part, Embedding):
+                    raise _only_saved_model(
+                        to, f"layer {part.name!r} is within layer {layer.name!r}"
+                    )
+            return layer
         why = layer.more_than_keras
         if why:
             raise _only_saved_model(to, f"layer {layer.name!r} has {why}, which Keras's has not")
-        held[layer.name] = tables[layer.options.name]
-        return keras.layers.Embedding(
-            layer.vocabulary, layer.width, name=layer.name, dtype=layer.dtype_policy
+        rows = layer.options.rows_of(tables)
+        plain = keras.layers.Embedding(
+            layer.vocabulary,
+            layer.width,
+            name=layer.name,
+            dtype=layer.dtype_policy,
+            trainable=layer.trainable,
         )
+        plain.build((None,))
+        plain.set_weights([rows])
+        held.append((plain, layer.options.name))
+        return plain
 
+    _check_layers(model, to)
     try:
         made = keras.models.clone_model(model, clone_function=replaced, recursive=True)
-    except ValueError as error:
-        raise _only_saved_model(to, str(error).splitlines()[0]) from None
-    values = {variable.path: variable.numpy() for variable in model.weights}
-    for layer in made._flatten_layers():
-        if isinstance(layer, keras.layers.Embedding) and layer.name in held:
-            values[layer.embeddings.path] = held[layer.name]
-    for variable in made.weights:
-        variable.assign(values[variable.path])
-    return made
+    except PsError:
+        raise
+    except Exception as error:
+        # Layers of the user's own are called once more, and may raise anything.
+        raise _only_saved_model(to, _reason(error)) from None
+    return made, held
+
+
+def _check_layers(model: Any, to: str) -> None:
+    """Refuses a ``.keras`` file that nobody could load: Keras makes its layers from their
+    configuration."""
+    if not to.endswith(".keras"):
+        return
+    for layer in model._flatten_layers(include_self=False):
+        if type(layer).__module__.split(".")[0] in ("keras", "worker"):
+            continue
+        try:
+            type(layer).from_config(layer.get_config())
+        except Exception as error:
+            raise InvalidArgument(
+                f"--to {to}: Keras could not load layer {layer.name!r} from it: {_reason(error)}; "
+                f"let {type(layer).__name__}.__init__ take **kwargs for super().__init__, and "
+                "get_config() return its other arguments, or give MODEL.weights.h5, or a directory "
+                "(with / at its end) for a SavedModel"
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}".rstrip(".: ")
 
 
 def _only_saved_model(to: str, why: str) -> InvalidArgument:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from pserver.tables.rules import make_row_rule
 from psrpc.errors import InvalidJob
@@ -38,6 +40,25 @@ class TableOptions:
     eviction: Eviction | None
     keep_evicted: bool
     layer: str = field(compare=False)
+
+    def rows_of(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """All rows of the table, ``[vocabulary, width]``, of those of a checkpoint.
+
+        Raises:
+            InvalidJob: it is not there, or has another shape; with PS405.
+        """
+        rows = tables.get(self.name)
+        if rows is None or rows.shape != (self.vocabulary, self.width):
+            there = ", ".join(
+                f"{name!r} of {t.shape[0]} rows of {t.shape[1]}" for name, t in tables.items()
+            )
+            mine = "a growing number of" if self.vocabulary is None else self.vocabulary
+            raise InvalidJob(
+                f"layer {self.layer!r} has table {self.name!r} of {mine} rows of {self.width}, and "
+                f"the checkpoint has {there or 'no table'}; export with the job that wrote it",
+                code="PS405",
+            )
+        return rows
 
     def spec(self, optimizer: Mapping[str, Any], seed: int) -> TableSpec:
         """For the plan.

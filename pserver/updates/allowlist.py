@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from psrpc.errors import InvalidJob
+from psrpc.plan import AVERAGES as AVERAGES
 from psrpc.plan import Placement, VariableSpec
 
 ELEMENTWISE = frozenset(
@@ -58,17 +59,6 @@ INITIALIZERS = frozenset({"Constant", "Ones", "RandomNormal", "RandomUniform", "
 
 EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
-
-AVERAGES = "model_variables_moving_average"
-"""The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
-
-A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
-the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
-an export takes this slot in place of the trainable arenas, once ``iterations`` is above 0: before
-the first step it is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
-``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
-happens inside the shard's update, at the same iterations as in Keras.
-"""
 
 _REFUSED = {
     "LossScaleOptimizer": "shards keep float32 parameters, so scaling the loss gains nothing; "

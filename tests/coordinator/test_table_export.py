@@ -20,9 +20,14 @@ from coordinator.checkpoint_options import add_arguments as add_checkpoint_argum
 from coordinator.pruning import Pruner
 from coordinator.table_export import export_tables, table_file_name
 from psrpc.manifest import find_checkpoints, read_manifest, verify
-from psrpc.plan import make_plan
+from psrpc.plan import AVERAGES, VariableSpec, make_plan
 from psrpc.rows_chain import load_rows
+from psrpc.shard_file import ShardState
+from psrpc.tables import TableSpec
 from tests.psrpc.rows import (
+    ADAM,
+    SLOTS,
+    UNIFORM,
     VARIABLES,
     DictTable,
     chain,
@@ -71,6 +76,7 @@ def test_every_table_by_ascending_id(
         assert metadata["global_step"] == 30
     assert sorted(p.name for p in path.parent.iterdir()) == [
         "items%2Fnew.safetensors",
+        "model.safetensors",
         "user.safetensors",
     ]
 
@@ -85,6 +91,47 @@ def test_the_tables_of_an_earlier_step(tmp_path: Path) -> None:
     second = load_file(tmp_path / "out" / "user.safetensors")
     assert -20 not in second["ids"]
     assert 77 in second["ids"]
+
+
+def test_the_other_variables_by_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [DictTable(TableSpec("model", 3, None, UNIFORM, ADAM), SLOTS[0])]
+    variables = [
+        VariableSpec("dense/kernel", (3, 5), "float32", "trainable"),
+        VariableSpec("mean/variable", (), "float64", "trainable"),
+        VariableSpec("moving", (2,), "float32", "state"),
+    ]
+    plan = make_plan(variables, 2, "cut", [table.spec for table in tables])
+    tables[0].touch([4, 1 << 50], 3)
+    arenas = {a.name: np.arange(a.length, dtype=a.dtype) + 1 for a in plan.arenas}
+    averages = {name: -values for name, values in arenas.items() if "trainable" in name}
+    states = []
+    for shard in range(2):
+        cut = {a.name: slice(a.cuts[shard], a.cuts[shard + 1]) for a in plan.arenas}
+        states.append(
+            ShardState(
+                {name: values[cut[name]] for name, values in arenas.items()},
+                elements={AVERAGES: {name: v[cut[name]] for name, v in averages.items()}},
+                version=30,
+            )
+        )
+    directory = write_checkpoint(tmp_path, plan, tables, 30, states=states)
+    to = tmp_path / "out"
+    assert export_run(str(directory), "--tables", str(to)) == 0
+    found = load_file(to / "model.safetensors")
+    assert {n: (a.dtype.name, a.shape) for n, a in found.items()} == {
+        v.name: (v.dtype, v.shape) for v in variables
+    }
+    # Averages are what Keras keeps of the trained ones.
+    np.testing.assert_array_equal(found["dense/kernel"], -np.arange(1, 16).reshape(3, 5))
+    assert found["mean/variable"] == -1
+    np.testing.assert_array_equal(found["moving"], [1, 2])
+    said = capsys.readouterr().err
+    assert f"wrote {to}/model.safetensors from {directory} (step 30): 3 other variables, 18" in said
+    # A table of that name has another.
+    assert sorted(p.name for p in to.iterdir()) == ["%6Dodel.safetensors", "model.safetensors"]
+    assert load_file(to / "%6Dodel.safetensors")["ids"].tolist() == [4, 1 << 50]
 
 
 def test_nothing_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

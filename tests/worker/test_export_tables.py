@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,11 +14,14 @@ import tensorflow as tf
 from pserver.tables.initial import InitialRows
 from psrpc.errors import InvalidArgument, InvalidJob, PsError
 from psrpc.plan import make_plan
+from tests.e2e.cluster import EXAMPLES
 from tests.psrpc.rows import DictTable, write_checkpoint
 from tests.worker.tables_bench import described
 from worker.data import Array
-from worker.export import export
+from worker.export import export, export_main
+from worker.export_check import check_written
 from worker.loader import load_job
+from worker.replica import Replica
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,6 +56,44 @@ def combined():
     rows = Embedding(4, 9, combiner="mean", padding=0, name="words")
     return keras.Sequential([keras.Input((3,), dtype="int64"), rows, keras.layers.Dense(1)])
 
+class Scaled(keras.layers.Layer):
+    def build(self, shape):
+        self.own = self.add_weight(shape=(), name="own")
+        self.unnamed = self.add_weight(shape=(shape[-1],))
+
+    def call(self, x):
+        return self.own * x + self.unnamed
+
+def pair(first=9, second=9):
+    ids = keras.Input((3,), dtype="int64")
+    users = Embedding(4, first, name="users")(ids)
+    items = Embedding(4, second, name="items")(ids)
+    first, second = [keras.ops.sum(Scaled()(rows), 1) for rows in (users, items)]
+    return keras.Model(ids, keras.ops.sum(first - 2 * second, 1, keepdims=True))
+
+class Rigid(keras.layers.Layer):
+    def __init__(self, size):
+        super().__init__()
+
+    def call(self, x):
+        return x
+
+def rigid():
+    return keras.Sequential([keras.Input((3,), dtype="int64"), Embedding(4, 9, name="words"),
+                             Rigid(2), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+class Within(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.rows = Embedding(4, 9, name="words")
+
+    def call(self, ids):
+        return self.rows(ids)
+
+def within():
+    return keras.Sequential([keras.Input((3,), dtype="int64"), Within(),
+                             keras.layers.Flatten(), keras.layers.Dense(1)])
+
 def growing():
     return keras.Sequential([
         keras.Input((3,), dtype="int64"), Embedding(4, combiner="sum"), keras.layers.Dense(1)])
@@ -65,15 +108,24 @@ def checkpoint_of(folder: Path, model: str) -> tuple[Path, Path, Array]:
     parameter is :data:`STEP`."""
     job = folder / "small.py"
     job.write_text(JOB.replace("MODEL", model))
-    found = described(load_job(job).job)
+    checkpoint, whole = trained(folder, job)
+    return job, checkpoint, next(iter(whole.values()))
+
+
+def trained(folder: Path, job: Path, settings: Sequence[str] = ()) -> tuple[Path, dict[str, Array]]:
+    """A checkpoint as in :func:`checkpoint_of`, and all rows of each table with a vocabulary."""
+    found = described(load_job(job, settings).job)
     plan = make_plan(found.variables, 2, "cut", found.tables)
-    table = DictTable(plan.tables[0], {})
-    table.touch(range(0, V, 2), STEP)
-    whole = np.empty((V, W), np.float32)
-    InitialRows(table.spec).fill(np.arange(V), whole)
-    for id_, row in table.rows.items():
-        whole[id_] = row.values
-    return job, write_checkpoint(folder, plan, [table], STEP), whole
+    tables, whole = [], {}
+    for number, spec in enumerate(plan.tables):
+        size = spec.vocabulary or V
+        tables.append(DictTable(spec, {}))
+        tables[-1].touch(range(0, size, 2), STEP + number)
+        rows = whole[spec.name] = np.empty((size, spec.width), np.float32)
+        InitialRows(spec).fill(np.arange(size), rows)
+        for id_, row in tables[-1].rows.items():
+            rows[id_] = row.values
+    return write_checkpoint(folder, plan, tables, STEP), whole
 
 
 def test_a_keras_file_has_an_ordinary_embedding_with_all_rows(tmp_path: Path) -> None:
@@ -113,9 +165,16 @@ def test_a_saved_model_does_all_that_the_layer_does(model: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("model", "to", "kind", "why"),
     [
-        ("growing", "out/", InvalidJob, r"no fixed vocabulary.*coordinator export RUN --tables"),
+        ("growing", "out/", InvalidJob, r"no fixed vocabulary.*RUN --tables .*model\.safetensors"),
         ("combined", "out.keras", InvalidArgument, r"'words' has combiner='mean'.*SavedModel"),
         ("Own", "out.weights.h5", InvalidArgument, r"SavedModel"),
+        (
+            "rigid",
+            "out.keras",
+            InvalidArgument,
+            r"'rigid'.*TypeError.*take \*\*kwargs.*weights\.h5",
+        ),
+        ("within", "out.keras", InvalidArgument, "'words' is within layer 'within'; .*SavedModel"),
     ],
 )
 def test_what_cannot_be_exported_says_what_can(
@@ -126,3 +185,149 @@ def test_what_cannot_be_exported_says_what_can(
     with pytest.raises(kind, match=why):
         export(str(job), checkpoint, f"{tmp_path}/{to}")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def all_forms(
+    job: Path, checkpoint: Path, folder: Path, settings: Sequence[str] = ()
+) -> tuple[keras.Model, list[Callable[[Any], Array]]]:
+    """Exports to each form and loads that by Keras or TensorFlow alone: the model of the Keras
+    file, and what each form predicts."""
+    for name in ("out.keras", "out.weights.h5", "out/"):
+        export(str(job), checkpoint, f"{folder}/{name}", settings)
+    names = load_job(job, settings).job.model.__globals__
+    layers = {
+        name: thing
+        for name, thing in names.items()
+        if isinstance(thing, type) and issubclass(thing, keras.layers.Layer)
+    }
+    model, other = (
+        keras.models.load_model(folder / "out.keras", custom_objects=layers) for _ in range(2)
+    )
+    for weight in other.weights:
+        weight.assign(0 * weight)
+    other.load_weights(folder / "out.weights.h5")
+    loaded = tf.saved_model.load(str(folder / "out"))
+    return model, [
+        lambda x: model.predict(x, verbose=0),
+        lambda x: other.predict(x, verbose=0),
+        lambda x: loaded.serve(x).numpy(),
+    ]
+
+
+@pytest.mark.parametrize(("model", "second"), [("pair", V), ("lambda: pair(9, 5)", 5)])
+def test_two_tables_keep_their_own_rows(model: str, second: int, tmp_path: Path) -> None:
+    job, checkpoint, _ = checkpoint_of(tmp_path, model)
+    whole = trained(tmp_path / "again", job)[1]
+    assert {name: len(rows) for name, rows in whole.items()} == {"users": V, "items": second}
+    ids = IDS % second
+    users, items = [(STEP * whole[name][ids] + STEP).sum((1, 2)) for name in ("users", "items")]
+    for predict in all_forms(job, checkpoint, tmp_path)[1]:
+        np.testing.assert_allclose(predict(ids)[:, 0], users - 2 * items, rtol=1e-4)
+    written = tf.saved_model.load(str(tmp_path / "out")).variables
+    assert {"users/embeddings:0", "items/embeddings:0"} < {v.name for v in written}
+
+
+@pytest.mark.parametrize("network", ["factors", "towers"])
+def test_the_ratings_example_in_every_form(network: str, tmp_path: Path) -> None:
+    job, settings = EXAMPLES / "movielens.py", ["data=synthetic", f"network={network}"]
+    checkpoint, whole = trained(tmp_path, job, settings)
+    ids = {"user": np.array([0, 1, 399]), "item": np.array([299, 0, 2])}
+    users, items = whole["users"][ids["user"]], whole["items"][ids["item"]]
+    vectors = [rows[:, 1:] for rows in (users, items)]
+    if network == "towers":
+        hidden = [np.maximum(STEP * v.sum(1, keepdims=True) + STEP, 0) for v in vectors]
+        vectors = [np.tile(32 * STEP * h + STEP, 32) for h in hidden]
+    expected = users[:, 0] + items[:, 0] + (vectors[0] * vectors[1]).sum(1) + STEP
+    for predict in all_forms(job, checkpoint, tmp_path, settings)[1]:
+        np.testing.assert_allclose(predict(ids)[:, 0], expected, rtol=1e-4)
+
+
+def test_the_clicks_example_with_a_vocabulary_in_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    job = tmp_path / "clicks.py"
+    text = (EXAMPLES / "criteo_deepfm.py").read_text()
+    for old, new in (
+        ("1 + FACTORS,", "1 + FACTORS, 50,"),
+        (')(inputs["categorical"])', ')(inputs["categorical"] % 50)'),
+        ('"sigmoid"', '"linear"'),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    job.write_text(text)
+    settings = ["rows=200", "eval_rows=10", "batch_size=100"]
+    checkpoint, whole = trained(tmp_path, job, settings)
+    model, predictions = all_forms(job, checkpoint, tmp_path, settings)
+    for weight in model.weights:
+        table = weight.path.startswith("categories/")
+        np.testing.assert_array_equal(weight.numpy(), whole["categories"] if table else STEP)
+    generator = np.random.default_rng(0)
+    x = {
+        "numeric": generator.random((4, 13), np.float32),
+        "categorical": generator.integers(0, 50, (4, 26)),
+    }
+    first, *others = (predict(x) for predict in predictions)
+    assert np.ptp(first) > 0
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["out.keras", "out.weights.h5", "out/"])
+def test_an_export_with_wrong_rows_is_not_left_behind(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, checkpoint, _ = checkpoint_of(tmp_path, "pair")
+    before = sorted(tmp_path.iterdir())
+    assign = Replica.assign
+    give = keras.layers.Embedding.save_own_variables
+
+    def spoil(replica: Replica, values: Any, but: Any = ()) -> None:
+        assign(replica, values, but)
+        for variable in but:
+            variable.assign(variable + 1)
+
+    def spoilt(layer: keras.layers.Embedding, store: Any) -> None:
+        layer.embeddings.assign(layer.embeddings + 1)
+        give(layer, store)
+
+    monkeypatch.setattr(Replica, "assign", spoil)
+    monkeypatch.setattr(keras.layers.Embedding, "save_own_variables", spoilt)
+    says = r"was to hold the rows of table '(users|items)'"
+    with pytest.raises(PsError, match=r"layer 'users' does not hold" if to == "out/" else says):
+        export(str(job), checkpoint, f"{tmp_path}/{to}")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_written_model_without_the_rows_is_found(tmp_path: Path) -> None:
+    job, checkpoint, whole = checkpoint_of(tmp_path, "pair")
+    export(str(job), checkpoint, f"{tmp_path}/out/")
+    check_written(tmp_path / "out", "saved_model", {"users": whole})
+    with pytest.raises(PsError, match=r"out was to hold the rows of table 'users'"):
+        check_written(tmp_path / "out", "saved_model", {"users": whole + 1})
+
+
+@pytest.mark.parametrize("to", ["out.keras", "out/"])
+def test_a_checkpoint_of_other_tables(to: str, tmp_path: Path) -> None:
+    job, checkpoint, _ = checkpoint_of(tmp_path, "pair")
+    job.write_text(JOB.replace("MODEL", "lambda: pair(9, 5)"))
+    says = r"'items' of 5 rows of 4, and the checkpoint has 'items' of 9 rows of 4, 'users' of 9"
+    with pytest.raises(InvalidJob, match=says) as caught:
+        export(str(job), checkpoint, f"{tmp_path}/{to}")
+    assert caught.value.code == "PS405"
+
+
+def test_whatever_goes_wrong_has_a_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, checkpoint, _ = checkpoint_of(tmp_path, "plain")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("mean/variable_1")
+
+    monkeypatch.setattr(Replica, "assign", fail)
+    assert export_main(str(job), str(checkpoint), f"{tmp_path}/out.keras") == 2
+    said = capfd.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith(f"error PS699: the export of {job} to {tmp_path}/out")
+    assert "KeyError: 'mean/variable_1'" in said.splitlines()[-1]

@@ -1,0 +1,83 @@
+"""Whether an export holds the rows of its tables."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+
+from psrpc.errors import PsError
+from worker.data import Array
+
+
+def check_held(
+    held: Iterable[tuple[keras.layers.Embedding, str]], tables: Mapping[str, Array]
+) -> None:
+    """Compares each layer with the table that is named with it.
+
+    Raises:
+        PsError: one holds other values.
+    """
+    for layer, name in held:
+        if not _same(layer.embeddings.numpy(), tables[name]):
+            raise PsError(
+                f"layer {layer.name!r} does not hold the rows of table {name!r}; nothing was "
+                "written"
+            )
+
+
+def check_written(path: Path, kind: str, tables: Mapping[str, Array]) -> None:
+    """Reads what was exported, and looks for an array of the values of each table. One array is
+    held at a time, and a ``.keras`` file's weights take their place on the disk once more.
+
+    Args:
+        kind: what :func:`worker.export.save_name` says.
+
+    Raises:
+        PsError: a table has none.
+    """
+    missing = dict(tables)
+    if missing:
+        for array in _arrays(path, kind):
+            missing = {name: rows for name, rows in missing.items() if not _same(array, rows)}
+    if missing:
+        raise PsError(
+            f"{path.name} was to hold the rows of table {next(iter(missing))!r}, and has no array "
+            "of these values; it was removed"
+        )
+
+
+def _arrays(path: Path, kind: str) -> Iterator[Array]:
+    """Every array of the file."""
+    if kind == "saved_model":
+        reader = tf.train.load_checkpoint(str(path / "variables" / "variables"))
+        for name, dtype in reader.get_variable_to_dtype_map().items():
+            if dtype.is_floating:
+                yield reader.get_tensor(name)
+    elif kind == "keras":
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=path.parent) as to:
+            yield from _hdf5_arrays(archive.extract("model.weights.h5", to))
+    else:
+        yield from _hdf5_arrays(path)
+
+
+def _hdf5_arrays(path: str | Path) -> Iterator[Array]:
+    with h5py.File(path, "r") as file:
+        names: list[str] = []
+        file.visit(names.append)
+        for name in names:
+            if isinstance(file[name], h5py.Dataset):
+                yield file[name][()]
+
+
+def _same(array: Array, rows: Array) -> bool:
+    """Whether they are the same values, as far as the array's dtype has them."""
+    if array.shape != rows.shape:
+        return False
+    return bool(np.array_equal(array, rows.astype(array.dtype), equal_nan=True))
