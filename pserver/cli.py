@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from psrpc import completion, healthcheck
+from psrpc import completion, healthcheck, whereabouts
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, error_line
 from psrpc.identity import Role
@@ -93,20 +93,14 @@ def _add_lookup(lookup: argparse.ArgumentParser) -> None:
     add("ids", metavar="ID", nargs="+", help="ids of rows")
     add("--strings", action="store_true", help="the ids are strings, as the job's data has them")
     add(
-        "--coordinator",
-        default="localhost:5000",
-        metavar="HOST[:PORT]",
-        help="where the coordinator is (default: %(default)s)",
-    )
-    add(
         "--timeout",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long to wait for it and for the shards (default: %(default)s)",
+        help="how long to wait for the cluster to be complete (default: %(default)s)",
     )
     add("--json", action="store_true", help="print one JSON object")
-    add_security_arguments(lookup, listens=False)
+    whereabouts.add_arguments(lookup)
 
 
 def main() -> NoReturn:
