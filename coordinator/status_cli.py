@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         ending = read_ending(run_dir) if run_dir is not None else {}
         if run_dir is None or not ending:
             raise
-        _show_ended(run_dir, ending, args.json)
-        return 0
+    _show_ended(run_dir, ending, args.json)
+    return 0
 
 
 def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
