@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "coordinator",
         nargs="?",
         metavar="HOST:PORT",
-        help="where the coordinator should answer; default: as that of RUN_DIR, or of the newest run, says",
+        help="where the coordinator should answer; default: as RUN_DIR, or the newest run, says",
     )
     parser.add_argument(
         "--run-dir",
