@@ -21,7 +21,7 @@ from coordinator.generations import Generations, Standing
 from coordinator.job_warnings import JobWarnings
 from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
 from coordinator.membership import WorkerSilent, known_members
-from coordinator.recovery import Holding
+from coordinator.recovery import Holding, went_back
 from coordinator.run import Run
 from coordinator.stopping import STOPPED, Stopping
 from coordinator.store import ENDED as ENDED_KEY
@@ -278,7 +278,7 @@ class Course:
         self.bell.ring()
 
     def _begin(self) -> None:
-        standings = self.generations.standings
+        standings, before = self.generations.standings, self.training.span.step
         try:
             self.training.begin(
                 self.run,
@@ -290,6 +290,9 @@ class Course:
             self.generations.cannot(f"generation {self.run.generation} to begin", error)
             return
         self.begun = self.run.generation
+        lost = went_back(self.begun, before, self.training.span.step, self.generations.source)
+        if lost:
+            self.warnings.add(lost)
         self.assignments.begin()
         self.changes.begin()
         log.info("generation begun", generation=self.begun, step=self.training.span.step)

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "coordinator",
         nargs="?",
         metavar="HOST:PORT",
-        help="where the coordinator should answer; default: as RUN_DIR/address says",
+        help="where the coordinator should answer; default: as RUN_DIR, or the newest run, says",
     )
     parser.add_argument(
         "--run-dir",
@@ -66,6 +66,7 @@ def examine(args: argparse.Namespace) -> Iterator[Step]:
         address = format_address(*parse_address(args.coordinator, COORDINATOR_PORT))
     else:
         address = whereabouts.find_coordinator(args)
+        args.run_dir = whereabouts.find_run(args)
     try:
         security = find_security(args)
         identity = security.identity

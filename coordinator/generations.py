@@ -50,6 +50,9 @@ class Generations:
         self.formation = Formation(run.plan.shards, run.generation)
         self.failure = ""
         self.warnings: list[str] = []
+        self.source = ""
+        """What the present generation restored where parameters were lost, relative to the run
+        directory; empty if nothing was."""
         self.refused_by_disk = ""
         """What awaits a disk that refuses it, in words. It is tried again at every call of
         :meth:`form_if_due`."""
@@ -235,6 +238,7 @@ class Generations:
         log.info("generation formed", generation=generation, why=origin.reason)
         self.run = run
         self.formed, self._went_over = True, ()
+        self.source = restored.directory if restored else ""
         self._standings.clear()
         begins = [
             replace(begin, rate_scale=run.rate_scale, warmup_updates=run.warmup_updates)

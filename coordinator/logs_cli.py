@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from coordinator.run_directory import ADDRESS, RUNS
 from psrpc.errors import InvalidArgument
+from psrpc.runs import ADDRESS, RUNS, newest_run
 
 LOGS = "logs"
 POLL_S = 0.2
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         InvalidArgument: no such run or process; names those that there are.
     """
     run_dir = args.run_dir or newest_run()
+    if run_dir is None:
+        raise InvalidArgument(f"there is no run under {RUNS}/; say --run-dir DIR", code="PS125")
     logs = [Log(path) for path in find_logs(run_dir, args.processes)]
     try:
         _show(logs)
@@ -168,14 +170,6 @@ def find_logs(run_dir: Path, processes: Sequence[str]) -> list[Path]:
                 f"{run_dir} has no log of {process!r}; it has those of {', '.join(names)}"
             )
     return [path for name, path in names.items() if not processes or name in processes]
-
-
-def newest_run() -> Path:
-    """The run under ``runs/`` that began last. Raises InvalidArgument."""
-    found = sorted(RUNS.glob(f"*/{LOGS}"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
-        raise InvalidArgument(f"there is no run under {RUNS}/; say --run-dir DIR", code="PS125")
-    return found[-1].parent
 
 
 def _show(logs: Sequence[Log], last: bool = False) -> bool:

@@ -104,6 +104,24 @@ def choose_origin(
     return Origin(begins, f"{lost}: it restores {checkpoint}", kept=False)
 
 
+def went_back(generation: int, before: int, after: int, source: str) -> str:
+    """What a job has lost whose ``generation`` begins at another global step than the one before
+    has come to, in words; empty if it has lost nothing.
+
+    Args:
+        before, after: the global steps.
+        source: the checkpoint that was restored; empty for none.
+    """
+    if after >= before:
+        return ""
+    lost = before - after
+    steps = "1 step is" if lost == 1 else f"{lost} steps are"
+    return (
+        f"generation {generation}: back to step {after} ({source or 'no checkpoint'}): {steps} "
+        "done again"
+    )
+
+
 def go_over(
     holdings: Sequence[Holding], settings: Policy, generation: int, policy: int, step: int
 ) -> Origin:

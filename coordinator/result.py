@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from coordinator.stopping import STOPPED
 from coordinator.summary import NAME, write_summary
 from coordinator.wording import duration
+from psrpc.v1 import coordinator_pb2 as pb
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
@@ -36,6 +38,56 @@ def write_restarts(run_dir: Path, restarts: Mapping[str, int], known: Mapping[st
     """Adds to a summary how often each process was started again, which its coordinator could not
     know; processes that never were are left out."""
     write_summary(run_dir, {**known, "restarts": dict(sorted(restarts.items()))})
+
+
+def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusResponse:
+    """What the coordinator would say of a run that has ended, as far as its summary knows."""
+    policy = summary.get("policy") or {}
+    steps = summary.get("global_step") or 0
+    done = summary.get("phase") == "done"
+    status = pb.GetJobStatusResponse(
+        phase=summary.get("phase") or "",
+        policy=policy.get("policy") or 0,
+        settings=policy.get("words") or "",
+        total_steps=steps if done else 0,
+        loss=math.nan,
+        newest_checkpoint=summary.get("checkpoint") or "",
+        checkpoint_age_s=-1,
+        run_dir=str(run_dir),
+        free_nbytes=-1,
+    )
+    for name in _SAME:
+        if summary.get(name) is not None:
+            setattr(status, name, summary[name])
+    status.staleness_counts.extend(summary.get("staleness_counts") or ())
+    status.warnings.extend(summary.get("warnings") or ())
+    for found in summary.get("evaluations") or ():
+        values = {k: v for k, v in found.items() if k not in ("evaluation", "global_step")}
+        status.evaluations.add(
+            evaluation=found["evaluation"],
+            global_step=found["global_step"],
+            # JSON knows no NaN.
+            results={k: math.nan if v is None else v for k, v in values.items()},
+        )
+    return status
+
+
+_SAME = (
+    "run_id",
+    "job",
+    "reason",
+    "mode",
+    "replicas",
+    "global_step",
+    "batches",
+    "examples",
+    "mean_staleness",
+    "refused",
+    "skipped",
+    "failed",
+    "generation",
+)
+"""Fields of a summary and of a status that mean the same. Its rates are means, and do not."""
 
 
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:

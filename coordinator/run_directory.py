@@ -12,15 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
+from psrpc.runs import ADDRESS, CERTS, JOB, RUNS, newest_run
 
-RUNS = Path("runs")
 LEDGER = "ledger.sqlite"
 TOKEN = "token"
-ADDRESS = "address"
-JOB = "job.json"
-CERTS = "certs"
-"""Certificates of the run, where it made them itself."""
-
 _LOCK = "lock"
 
 
@@ -30,17 +25,18 @@ def new_run_directory(name: str, utc: datetime) -> Path:
 
 
 def newest_run_directory(name: str) -> Path:
-    """The newest run of the job called ``name`` under ``runs/``.
+    """The newest run of the job called ``name``, see :func:`psrpc.runs.newest_run`.
 
     Raises:
         InvalidJob: there is none.
     """
-    found = sorted(RUNS.glob(f"{name}-*/{LEDGER}"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
+    found = newest_run(name)
+    if found is None:
         raise InvalidJob(
-            f"--resume finds no run {RUNS}/{name}-*; say which with --run-dir", code="PS125"
+            f"--resume finds no run of {name} under {RUNS}/; say which with --run-dir",
+            code="PS125",
         )
-    return found[-1].parent
+    return found
 
 
 class RunDirectory:
@@ -114,7 +110,8 @@ class RunDirectory:
         self._write(ADDRESS, address + "\n")
 
     def write_job(self, document: dict[str, object]) -> None:
-        """Keeps what the run was started with."""
+        """Keeps what the run was started with. The time of the file says when that was, so it is
+        written only where nothing can refuse the start any more."""
         self._write(JOB, json.dumps(document, indent=2) + "\n")
 
     def _write(self, name: str, text: str) -> None:
@@ -132,3 +129,16 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+__all__ = [
+    "ADDRESS",
+    "CERTS",
+    "JOB",
+    "LEDGER",
+    "RUNS",
+    "TOKEN",
+    "RunDirectory",
+    "new_run_directory",
+    "newest_run_directory",
+]

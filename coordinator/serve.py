@@ -38,7 +38,7 @@ from coordinator.run_directory import (
     newest_run_directory,
 )
 from coordinator.server import Server
-from coordinator.settling import settle
+from coordinator.settling import check_not_ended, settle
 from coordinator.stopping import STOPPED
 from coordinator.store import Store
 from coordinator.summary import summarize, write_summary
@@ -132,6 +132,8 @@ async def serve(options: ServeOptions) -> int:
     try:
         port = server.bind()
         dashboard.start()
+        if options.run_dir is not None and not options.resume:
+            check_not_ended(options.run_dir)
         description = _known(options) or await stop.unless_stopped(_describe(options))
         if description is None:
             return EXIT_STOPPED

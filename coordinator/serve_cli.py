@@ -50,11 +50,9 @@ def run(args: argparse.Namespace) -> int:
     if completed.shown:
         print(completed.shown)  # noqa: T201
         return 0
-    # gRPC's own lines on a port in use would come before ours; it reads this when imported.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import asyncio
 
-    from coordinator.description import DescribeFailed
+    from coordinator.description import DescribeFailed, check_job_file
     from coordinator.serve import options_from, serve
     from psrpc.logs import configure
     from psrpc.process import die_with_parent
@@ -65,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
     configure(args.log_format, "coordinator")
     try:
         with tracing(args.trace, "coordinator"):
-            return asyncio.run(serve(options_from(args)))
+            options = options_from(args)
+            check_job_file(options.job)
+            return asyncio.run(serve(options))
     except DescribeFailed as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

@@ -49,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
     parse_settings(args.settings)
     address = whereabouts.find_coordinator(args)
     with CoordinatorClient(address, whereabouts.find_security(args)) as client:
-        whereabouts.check_way(client)
+        run_dir = whereabouts.find_run(args)
+        whereabouts.check_way(client, run_dir)
         try:
             asked = client.set_policy(args.settings)
         except CoordinatorUnreachable:
-            raise whereabouts.nobody_answers(client) from None
+            raise whereabouts.nobody_answers(client, run_dir=run_dir) from None
         say(await_policy(client, asked))
     return 0
 

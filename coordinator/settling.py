@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from coordinator.description import JobDescription
 from coordinator.history import Followed
 from coordinator.remembered import started_with
 from coordinator.run import Run
-from coordinator.run_directory import RunDirectory
+from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
 from psrpc.errors import AlreadyExists, InvalidJob
 from psrpc.logs import get_logger
@@ -147,15 +148,39 @@ def _identity(options: Options, description: JobDescription, plan: Plan) -> dict
     }
 
 
-def _check_goes_on(
-    path: Path, known: Mapping[str, Any], identity: Mapping[str, Any], ended: Any
-) -> None:
+def check_not_ended(path: Path) -> None:
+    """Refuses a run directory whose run has ended before anything in it is touched, and before
+    seconds are spent on the job. What cannot be read here is for :func:`settle` to say.
+
+    Raises:
+        AlreadyExists: the run has ended; for who did not say --resume.
+    """
+    if not (path / LEDGER).exists():
+        return
+    store = Store(path / LEDGER)
+    try:
+        store.open_to_read()
+        ended = store.get(ENDED)
+    except sqlite3.Error:
+        return
+    finally:
+        store.close()
+    _check_not_ended(path, ended)
+
+
+def _check_not_ended(path: Path, ended: Any) -> None:
     if ended is not None:
         raise AlreadyExists(
             f"run directory {path} holds a run that has ended ({ended['phase']}); say --resume to "
             "go on with it, or choose another --run-dir",
             code="PS123",
         )
+
+
+def _check_goes_on(
+    path: Path, known: Mapping[str, Any], identity: Mapping[str, Any], ended: Any
+) -> None:
+    _check_not_ended(path, ended)
     key = _difference(known, identity)
     if key:
         theirs, ours = (_shown(key, each.get(key)) for each in (known, identity))

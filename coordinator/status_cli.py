@@ -1,7 +1,9 @@
 """``coordinator status``: what a running job does, once or as it goes on, as a page or as JSON.
 
 The JSON has the fields of ``GetJobStatusResponse``, which are described in
-``protos/psrpc/v1/coordinator.proto``. Names and meanings stay; more may come.
+``protos/psrpc/v1/coordinator.proto``. Names and meanings stay; more may come. Of a run that has
+ended, and whose coordinator is gone, ``summary.json`` is shown: in words, or in the same fields, as
+far as it knows them.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from coordinator import whereabouts
 from psrpc.errors import CoordinatorUnreachable
+from psrpc.runs import ending_in_words, read_ending
 
 if TYPE_CHECKING:
     from coordinator.client import CoordinatorClient
@@ -32,6 +36,10 @@ CLEAR = "\x1b[H\x1b[J"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options of ``coordinator status``."""
+    parser.description = (
+        "Shows what a running job does, and what a run came to that has ended. Ends with 0 where "
+        "there was something to show, and with 2 where no coordinator answers."
+    )
     whereabouts.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print all that is known as JSON")
     parser.add_argument(
@@ -42,21 +50,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the status of a job; returns 0, or 130 if ``--watch`` was interrupted.
+    """Prints the status of a job, or how the run ended that is meant; returns 0, or 130 if
+    ``--watch`` was interrupted.
 
     Raises:
-        CoordinatorUnreachable: no coordinator answers there; names the address.
+        CoordinatorUnreachable: no coordinator answers there, and no run has ended there; names the
+            address or the run.
         PsError: an option that cannot be used, or an answer that did not come in time.
     """
+    run_dir = whereabouts.find_run(args)
+    try:
+        return _show_running(args, run_dir)
+    except CoordinatorUnreachable:
+        ending = read_ending(run_dir) if run_dir is not None else {}
+        if run_dir is None or not ending:
+            raise
+    _show_ended(run_dir, ending, args.json)
+    return 0
+
+
+def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
     from coordinator.client import CoordinatorClient
 
     address = whereabouts.find_coordinator(args)
     with CoordinatorClient(address, whereabouts.find_security(args)) as client:
-        whereabouts.check_way(client)
+        whereabouts.check_way(client, run_dir)
         try:
             status = client.get_job_status()
         except CoordinatorUnreachable:
-            raise whereabouts.nobody_answers(client) from None
+            raise whereabouts.nobody_answers(client, run_dir=run_dir) from None
         if not args.watch:
             print(_written(status, as_json=args.json, indent=1))  # noqa: T201
             return 0
@@ -89,6 +111,19 @@ def watch(
             return
         pause(EVERY_S)
         status = client.persist(client.get_job_status, AWAY_S, _say)
+
+
+def _show_ended(run_dir: Path, ending: dict[str, Any], as_json: bool) -> None:
+    """The figures that a run has left."""
+    from coordinator.result import as_status, result_table
+
+    if as_json:
+        print(_written(as_status(ending, run_dir), as_json, indent=1))  # noqa: T201
+        return
+    from rich.console import Console
+
+    print(f"{run_dir} is not running: the run has ended ({ending_in_words(ending)})")  # noqa: T201
+    Console().print(result_table(ending, run_dir))
 
 
 def _written(status: GetJobStatusResponse, as_json: bool, indent: int | None = None) -> str:

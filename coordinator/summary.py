@@ -14,8 +14,9 @@ from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
 from coordinator.saving import FINAL
+from psrpc.runs import SUMMARY
 
-NAME = "summary.json"
+NAME = SUMMARY
 
 
 def summarize(course: Course) -> dict[str, Any]:

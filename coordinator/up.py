@@ -21,12 +21,15 @@ from rich.console import Console
 from coordinator.certs import certificates_of_run
 from coordinator.commands import UpOptions, cluster, resume_command
 from coordinator.dashboard_options import ANYWHERE
+from coordinator.description import check_job_file
 from coordinator.outcome import INTERRUPTED, Outcome
+from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
 from coordinator.result import read_summary, result_table, write_failure, write_restarts
 from coordinator.run_directory import CERTS, new_run_directory, newest_run_directory
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
+from coordinator.settling import check_not_ended
 from coordinator.summary import NAME
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses numbers that no process could use, before anything is made or started."""
+    """Refuses what no process could use, before anything is made, touched or started."""
     for name in ("shards", "workers", "replicas", "intra_op_threads"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -85,6 +88,10 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidArgument(
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
         )
+    check_overrides(args.overrides)
+    check_job_file(Path(args.job))
+    if args.run_dir is not None and not args.resume:
+        check_not_ended(args.run_dir)
 
 
 def _security(asked: Security, job: str, run_dir: Path) -> Security:

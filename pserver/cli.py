@@ -9,12 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from psrpc import completion, healthcheck
+from psrpc import completion, healthcheck, whereabouts
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, error_line
 from psrpc.identity import Role
 from psrpc.observing import add_metrics_argument, add_reflection_argument, add_trace_argument
-from psrpc.process import apply_malloc_settings, die_with_parent, leave, on_stop_signals
+from psrpc.process import (
+    apply_malloc_settings,
+    die_with_parent,
+    leave,
+    on_stop_signals,
+    quiet_grpc,
+)
 from psrpc.security_options import add_security_arguments, from_arguments
 
 EXIT_LOST = 1
@@ -93,20 +99,14 @@ def _add_lookup(lookup: argparse.ArgumentParser) -> None:
     add("ids", metavar="ID", nargs="+", help="ids of rows")
     add("--strings", action="store_true", help="the ids are strings, as the job's data has them")
     add(
-        "--coordinator",
-        default="localhost:5000",
-        metavar="HOST[:PORT]",
-        help="where the coordinator is (default: %(default)s)",
-    )
-    add(
         "--timeout",
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long to wait for it and for the shards (default: %(default)s)",
+        help="how long to wait for the cluster to be complete (default: %(default)s)",
     )
     add("--json", action="store_true", help="print one JSON object")
-    add_security_arguments(lookup, listens=False)
+    whereabouts.add_arguments(lookup)
 
 
 def main() -> NoReturn:
@@ -116,6 +116,7 @@ def main() -> NoReturn:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    quiet_grpc()
     arguments = make_parser().parse_args(argv)
     if arguments.command == "lookup":
         from pserver.lookup_cli import run_lookup

@@ -5,6 +5,15 @@
         found.rows      # float32 [2, width], in the order asked
         found.present   # bool [2]: False where it is an initial value, since nobody trained it
 
+A job whose processes speak TLS is read with certificates, in a directory as ``coordinator certs
+init`` makes it, or in ``RUN_DIR/certs`` of a run that ``coordinator up`` has started:
+
+    security = Security.from_options(Role.READER, Path("my-job"))  # psrpc.security, psrpc.identity
+    with RowReader("host:5000", security=security) as reader: ...
+
+``Role.READER`` needs ``ca.crt``, ``reader.crt`` and ``reader.key`` of it; with ``operator.crt`` and
+``operator.key`` it is ``Role.OPERATOR``.
+
 Nothing is registered or leased, and nothing changes: a reader may come and go at any time. For a
 job that has ended, restore its checkpoint first (``coordinator serve --resume``).
 """
@@ -28,6 +37,7 @@ from psrpc.channel import open_channel
 from psrpc.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
+    NotConnected,
     NotReady,
     PsError,
     ShardUnreachable,
@@ -76,14 +86,16 @@ class RowReader:
 
     Rows are the newest; those of two shards, or of more ids than one message names, may be of
     different moments. A call is repeated for ``timeout_s`` while the cluster is not ready or a
-    shard does not answer, which is then looked for anew.
+    shard does not answer, which is then looked for anew. It ends at once where nothing listens at
+    the coordinator's address and never has since this reader began.
     """
 
     def __init__(
         self, coordinator: str, timeout_s: float = TIMEOUT_S, security: Security = PLAINTEXT
     ) -> None:
-        """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's; nothing is
-        connected before the first call."""
+        """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's, such as
+        ``Security.from_options(Role.READER, DIR)``, plaintext unless told; nothing is connected
+        before the first call."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
         self._retry = RetryPolicy(budget_s=timeout_s)
@@ -185,6 +197,8 @@ class RowReader:
         self._plan = None
 
     def _persist(self, call: Callable[[], Result]) -> Result:
+        nobody: PsError | None = None
+
         def give_up(tries: GaveUp) -> PsError:
             if isinstance(tries.last, CoordinatorUnreachable):
                 why = self._coordinator.why_unreachable()
@@ -197,17 +211,29 @@ class RowReader:
             return ShardUnreachable(f"no answer after {tries}")
 
         def one_try() -> Result:
+            nonlocal nobody
             try:
                 return call()
             except PsError as error:
                 # Another process may have the shard by now.
                 self._leave()
                 if isinstance(error, CoordinatorUnreachable) and not self._coordinator.reached:
-                    self._coordinator.raise_if_hopeless()
+                    cause = self._coordinator.raise_if_hopeless()
+                    if isinstance(cause, NotConnected):
+                        nobody = CoordinatorUnreachable(
+                            f"no coordinator answers at {self._coordinator.address}: {cause}",
+                            code=cause.code,
+                        )
+                        raise nobody from None
                 raise
 
         return persist(
-            one_try, self._retry, give_up, stop=self._stop, announce=lambda _reason: None
+            one_try,
+            self._retry,
+            give_up,
+            stop=self._stop,
+            announce=lambda _reason: None,
+            again=lambda error: error.retryable and error is not nobody,
         )
 
 

@@ -8,11 +8,11 @@ import sys
 
 from pserver.lookup import FoundRows, RowReader
 from psrpc.certificates import certificate_name
-from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
-from psrpc.errors import InvalidArgument, PsError, error_line
+from psrpc.errors import CoordinatorUnreachable, InvalidArgument, PsError, error_line
 from psrpc.identity import Role
 from psrpc.security import Security
-from psrpc.security_options import certificates_directory, from_arguments
+from psrpc.security_options import certificates_directory
+from psrpc.whereabouts import find_coordinator, find_run, find_security, not_running
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
@@ -27,14 +27,21 @@ def run_lookup(arguments: argparse.Namespace) -> int:
     table = arguments.table
     try:
         keys: list[_Key] = arguments.ids if arguments.strings else [*map(_id, arguments.ids)]
-        address = format_address(*parse_address(arguments.coordinator, COORDINATOR_PORT))
-        with RowReader(address, arguments.timeout, _security(arguments)) as reader:
-            found = reader.read(table, keys)
+        found = _read(arguments, table, keys)
     except PsError as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT if isinstance(error, InvalidArgument) else EXIT_LOST
     print(as_json(table, keys, found) if arguments.json else as_text(keys, found))  # noqa: T201
     return 0
+
+
+def _read(arguments: argparse.Namespace, table: str, keys: list[_Key]) -> FoundRows:
+    address, run_dir = find_coordinator(arguments), find_run(arguments)
+    with RowReader(address, arguments.timeout, _security(arguments)) as reader:
+        try:
+            return reader.read(table, keys)
+        except CoordinatorUnreachable as error:
+            raise error if run_dir is None else not_running(run_dir, error) from None
 
 
 def _id(argument: str) -> int:
@@ -51,10 +58,11 @@ def _id(argument: str) -> int:
 
 
 def _security(arguments: argparse.Namespace) -> Security:
-    """An operator's; where only a reader's certificate is, a reader's."""
+    """An operator's; where only a reader's certificate is, a reader's. The run's own where none is
+    named."""
     certs = certificates_directory(arguments)
     reads = certs is not None and not (certs / certificate_name(Role.OPERATOR)).exists()
-    return from_arguments(Role.READER if reads else Role.OPERATOR, arguments)
+    return find_security(arguments, Role.READER if reads else Role.OPERATOR)
 
 
 def as_text(keys: list[_Key], found: FoundRows) -> str:

@@ -150,11 +150,17 @@ def read_file(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise InvalidArgument(
-            f"there is no {path}; make it with `coordinator certs init DIR`, or copy it from where "
-            "it was made",
-            code="PS311",
-        ) from None
+        if (path.parent / CA_CERTIFICATE).exists():
+            fix = (
+                "copy it from where the job's certificates were made; a new `coordinator certs "
+                "init` makes another authority, which the others do not trust"
+            )
+        else:
+            fix = (
+                "make it with `coordinator certs init DIR`, or, where the job has certificates, "
+                "copy it from there"
+            )
+        raise InvalidArgument(f"there is no {path}; {fix}", code="PS311") from None
     except OSError as error:
         raise InvalidArgument(
             f"cannot read {path}: {error.strerror}; it has to belong to the user of this process",

@@ -50,6 +50,12 @@ def apply_malloc_settings() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def quiet_grpc() -> None:
+    """Without gRPC's own lines on ports and handshakes, which would come between ours. Call it
+    before grpc is imported, which reads this; an environment that says otherwise is left alone."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def resident_nbytes() -> int:
     """Resident memory of this process; 0 where the system does not say."""
     try:

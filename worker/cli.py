@@ -15,7 +15,7 @@ from psrpc.errors import InvalidArgument, PsError, error_line
 from psrpc.identity import Role
 from psrpc.observing import add_metrics_argument, add_trace_argument
 from psrpc.policy import MODES
-from psrpc.process import leave
+from psrpc.process import leave, quiet_grpc
 from psrpc.security_options import add_security_arguments, from_arguments
 from worker import healthcheck
 
@@ -30,6 +30,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     Nothing heavy is imported before it is needed, so that ``--help`` answers at once.
     """
+    quiet_grpc()
     options = make_parser().parse_args(arguments)
     if options.command == "describe":
         from worker.describe import describe_main

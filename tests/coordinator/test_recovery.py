@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.recovery import Holding, Origin, choose_origin, go_over, why_restore
+from coordinator.recovery import Holding, Origin, choose_origin, go_over, went_back, why_restore
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
 from psrpc.policy import ASYNC, Mode, Policy
@@ -215,3 +215,15 @@ def test_nothing_is_kept_that_does_not_fit_and_nothing_lost_unsaid(
             }
             assert len(after) == 1
             assert min(holding.generation for holding in kept) >= since
+
+
+def test_what_is_done_again_is_said() -> None:
+    assert went_back(3, 215, 200, "checkpoints/step-00000200.g2") == (
+        "generation 3: back to step 200 (checkpoints/step-00000200.g2): 15 steps are done again"
+    )
+    assert (
+        went_back(2, 1, 0, "")
+        == "generation 2: back to step 0 (no checkpoint): 1 step is done again"
+    )
+    assert not went_back(2, 0, 0, "")
+    assert not went_back(2, 7, 8, CHECKPOINT)

@@ -233,6 +233,9 @@ def test_a_lost_shard_is_replaced_and_what_it_lacks_is_done_again(tmp_path: Path
         worker.generation = worker.cluster().generation
         status = client.get_job_status()
         assert (status.phase, status.generation, status.global_step) == ("training", 2, 0)
+        assert list(status.warnings) == [
+            "generation 2: back to step 0 (checkpoints/step-00000000): 1 step is done again"
+        ]
         again = worker.lease().train.batches[0]
         assert again.batch == first.batch
         assert again.attempt > 1 << 40

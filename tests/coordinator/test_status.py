@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,11 +15,12 @@ import pytest
 from coordinator.cli import main
 from coordinator.client import CoordinatorClient
 from coordinator.guard import WARNED_STEPS
+from coordinator.result import as_status
 from coordinator.run import Followed, Run
 from coordinator.status import EVALUATIONS, write_status
 from coordinator.status_cli import watch
 from coordinator.status_page import as_json, histogram, render_page
-from coordinator.summary import summarize
+from coordinator.summary import summarize, write_summary
 from coordinator.surroundings import Surroundings
 from coordinator.work import Report
 from psrpc.clock import ManualClock
@@ -333,7 +336,14 @@ def test_a_job_is_watched_until_it_ends(job: Job, capsys: pytest.CaptureFixture[
     [
         (["--coordinator", "127.0.0.1:1"], "error PS204: no coordinator answers at 127.0.0.1:1; s"),
         (["--coordinator", "x:y"], "error PS111: address 'x:y' has port 'y'"),
-        (["--run-dir", "nowhere"], "error PS201: no coordinator runs on nowhere: No such"),
+        (
+            ["--run-dir", "nowhere"],
+            "error PS201: no coordinator runs on nowhere: there is no such directory; say another",
+        ),
+        (
+            ["--run-dir", "/"],
+            "error PS201: no coordinator runs on /: no run has begun there (it has no job.json)",
+        ),
     ],
 )
 def test_nobody_is_there(
@@ -343,12 +353,78 @@ def test_nobody_is_there(
     assert capsys.readouterr().err.startswith(error)
 
 
-def test_the_summary_is_named_where_a_run_has_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def ended(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``runs/old``: a run that has ended, with the summary of a real coordinator."""
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/old")
+    run.mkdir(parents=True)
+    (run / "job.json").write_text('{"job": "tiny.py"}')
+    job.served.do(lambda: job.served.course.fail("no more data"))
+    job.served.do(job.served.course.training.notes.results.append, ("final", 6, {"loss": 0.5}))
+    write_summary(run, job.served.do(summarize, job.served.course))
+    return run
+
+
+def test_a_run_that_has_ended_is_shown_as_it_ended(
+    ended: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "summary.json").write_text("{}")
-    assert main(["status", "--run-dir", str(tmp_path)]) == 2
-    assert f"is in {tmp_path}/summary.json" in capsys.readouterr().err
+    """With no word on which run is meant, and where its coordinator was killed at its address."""
+    for address in ("", "127.0.0.1:1\n"):
+        if address:
+            (ended / "address").write_text(address)
+        for arguments in ([], ["--run-dir", str(ended)], ["--watch"]):
+            assert main(["status", *arguments]) == 0
+            first, page = capsys.readouterr().out.split("\n", 1)
+            assert first == ("runs/old is not running: the run has ended (failed: no more data)")
+            for figure in ("steps", "eval.loss", "0.5000", "checkpoints/step-00000000"):
+                assert figure in page
+    assert main(["status", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {field.name for field in pb.GetJobStatusResponse.DESCRIPTOR.fields}
+    assert (document["phase"], document["reason"]) == ("failed", "no more data")
+    assert document["newest_checkpoint"] == "checkpoints/step-00000000"
+    assert document["loss"] is None
+    assert document["evaluations"] == [
+        {"evaluation": "final", "global_step": 6, "results": {"loss": 0.5}}
+    ]
+
+
+def test_a_summary_from_before_a_run_went_on_says_nothing(
+    ended: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = (ended / "summary.json").stat().st_mtime_ns + 1
+    os.utime(ended / "job.json", ns=(later, later))
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error PS201: no coordinator runs on runs/old: the run has not ended, but its coordinator "
+    )
+    (ended / "address").write_text("127.0.0.1:1\n")
+    assert main(["status"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error PS204: no coordinator runs on runs/old: the run has not ended")
+    assert "nothing listens at 127.0.0.1:1" in said
+
+
+def test_other_commands_say_that_the_run_has_ended(
+    ended: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["set", "mode=async"]) == 2
+    assert capsys.readouterr().err == (
+        "error PS201: no coordinator runs on runs/old: the run has ended (failed: no more data); "
+        "its figures are in runs/old/summary.json\n"
+    )
+
+
+def test_a_status_of_what_a_summary_lacks(tmp_path: Path) -> None:
+    """As of one that was written for a coordinator that died."""
+    found = as_status({"job": "j", "phase": "failed", "reason": "r"}, tmp_path)
+    assert (found.job, found.phase, found.reason) == ("j", "failed", "r")
+    assert (found.global_step, found.total_steps, len(found.evaluations)) == (0, 0, 0)
+    done = {"phase": "done", "global_step": 7, "evaluations": [], "eval": {}, "policy": None}
+    assert as_status(done, tmp_path).total_steps == 7
+    odd = {"evaluations": [{"evaluation": "final", "global_step": 1, "loss": None}]}
+    assert math.isnan(as_status(odd, tmp_path).evaluations[0].results["loss"])
 
 
 def test_what_holds_for_a_job_with_everything() -> None:

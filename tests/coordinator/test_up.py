@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from coordinator import up, up_cli
+from coordinator import cli, up, up_cli
 from coordinator.commands import UpOptions
 from coordinator.outcome import Outcome
 from coordinator.reserved import reserved_address
+from coordinator.settling import check_not_ended
+from coordinator.store import Store
 from psrpc.channel import bind, make_server
 
 
@@ -28,6 +30,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("job.py").touch()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--slow-down", "0.5"], "PS110: --slow-down is 0.5; expected a number of at least 1"),
         (
             ["--resume"],
-            "PS125: --resume finds no run runs/job-*; say which with --run-dir",
+            "PS125: --resume finds no run of job under runs/; say which with --run-dir",
         ),
         (
             ["--run-dir", "file"],
@@ -62,7 +65,59 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     Path("file").touch()
     assert up.run(parse("job.py", *arguments)) == 2
     assert capsys.readouterr() == ("", f"error {line}\n")
-    assert [path.name for path in Path().iterdir()] == ["file"]
+    assert {path.name for path in Path().iterdir()} == {"file", "job.py"}
+
+
+def test_a_job_file_that_is_not_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    where = f"there is no job file 'nope.py' (in {Path.cwd()})"
+    assert up.run(parse("nope.py")) == 2
+    assert capsys.readouterr() == ("", f"error PS102: {where}\n")
+    assert up.run(parse("/")) == 2
+    assert "error PS102: the job file '/' cannot be read" in capsys.readouterr().err
+    assert cli.main(["serve", "--job", "nope.py", "--bind", "127.0.0.1:0"]) == 2
+    assert capsys.readouterr().err == f"error PS102: {where}\n"
+    assert [path.name for path in Path().iterdir()] == ["job.py"]
+
+
+def ended_run(path: Path) -> None:
+    path.mkdir(parents=True)
+    with Store(path / "ledger.sqlite") as store:
+        store.put("ended", {"phase": "done", "reason": ""})
+    (path / "job.json").write_text('{"job": "job.py"}')
+
+
+def test_a_run_that_has_ended_is_refused_untouched(capsys: pytest.CaptureFixture[str]) -> None:
+    """Or a start that comes to nothing would make it the newest."""
+    run = Path("runs/old")
+    ended_run(run)
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    assert up.run(parse("job.py", "--run-dir", "runs/old")) == 2
+    assert capsys.readouterr().err == (
+        "error PS123: run directory runs/old holds a run that has ended (done); say --resume to go "
+        "on with it, or choose another --run-dir\n"
+    )
+    after = {path.name: path.stat().st_mtime_ns for path in run.iterdir()}
+    # SQLite leaves two empty files of its own where somebody reads.
+    assert {name: after[name] for name in before} == before
+    assert not (run / "certs").exists()
+    assert not (run / "logs").exists()
+
+
+def test_a_ledger_that_cannot_be_read_is_for_the_coordinator_to_say() -> None:
+    Path("runs/old").mkdir(parents=True)
+    Path("runs/old/ledger.sqlite").write_text("this is no database, however long it is" * 100)
+    check_not_ended(Path("runs/old"))
+    check_not_ended(Path("runs/none"))
+
+
+@pytest.mark.parametrize("setting", ["epochs", "=3", " =3"])
+def test_a_setting_without_a_value_is_refused_before_anything_starts(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up.run(parse("job.py", "--set", "epochs=3", "--set", setting)) == 2
+    assert capsys.readouterr().err == (
+        f"error PS104: --set {setting}: expected key=value, for example epochs=3\n"
+    )
 
 
 @pytest.fixture

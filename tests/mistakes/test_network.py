@@ -176,7 +176,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
             place.mixed("workers", ca_crt="job/ca.crt", worker_crt="job/worker.crt"),
         ],
         "PS311",
-        "operator.crt; make it with `coordinator certs init DIR`, or copy it",
+        "operator.crt; copy it from where the job's certificates were made; a new",
     ),
     "a key that others may read": (
         lambda place: [

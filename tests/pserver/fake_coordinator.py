@@ -18,6 +18,7 @@ from psrpc.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.plan import Plan
 from psrpc.policy import Mode, Policy
+from psrpc.security import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
@@ -154,11 +155,13 @@ class FakeCoordinator(CoordinatorServicer):
 
 
 @contextmanager
-def running(fake: FakeCoordinator, address: str = "127.0.0.1:0") -> Iterator[FakeCoordinator]:
+def running(
+    fake: FakeCoordinator, address: str = "127.0.0.1:0", security: Security = PLAINTEXT
+) -> Iterator[FakeCoordinator]:
     """``fake`` behind a real server."""
-    server: grpc.Server = make_server(16, [ErrorInterceptor()])
+    server: grpc.Server = make_server(16, [ErrorInterceptor()], security)
     add_CoordinatorServicer_to_server(fake, server)  # type: ignore[no-untyped-call]  # generated
-    fake.address = f"127.0.0.1:{bind(server, address)}"
+    fake.address = f"127.0.0.1:{bind(server, address, security)}"
     server.start()
     try:
         yield fake

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.certs import certificates_of_run
 from pserver.cli import run
 from pserver.client import ShardClient
 from pserver.lookup import RowReader
 from pserver.server import ShardServer
 from psrpc.batch import BatchId
 from psrpc.errors import CoordinatorUnreachable, InvalidArgument, NotReady, ShardUnreachable
+from psrpc.identity import Role
 from psrpc.plan import Plan
+from psrpc.security import Security
 from psrpc.string_ids import hashed
 from psrpc.tables import TableSpec
 from psrpc.v1 import coordinator_pb2 as pb
@@ -179,8 +183,12 @@ def test_a_shard_that_has_moved_is_found_again(cluster: Cluster, model: Model) -
 
 
 def test_without_a_coordinator() -> None:
-    with RowReader("127.0.0.1:1", 0) as reader, pytest.raises(CoordinatorUnreachable):
+    """At once, however long a reader would wait for what is there."""
+    with RowReader("127.0.0.1:1", 1e9) as reader, pytest.raises(CoordinatorUnreachable) as raised:
         reader.read("user", [1])
+    assert raised.value.coded.startswith(
+        "PS204: no coordinator answers at 127.0.0.1:1: nothing listens at 127.0.0.1:1"
+    )
 
 
 def test_the_command_prints_ids_and_rows(
@@ -219,7 +227,7 @@ def test_the_command_prints_ids_and_rows(
         (["item", "1000"], 2, "1000"),
         (["user", str(2**63)], 2, "expected an int64"),
         (["user", "1", "anna"], 2, "id anna is to be looked up; expected an int64; say --strings"),
-        (["user", "1", "--coordinator", "127.0.0.1:1", "--timeout", "0"], 1, "127.0.0.1:1"),
+        (["user", "1", "--coordinator", "127.0.0.1:1"], 1, "error PS204: no coordinator answers"),
         (["user", "1", "--coordinator", "127.0.0.1:x"], 2, "port 'x'"),
     ],
 )
@@ -234,3 +242,37 @@ def test_the_command_says_what_is_wrong(
     printed = capsys.readouterr()
     assert "initial value" not in printed.out
     assert words in printed.err
+
+
+def test_the_command_finds_the_newest_run_and_its_certificates(
+    tmp_path: Path,
+    model: Model,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PSERVER_COORDINATOR", raising=False)
+    run_dir = tmp_path / "runs/one"
+    run_dir.mkdir(parents=True)
+    certificates_of_run(run_dir / "certs", "one", datetime.now(UTC))
+    (run_dir / "job.json").write_text("{}")
+
+    def security(role: Role) -> Security:
+        return Security.from_options(role, run_dir / "certs")
+
+    with ShardServer(0, "127.0.0.1:0", security=security(Role.SHARD)) as server:
+        plan = tables_plan(1)
+        server.open(engine_of(plan, 0))
+        address = f"127.0.0.1:{server.port}"
+        worker = security(Role.WORKER)
+        with ShardClient(address, INCARNATION, plan, 0, security=worker) as client:
+            client.initialize(client.fence(1, 1), counting(plan))
+        cluster = Cluster(tmp_path, plan, [address])
+        with running(cluster, security=security(Role.COORDINATOR)):
+            (run_dir / "address").write_text(cluster.address + "\n")
+            for where in ([], ["--run-dir", str(run_dir)]):
+                assert run(["lookup", "user", "17", *where]) == 0
+                assert capsys.readouterr().out.startswith("17  ")
+    assert run(["lookup", "user", "17"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error PS204: no coordinator runs on runs/one: the run has not ended")

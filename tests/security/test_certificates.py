@@ -82,7 +82,12 @@ def test_a_missing_file(mine: Path) -> None:
     (mine / "worker.crt").unlink()
     code, said = refused(mine)
     assert (code, f"there is no {mine / 'worker.crt'}" in said) == ("PS311", True)
-    assert "coordinator certs init" in said
+    assert said.rstrip().endswith(
+        "copy it from where the job's certificates were made; a new `coordinator certs init` makes "
+        "another authority, which the others do not trust"
+    )
+    (mine / "ca.crt").unlink()
+    assert "make it with `coordinator certs init DIR`, or, where the job has" in refused(mine)[1]
 
 
 def test_a_key_that_others_may_read(mine: Path) -> None:

@@ -1,0 +1,65 @@
+"""The runs under ``runs/``: which is the newest, and how one ended whose coordinator is gone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RUNS = Path("runs")
+ADDRESS = "address"
+JOB = "job.json"
+CERTS = "certs"
+"""Certificates of the run, where it made them itself."""
+
+SUMMARY = "summary.json"
+
+
+def newest_run(job: str | None = None) -> Path | None:
+    """The run under ``runs/`` that was started, or gone on with, last; None if there is none.
+
+    What counts is when ``job.json`` was written: a start does that once nothing can refuse it any
+    more. All other files of a run are touched by starts that come to nothing, too.
+
+    Args:
+        job: only of the job file called so, without its suffix.
+    """
+    found = ((_written_ns(path), path) for path in RUNS.glob(f"*/{JOB}"))
+    for written, path in sorted(found, reverse=True):
+        if written and (job is None or _job_name(path) == job):
+            return path.parent
+    return None
+
+
+def read_ending(run_dir: Path) -> dict[str, Any]:
+    """What ``summary.json`` says of a run that has ended; empty if it has not, or was started again
+    since."""
+    if _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB):
+        return {}
+    return _read(run_dir / SUMMARY)
+
+
+def ending_in_words(ending: dict[str, Any]) -> str:
+    """``"done"``, or ``"failed: "`` and the reason."""
+    reason = ending.get("reason")
+    return f"{ending.get('phase') or 'ended'}" + (f": {reason}" if reason else "")
+
+
+def _job_name(path: Path) -> str:
+    return Path(str(_read(path).get("job", ""))).stem
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _written_ns(path: Path) -> int:
+    """When the file was written; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

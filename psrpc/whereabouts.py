@@ -1,0 +1,118 @@
+"""Where the coordinator of a running job answers, for the commands that talk to it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psrpc.errors import CoordinatorUnreachable, PsError
+from psrpc.identity import Role
+from psrpc.runs import ADDRESS, CERTS, JOB, RUNS, SUMMARY, ending_in_words, newest_run, read_ending
+from psrpc.security_options import add_security_arguments, from_arguments
+
+if TYPE_CHECKING:
+    from psrpc.security import Security
+
+VARIABLE = "PSERVER_COORDINATOR"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options that say which coordinator is meant."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--coordinator",
+        metavar="HOST[:PORT]",
+        help=f"where it answers; default: ${VARIABLE}, else as the newest run under {RUNS}/ says, "
+        "else localhost:5000",
+    )
+    where.add_argument("--run-dir", type=Path, metavar="DIR", help="the one that runs on DIR")
+    add_security_arguments(parser, listens=False)
+
+
+def find_run(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The directory of the run that is meant, if it is one on this machine: where nothing is said,
+    the newest."""
+    if args.run_dir is not None or args.coordinator or environment.get(VARIABLE):
+        given: Path | None = args.run_dir
+        return given
+    return newest_run()
+
+
+def find_coordinator(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:
+    """``HOST:PORT`` of the coordinator that is meant.
+
+    Raises:
+        InvalidArgument: ``--coordinator`` is no address.
+        CoordinatorUnreachable: none runs on the run directory.
+    """
+    run_dir = find_run(args, environment)
+    if run_dir is None:
+        from psrpc.channel import COORDINATOR_PORT, format_address, parse_address
+
+        address = args.coordinator or environment.get(VARIABLE) or f"localhost:{COORDINATOR_PORT}"
+        return format_address(*parse_address(address, default_port=COORDINATOR_PORT))
+    try:
+        return (run_dir / ADDRESS).read_text().strip()
+    except OSError:
+        raise not_running(run_dir) from None
+
+
+def find_security(
+    args: argparse.Namespace,
+    role: Role = Role.OPERATOR,
+    environment: Mapping[str, str] = os.environ,
+) -> Security:
+    """How to talk to that coordinator: as the options and the environment say, otherwise with the
+    certificates that the run made for itself.
+
+    Raises:
+        InvalidArgument: options that contradict each other, or files that cannot be used.
+    """
+    asked = from_arguments(role, args, environment)
+    run_dir = find_run(args, environment)
+    if asked.encrypted or asked.insecure or run_dir is None:
+        return asked
+    return security_of_run(run_dir, role)
+
+
+def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
+    """With the certificates that a run made for itself; plaintext if it made none.
+
+    Raises:
+        InvalidArgument: they cannot be used.
+    """
+    from psrpc.security import Security
+
+    certs = run_dir / CERTS
+    return Security.from_options(role, certs if certs.exists() else None)
+
+
+def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnreachable:
+    """The error where no coordinator runs on ``run_dir``, with how the run stands.
+
+    Args:
+        cause: what is in the way to the address that its last coordinator had.
+    """
+    ending = read_ending(run_dir)
+    if ending:
+        how = (
+            f"the run has ended ({ending_in_words(ending)}); its figures are in {run_dir / SUMMARY}"
+        )
+    elif not (run_dir / JOB).exists():
+        how = (
+            f"no run has begun there (it has no {JOB})"
+            if run_dir.exists()
+            else "there is no such directory"
+        ) + "; say another --run-dir"
+    else:
+        how = (
+            "the run has not ended, but its coordinator is gone, or is being started again; the "
+            "command that started the run goes on with it"
+        )
+    return CoordinatorUnreachable(
+        f"no coordinator runs on {run_dir}: {how}" + (f" ({cause})" if cause else ""),
+        code=cause.code if cause else "",
+    )
