@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from coordinator import cli, up, up_cli
 from coordinator.commands import UpOptions
@@ -19,6 +20,13 @@ from coordinator.reserved import reserved_address
 from coordinator.settling import check_not_ended
 from coordinator.store import Store
 from psrpc.channel import bind, make_server
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """A command says where this process's logs go: to a standard error that is closed after it."""
+    yield
+    structlog.reset_defaults()
 
 
 def parse(*arguments: str) -> argparse.Namespace:

@@ -27,7 +27,11 @@ from psrpc.channel import make_server
 from psrpc.identity import Role
 from psrpc.security import Security
 from tests.coordinator.parts import make_run, serving
+from tests.e2e.cluster import JOBS
 from tests.mistakes.commands import Said, say
+
+JOB = JOBS / "dense.py"
+"""That it is there is looked at first."""
 
 
 @dataclass
@@ -194,18 +198,18 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
         "chmod 600",
     ),
     "to the network without certificates": (
-        lambda _: ["coordinator", "serve", "--job", "job.py", "--bind", "0.0.0.0:0"],
+        lambda _: ["coordinator", "serve", "--job", JOB, "--bind", "0.0.0.0:0"],
         "PS321",
         "coordinator certs init DIR",
     ),
     "a port in use": (
-        lambda place: ["coordinator", "serve", "--job", "job.py", "--bind", place.plaintext],
+        lambda place: ["coordinator", "serve", "--job", JOB, "--bind", place.plaintext],
         "PS208",
         "is in use by another process; stop it or choose another --bind",
     ),
     "an address of another machine": (
         lambda place: [
-            *("coordinator", "serve", "--job", "job.py", "--bind", "192.0.2.1:0", "--certs"),
+            *("coordinator", "serve", "--job", JOB, "--bind", "192.0.2.1:0", "--certs"),
             place.certs / "job",
         ],
         "PS208",
