@@ -174,7 +174,7 @@ def _run(options: argparse.Namespace) -> int:
         format_address,
         parse_address,
     )
-    from psrpc.logs import configure, get_logger
+    from psrpc.logs import configure
 
     configure(options.log_format, "worker")
     try:
@@ -190,8 +190,6 @@ def _run(options: argparse.Namespace) -> int:
         sys.stderr.write(error_line(error) + "\n")
         return 2
 
-    # What comes now takes seconds before it can say anything.
-    get_logger().info("loading TensorFlow; the coordinator is asked next", coordinator=coordinator)
     from worker.run import WorkerOptions, run_worker
 
     try:

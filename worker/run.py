@@ -101,6 +101,7 @@ def run_worker(options: WorkerOptions) -> int:
             log.info("metrics", address=metrics.address)
         on_stop_signals(lambda: _stop(options, standing, times))
         # As early as possible: it takes seconds, in which the coordinator may come up as well.
+        log.info("loading TensorFlow; the coordinator is asked next")
         import_tensorflow()
         try:
             _train(options, standing, times)
