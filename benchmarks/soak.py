@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmarks.report import say, write_json
 from coordinator.client import CoordinatorClient
-from coordinator.whereabouts import security_of_run
 from psrpc.errors import PsError
+from psrpc.whereabouts import security_of_run
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "examples" / "mnist_dnn.py"

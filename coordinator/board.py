@@ -55,6 +55,8 @@ class Board:
         recorder.resume(_read(path), self._wall_clock())
         with self._lock:
             self._recorder, self._path = recorder, path
+        # Whoever takes over knows from it that there was one before, however soon this one dies.
+        self.save()
 
     def show(self, status: GetJobStatusResponse) -> None:
         """The newest state of the job, which nobody changes any more. Not more than about once a

@@ -21,7 +21,7 @@ from coordinator.checkpoints import WRITTEN_UTC
 from coordinator.description import JobDescription, parse_description
 from coordinator.pruning import Pruner
 from coordinator.retention import Kept, Objective, best_of
-from coordinator.run_directory import JOB, LEDGER, RunDirectory
+from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.saving import CHECKPOINTS
 from coordinator.store import Store
 from coordinator.wording import duration
@@ -30,6 +30,7 @@ from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
 from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
+from psrpc.runs import JOB
 
 
 def run(args: argparse.Namespace) -> int:

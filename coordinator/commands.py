@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.restarts import MAX_RESTARTS
-from coordinator.run_directory import CERTS
 from psrpc import config_tf
 from psrpc.config_keys import is_a_setting
 from psrpc.process import PARENT_PID, with_malloc_settings
+from psrpc.runs import CERTS
 from psrpc.security import PLAINTEXT, Security
 
 

@@ -239,24 +239,6 @@ def _table(document: Any) -> TableSpec:
         raise InvalidJob(f"the job's description has the table {document!r}") from None
 
 
-def check_job_file(job: Path) -> None:
-    """Looks for the job file, since a child that finds none takes seconds to say so.
-
-    Raises:
-        InvalidJob: there is none, or it cannot be read.
-    """
-    try:
-        job.open("rb").close()
-    except FileNotFoundError:
-        raise InvalidJob(
-            f"there is no job file {str(job)!r} (in {Path.cwd()})", code="PS102"
-        ) from None
-    except OSError as error:
-        raise InvalidJob(
-            f"the job file {str(job)!r} cannot be read: {error.strerror}", code="PS102"
-        ) from None
-
-
 def describe_command(
     job: Path, mode: str | None, replicas: int | None, overrides: Sequence[str]
 ) -> list[str]:

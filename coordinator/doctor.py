@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator import whereabouts
-from coordinator.run_directory import CERTS
+from psrpc import whereabouts
 from psrpc.errors import PsError
 from psrpc.identity import Role
+from psrpc.runs import CERTS
 from psrpc.security_options import add_security_arguments, certificates_directory, from_arguments
 
 if TYPE_CHECKING:

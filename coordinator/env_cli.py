@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from coordinator.run_directory import JOB
 from psrpc.errors import InvalidArgument
+from psrpc.runs import JOB
 from psrpc.version import SOFTWARE
 
 PACKAGES = (

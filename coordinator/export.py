@@ -14,12 +14,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.run_directory import JOB
 from coordinator.saving import CHECKPOINTS
 from coordinator.table_export import export_evicted, export_tables, export_variables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
+from psrpc.runs import JOB
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ from types import TracebackType
 from coordinator.children import Children, Exited
 from coordinator.commands import Cluster
 from coordinator.lookout import Look, Lookout
-from coordinator.run_directory import ADDRESS
 from coordinator.vitals import COORDINATOR, Vitals, registrations
+from psrpc.runs import ADDRESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.description import JobDescription, parse_description
-from coordinator.run_directory import JOB
 from psrpc.errors import InvalidJob
+from psrpc.runs import JOB
 from psrpc.version import SOFTWARE
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
-from psrpc.runs import ADDRESS, CERTS, JOB, RUNS, newest_run
+from psrpc.runs import ADDRESS, JOB, RUNS, newest_run
 
 LEDGER = "ledger.sqlite"
 TOKEN = "token"
@@ -129,16 +129,3 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-__all__ = [
-    "ADDRESS",
-    "CERTS",
-    "JOB",
-    "LEDGER",
-    "RUNS",
-    "TOKEN",
-    "RunDirectory",
-    "new_run_directory",
-    "newest_run_directory",
-]

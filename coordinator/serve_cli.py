@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     import asyncio
 
-    from coordinator.description import DescribeFailed, check_job_file
+    from coordinator.description import DescribeFailed
     from coordinator.serve import options_from, serve
+    from psrpc.job_file import read_job_file
     from psrpc.logs import configure
     from psrpc.process import die_with_parent
     from psrpc.tracing import tracing
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with tracing(args.trace, "coordinator"):
             options = options_from(args)
-            check_job_file(options.job)
+            read_job_file(options.job)
             return asyncio.run(serve(options))
     except DescribeFailed as error:
         print(error, file=sys.stderr)  # noqa: T201

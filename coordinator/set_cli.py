@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from coordinator import whereabouts
+from coordinator.absence import check_way, nobody_answers
 from coordinator.lifecycle import ENDED
+from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable, JobFailed
 
 if TYPE_CHECKING:
@@ -50,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     address = whereabouts.find_coordinator(args)
     with CoordinatorClient(address, whereabouts.find_security(args)) as client:
         run_dir = whereabouts.find_run(args)
-        whereabouts.check_way(client, run_dir)
+        check_way(client, run_dir)
         try:
             asked = client.set_policy(args.settings)
         except CoordinatorUnreachable:
-            raise whereabouts.nobody_answers(client, run_dir=run_dir) from None
+            raise nobody_answers(client, run_dir=run_dir) from None
         say(await_policy(client, asked))
     return 0
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator import whereabouts
+from coordinator.absence import check_way, nobody_answers
+from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable
 from psrpc.runs import ending_in_words, read_ending
 
@@ -74,11 +75,11 @@ def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
 
     address = whereabouts.find_coordinator(args)
     with CoordinatorClient(address, whereabouts.find_security(args)) as client:
-        whereabouts.check_way(client, run_dir)
+        check_way(client, run_dir)
         try:
             status = client.get_job_status()
         except CoordinatorUnreachable:
-            raise whereabouts.nobody_answers(client, run_dir=run_dir) from None
+            raise nobody_answers(client, run_dir=run_dir) from None
         if not args.watch:
             print(_written(status, as_json=args.json, indent=1))  # noqa: T201
             return 0

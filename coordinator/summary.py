@@ -16,8 +16,6 @@ from coordinator.run import Followed
 from coordinator.saving import FINAL
 from psrpc.runs import SUMMARY
 
-NAME = SUMMARY
-
 
 def summarize(course: Course) -> dict[str, Any]:
     """The figures of a run that has ended. Rates are means over this run's training time and
@@ -100,9 +98,9 @@ def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """Writes the file whole: a reader sees the old one or the new one."""
-    temporary = run_dir / f".{NAME}.tmp"
+    temporary = run_dir / f".{SUMMARY}.tmp"
     temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(run_dir / NAME)
+    temporary.replace(run_dir / SUMMARY)
 
 
 def _resume(course: Course) -> str:

@@ -15,8 +15,8 @@ from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
 from coordinator.result import read_summary
 from coordinator.screen import Screen
 from coordinator.stopping import STOPPED
-from coordinator.summary import NAME
 from coordinator.vitals import COORDINATOR
+from psrpc.runs import SUMMARY
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from psrpc.waiting import Announcer
 
@@ -61,7 +61,7 @@ class Supervisor:
         self._served = False
         self._ended_at: float | None = None
         self._stop_requests = 0
-        self._summary = stamp(run_dir / NAME)
+        self._summary = stamp(run_dir / SUMMARY)
         self._awaiting = Announcer(
             lambda what, waited_s: screen.note(f"waiting for {what} ({waited_s:.0f} s)")
         )
@@ -146,7 +146,7 @@ class Supervisor:
             return Outcome(BAD_INPUT, details=exited.words())
         if exited.status == INTERRUPTED:
             return Outcome(INTERRUPTED, STOPPED)
-        recorded = stamp(self._run_dir / NAME) not in (None, self._summary)
+        recorded = stamp(self._run_dir / SUMMARY) not in (None, self._summary)
         if recorded and read_summary(self._run_dir).get("phase") == "done":
             return Outcome(0)
         if recorded or self._status.phase == "stopping":

@@ -21,21 +21,21 @@ from rich.console import Console
 from coordinator.certs import certificates_of_run
 from coordinator.commands import UpOptions, cluster, resume_command
 from coordinator.dashboard_options import ANYWHERE
-from coordinator.description import check_job_file
 from coordinator.outcome import INTERRUPTED, Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
 from coordinator.result import read_summary, result_table, write_failure, write_restarts
-from coordinator.run_directory import CERTS, new_run_directory, newest_run_directory
+from coordinator.run_directory import new_run_directory, newest_run_directory
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.settling import check_not_ended
-from coordinator.summary import NAME
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, error_line
 from psrpc.identity import Role, job_name
+from psrpc.job_file import read_job_file
 from psrpc.process import on_stop_signals
+from psrpc.runs import CERTS, SUMMARY
 from psrpc.security import Security
 from psrpc.security_options import from_arguments
 
@@ -89,7 +89,7 @@ def _check(args: argparse.Namespace) -> None:
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
         )
     check_overrides(args.overrides)
-    check_job_file(Path(args.job))
+    read_job_file(Path(args.job))
     if args.run_dir is not None and not args.resume:
         check_not_ended(args.run_dir)
 
@@ -188,7 +188,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
     reason, details = outcome.reason, outcome.details
     status, before = outcome.exit_status, ""
     if status == 0 and not summary:
-        status, reason = 1, f"the coordinator left no {NAME} in {run_dir}"
+        status, reason = 1, f"the coordinator left no {SUMMARY} in {run_dir}"
     elif status and summary.get("reason") and not outcome.own:
         if status != INTERRUPTED:
             reason, details, before = str(summary["reason"]), [], "job failed: "

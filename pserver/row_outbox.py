@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from pserver.rows_wanted import RowsWanted
 from pserver.segment import Segment
 from pserver.table_ids import TableIds
 from pserver.workspace import Workspace
 from psrpc.logs import get_logger
-from psrpc.plan import ALIGNMENT_BYTES
+from psrpc.plan import aligned_nbytes
 from psrpc.tables import Rows
+
+NDArray = npt.NDArray[np.float32]
 
 log = get_logger()
 
@@ -32,11 +35,14 @@ class RowOutbox:
 
     def leave(self, ids: TableIds, rows: Mapping[int, Rows]) -> list[int] | None:
         """Where the gradients of each table of ``ids`` lie in the segment, in bytes; None if they
-        have no room there: then nothing was left."""
+        have no room there: then nothing was left. Those that lie there already stay."""
+        there = self._found([rows[table].values for table, _ in ids])
+        if there is not None:
+            return there
         places, at = [], 0
         for table, _ in ids:
             places.append(at)
-            at += -(-rows[table].values.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            at += aligned_nbytes(rows[table].values.nbytes)
         if at > self._box.nbytes:
             if not self._told:
                 self._told = True
@@ -47,15 +53,16 @@ class RowOutbox:
         assert start is not None
         for place, (table, _) in zip(places, ids, strict=True):
             values = rows[table].values
-            # A worker on the host's processor has summed them up right there.
-            if self._segment.offset_of(values) != start + place:
-                box = self._box[place : place + values.nbytes].view(np.float32)
-                np.copyto(box.reshape(values.shape), values)
+            box = self._box[place : place + values.nbytes].view(np.float32)
+            np.copyto(box.reshape(values.shape), values)
         return [start + place for place in places]
 
     def places(self, wanted: RowsWanted) -> list[int] | None:
         """Where the arrays lie that wait for rows; None if one is elsewhere, as those of an
         evaluation are."""
-        places = [self._segment.offset_of(wanted.into[table]) for table, _ in wanted.pairs]
+        return self._found([wanted.into[table] for table, _ in wanted.pairs])
+
+    def _found(self, arrays: Sequence[NDArray]) -> list[int] | None:
+        places = [self._segment.offset_of(array) for array in arrays]
         found = [place for place in places if place is not None]
         return found if len(found) == len(places) else None

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pserver.assembly import value_dtype
 from pserver.segment import HANDSHAKE_BYTES, SLOTS, Segment, SegmentUnavailable
 from psrpc.encoding import Encoding
-from psrpc.plan import ALIGNMENT_BYTES, Plan
+from psrpc.plan import ALIGNMENT_BYTES, Plan, aligned_nbytes
 from psrpc.tables import MAX_IDS
 
 NDArray = npt.NDArray[Any]
@@ -124,7 +124,7 @@ class _Layout:
         for any encoding: int8 with its scale is longer than one float32."""
         page = mmap.PAGESIZE
         start = _round_up(self.nbytes, page if nbytes >= page else ALIGNMENT_BYTES)
-        self.nbytes = start + _round_up(max(nbytes, 1), ALIGNMENT_BYTES)
+        self.nbytes = start + aligned_nbytes(max(nbytes, 1))
         return slice(start, self.nbytes)
 
 

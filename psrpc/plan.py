@@ -279,6 +279,11 @@ def _keep_whole(
     return [i for part in per_shard for i in sorted(part)], cuts
 
 
+def aligned_nbytes(nbytes: int) -> int:
+    """Bytes up to where the next array may begin after one of ``nbytes``."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
     """An uninitialised ``[length]`` array that starts on a 64-byte boundary.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from psrpc.errors import InvalidJob
+from psrpc.job_file import read_job_file
 from worker.job import Job
 from worker.overrides import override_job
 from worker.settings import settings_for
@@ -65,16 +66,7 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
         UserCodeFailed: the file raised.
     """
     shown, path = str(path), Path(path).absolute()
-    try:
-        source = path.read_bytes()
-    except FileNotFoundError:
-        raise InvalidJob(
-            f"there is no job file {shown!r} (in {Path.cwd()})", code="PS102"
-        ) from None
-    except OSError as error:
-        raise InvalidJob(
-            f"the job file {shown!r} cannot be read: {error.strerror}", code="PS102"
-        ) from None
+    source = read_job_file(Path(shown))
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

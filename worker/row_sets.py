@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pserver.rows_wanted import RowsWanted
 from psrpc.logs import get_logger
-from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
+from psrpc.plan import aligned_empty, aligned_nbytes
 from psrpc.tables import TableSpec
 from worker.rows import RowsNeeded, RowValues
 
@@ -71,7 +71,7 @@ class RowSets:
             nbytes = shape[0] * shape[1] * 4
             if start + nbytes <= area.size:
                 flat = area[start : start + nbytes].view(np.float32)
-                start += -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                start += aligned_nbytes(nbytes)
             else:
                 self._tell(area, needed)
                 flat = aligned_empty(shape[0] * shape[1], "float32")
@@ -94,6 +94,6 @@ class RowSets:
 def rows_nbytes(tables: Sequence[TableSpec], needed: RowsNeeded) -> int:
     """Bytes of the rows of a batch, as they lie in an area."""
     return sum(
-        -(-max(1, ids.size) * table.width * 4 // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        aligned_nbytes(max(1, ids.size) * table.width * 4)
         for table, ids in zip(tables, needed.ids, strict=True)
     )

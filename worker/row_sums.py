@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.lanes import in_lanes
-from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
+from psrpc.plan import aligned_empty, aligned_nbytes
 from psrpc.tables import Rows, TableSpec
 from worker.rows import ByRow, RowsNeeded, RowValues
 
@@ -23,8 +23,8 @@ class RowSums:
     """Gives each shard its part of the gradients of rows. One thread uses it.
 
     What it gives is good until the next call. Where boxes of shared memory are given, sums are made
-    where the shard reads them, as :class:`pserver.row_outbox.RowOutbox` lays them out; what does
-    not fit, or without boxes, has memory of its own.
+    there, for the shard to read (:class:`pserver.row_outbox.RowOutbox`); what does not fit, or
+    without boxes, has memory of its own.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RowSums:
             for table, part in needed.on_shard(shard).items():
                 shape = (part.stop - part.start, self._tables[table].width)
                 into = self._room(shard, table, at, shape)
-                at += -(-into.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+                at += aligned_nbytes(into.nbytes)
                 if not sum_rows(gradients[table], orders[table], part, into):
                     return None
                 mine[table] = Rows(needed.ids[table][part], into)

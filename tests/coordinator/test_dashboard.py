@@ -172,21 +172,26 @@ def test_the_status_is_that_of_the_status_command_as_json(tmp_path: Path) -> Non
     ]
 
 
+def test_one_that_dies_at_once_is_known_to_the_next(tmp_path: Path) -> None:
+    Board("digits", lambda: NOW).open("r", tmp_path)
+    second = Board("digits", lambda: NOW)
+    second.open("r", tmp_path)
+    assert [event["text"] for event in second.history()["events"]] == ["coordinator started again"]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff", b"null", b'{"format":1}'])
 def test_a_damaged_history_is_begun_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / NAME).write_bytes(content)
     board = Board("digits", lambda: NOW)
     board.open("r", tmp_path)
     assert board.history()["events"] == []
-    board.save()
     assert json.loads((tmp_path / NAME).read_bytes())["run_id"] == "r"
 
 
 def test_a_disk_that_refuses_costs_the_history_only(tmp_path: Path) -> None:
     board = Board("digits", lambda: NOW)
-    board.open("r", tmp_path / "nowhere")
     with structlog.testing.capture_logs() as said:
-        board.save()
+        board.open("r", tmp_path / "nowhere")
         board.save()
     assert [(s["event"], s["why"]) for s in said] == [
         ("the dashboard's history is not kept", "No such file or directory")

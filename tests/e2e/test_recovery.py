@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from coordinator.client import CoordinatorClient
-from coordinator.whereabouts import security_of_run
 from psrpc.checkpoint import load_state, load_variables, read_manifest
 from psrpc.errors import PsError
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+from psrpc.whereabouts import security_of_run
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psrpc.errors import CoordinatorUnreachable, PsError
-from psrpc.whereabouts import (
-    add_arguments,
-    find_coordinator,
-    find_run,
-    find_security,
-    not_running,
-    security_of_run,
-)
+from psrpc.whereabouts import not_running
 
 if TYPE_CHECKING:
     from coordinator.client import CoordinatorClient
@@ -49,15 +42,3 @@ def nobody_answers(
         "HOST:PORT or --run-dir DIR" + (f": {cause}" if cause else ""),
         code=cause.code if cause else "",
     )
-
-
-__all__ = [
-    "add_arguments",
-    "check_way",
-    "find_coordinator",
-    "find_run",
-    "find_security",
-    "nobody_answers",
-    "not_running",
-    "security_of_run",
-]
