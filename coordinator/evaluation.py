@@ -188,6 +188,11 @@ class Evaluations:
         return found
 
 
+def evaluation_of(epoch: int) -> str:
+    """The name of the evaluation after an epoch, which counts from 0 here and from 1 for people."""
+    return f"epoch-{epoch + 1}"
+
+
 def _cut(records: int, batch_size: int) -> list[tuple[int, int]]:
     """Ranges of whole batches and about ``TASK_RECORDS`` records."""
     size = max(1, round(TASK_RECORDS / batch_size)) * batch_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from coordinator.evaluation import Evaluations
+from coordinator.evaluation import Evaluations, evaluation_of
 from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError
@@ -161,12 +161,12 @@ class Saving:
             write = write or (keep and write_epoch)
         if not (write or keep):
             return None
-        name = self._name(step) if write else f"epoch-{epoch}{_suffix(self._generation)}"
+        name = self._name(step) if write else f"{evaluation_of(epoch)}{_suffix(self._generation)}"
         if write:
             self._due = False
             self._written_step = step
         if keep:
-            self._evaluations.add(f"epoch-{epoch}", name, step)
+            self._evaluations.add(evaluation_of(epoch), name, step)
         return self._order(name, step, write, keep, by_decision)
 
     def taken(self, name: str) -> None:
@@ -226,12 +226,12 @@ class Saving:
         # One place is left free for the final state.
         if self._snapshots.room <= 1:
             self.warnings.append(
-                f"epoch {epoch} is not evaluated: the evaluations of earlier epochs still run"
+                f"epoch {epoch + 1} is not evaluated: the evaluations of earlier epochs still run"
             )
             return False
         if self._writes_epochs and not written:
             self.warnings.append(
-                f"epoch {epoch} is evaluated, but cannot be kept as the best one: earlier "
+                f"epoch {epoch + 1} is evaluated, but cannot be kept as the best one: earlier "
                 "checkpoints are still written"
             )
         return True

@@ -35,7 +35,6 @@ STOP_S = 15.0
 LOG_LINES = 15
 """Lines of a dead process's log that are shown."""
 
-
 _ENDED = ("done", "failed")
 """Phases in which nothing is needed any more."""
 

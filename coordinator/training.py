@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
+from coordinator.evaluation import evaluation_of
 from coordinator.guard import Guard
 from coordinator.job_warnings import JobWarnings
 from coordinator.ledger import Ledger
@@ -312,10 +313,10 @@ class Training:
     def _evaluate_again(self, finished: Sequence[int]) -> None:
         """Epochs that ended before this generation began and whose result is not there."""
         known = {name for name, _, _ in self.notes.results}
-        left = [epoch for epoch in finished if f"epoch-{epoch}" not in known]
+        left = [epoch for epoch in finished if evaluation_of(epoch) not in known]
         if left and self.run.description.eval_records:
             for epoch in left[:-EVALUATED_AGAIN]:
-                self._warnings.add(f"epoch {epoch} is not evaluated: its state is gone")
+                self._warnings.add(f"epoch {epoch + 1} is not evaluated: its state is gone")
             step = self.span.step
             self.orders.saving.stepped(step, step, left[-EVALUATED_AGAIN:])
 
@@ -337,4 +338,4 @@ class Training:
         for epoch in epochs:
             loss = self.progress.epoch_loss(epoch)
             self._curves.epoch({"train_loss": loss}, step)
-            log.info("epoch done", epoch=epoch, step=step, train_loss=loss)
+            log.info("epoch done", epoch=epoch + 1, step=step, train_loss=loss)

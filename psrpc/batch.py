@@ -10,7 +10,7 @@ class BatchId:
     """Positions ``[first, first + count)`` of the permutation of one epoch.
 
     The same work has the same id whoever does it and however often, which is what lets a shard
-    recognise a repeated push. Epochs count from 0. Ids order by epoch, then position: this is
+    recognise a repeated push. Epochs count from 0, and from 1 in words. Ids order by epoch, then position: this is
     the "batch-id order" in which a round is summed.
     """
 
@@ -19,7 +19,7 @@ class BatchId:
     count: int
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch} positions {self.first}..{self.first + self.count - 1}"
+        return f"epoch {self.epoch + 1} positions {self.first}..{self.first + self.count - 1}"
 
 
 def batches_per_epoch(records: int, batch_size: int) -> int:

@@ -42,7 +42,7 @@ STATUS = pb.GetJobStatusResponse(
     shards=[pb.ShardStatus(shard=0, state="ready"), pb.ShardStatus(shard=1, state="ready")],
     workers=[pb.WorkerStatus(worker="worker-0", state="active", times=pb.WorkerTimes(data=2))],
     evaluations=[
-        pb.EvaluationResult(evaluation="epoch 0", global_step=3, results={"accuracy": 0.5}),
+        pb.EvaluationResult(evaluation="epoch-1", global_step=3, results={"accuracy": 0.5}),
     ],
 )
 
@@ -107,7 +107,7 @@ def test_a_jobs_figures() -> None:
     assert found["coordinator_phase", ("training",)] == 1
     assert found["coordinator_phase", ("done",)] == 0
     assert found["coordinator_shards", ("ready",)] == 2
-    assert found["coordinator_evaluation", ("epoch 0", "accuracy")] == 0.5
+    assert found["coordinator_evaluation", ("epoch-1", "accuracy")] == 0.5
     assert found["coordinator_worker_seconds_total", ("worker-0", "data")] == 2
     assert found["coordinator_checkpoint_age_seconds", ()] == 3
 

@@ -24,6 +24,9 @@ def phase(attack: str, rate: float, shard_mb: float = 100.0) -> Phase:
 def test_a_ratio_is_of_the_pauses_around_an_attack() -> None:
     phases = [phase("", 100), phase("tcp", 72), phase("", 80), phase("garbage", 40), phase("", 80)]
     assert "| idle TCP connections: 9 in 1.0 s | 72 | 0.80 | 100 | 90 |" in table(phases)
+    turns = [*phases[:3], phase("tcp", 40), phase("", 80), phase("tcp", 76), phase("", 80)]
+    assert "| 72 | 0.80 (0.50 to 0.95) | 100 |" in table(turns)
+    assert met(turns)
     assert met(phases[:3])
     assert not met(phases)
     grown = phase("", 80, 100.0 + ROOM_MB)

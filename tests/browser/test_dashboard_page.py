@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     up = Process("up", "coordinator", "up", job, *options, "--run-dir", run_dir)
     try:
         url = up.wait_for(r"dashboard (http://\S+)")[1]
-        up.wait_for("evaluation epoch-0")
+        up.wait_for("evaluation epoch-1")
         yield Run(url, run_dir)
     finally:
         up.kill(signal.SIGINT)

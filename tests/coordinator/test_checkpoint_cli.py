@@ -148,8 +148,8 @@ def test_diff_names_what_differs_and_by_how_much(
     assert lines[:4] == [
         "global step: 5 and 6",
         "versions: [3] and [4]",
-        "epoch 0: 40 and 60 positions applied, 30 in both",
-        "epoch 0: 0 and 10 positions skipped, 0 in both",
+        "epoch 1: 40 and 60 positions applied, 30 in both",
+        "epoch 1: 0 and 10 positions skipped, 0 in both",
     ]
     rows = [line.split() for line in lines[5:]]
     assert rows[0] == ["dense/bias", "[40]", "5", "4"]

@@ -208,10 +208,10 @@ def test_a_straggler_is_named_once() -> None:
     status.stragglers.append(slow)
     assert log.lines(status, 0.3) == []
     status.workers.add(worker="worker-2", state="active")
-    status.stragglers.append("worker-2 has had epoch 0 positions 0..3 for 12.0 s")
+    status.stragglers.append("worker-2 has had epoch 1 positions 0..3 for 12.0 s")
     assert log.lines(status, 0.4) == [
         "worker-2 is active",
-        "straggler: worker-2 has had epoch 0 positions 0..3 for 12.0 s",
+        "straggler: worker-2 has had epoch 1 positions 0..3 for 12.0 s",
     ]
 
 

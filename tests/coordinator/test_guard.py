@@ -28,7 +28,7 @@ def test_ten_skipped_in_a_row_stop_the_job_and_nine_do_not() -> None:
         assert guard.batch(BATCH, skipped=False) is None
     verdicts = [guard.batch(BATCH, skipped=True) for _ in range(SKIPPED_IN_A_ROW)]
     assert verdicts[:-1] == [None] * (SKIPPED_IN_A_ROW - 1)
-    assert "epoch 0 positions 40..43" in (verdicts[-1] or "")
+    assert "epoch 1 positions 40..43" in (verdicts[-1] or "")
 
 
 def losses(guard: Guard, *spans: tuple[float, int]) -> list[str | None]:

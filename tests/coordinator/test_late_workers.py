@@ -114,7 +114,7 @@ def test_who_is_late_is_named_and_a_round_is_counted_once() -> None:
     assert (rounds.stragglers(105.0), tally.overdue) == ([], 0)
     for now in (106.0, 107.0):
         rounds.tick(now)
-    assert rounds.stragglers(107.0) == ["slow has had epoch 0 positions 2..3 for 6.0 s"]
+    assert rounds.stragglers(107.0) == ["slow has had epoch 1 positions 2..3 for 6.0 s"]
     assert tally.overdue == 1
     commit(rounds, "slow", lease(rounds, "slow", 108.0), 108.0)
     assert rounds.stragglers(108.0) == []

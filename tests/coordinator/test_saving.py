@@ -87,7 +87,7 @@ def test_a_checkpoint_is_due_when_a_multiple_is_passed_and_one_is_written_at_a_t
 def test_an_epoch_is_kept_for_evaluation_with_the_checkpoint_or_without() -> None:
     saving = Parts().saving
     saving.stepped(0, 7, [0])
-    assert saving.next_order(7, False) == order("epoch-0", 7, False, True)
+    assert saving.next_order(7, False) == order("epoch-1", 7, False, True)
     saving.stepped(7, 14, [1])
     assert saving.next_order(14, False) == order("step-00000014", 14, True, True)
     assert saving.next_order(14, False) is None
@@ -100,7 +100,7 @@ def test_an_epoch_that_finds_no_room_is_not_evaluated_and_said_so() -> None:
         saving.stepped(epoch, epoch + 1, [epoch])
         saving.next_order(epoch + 1, False)
     assert saving.warnings == [
-        "epoch 2 is not evaluated: the evaluations of earlier epochs still run"
+        "epoch 3 is not evaluated: the evaluations of earlier epochs still run"
     ]
     final = saving.next_order(5, True)
     assert final == order("step-00000005", 5, True, True)
@@ -164,7 +164,7 @@ def test_names_of_a_later_generation_are_its_own() -> None:
     saving = (parts := Parts(restored=20, generation=3)).saving
     saving.stepped(20, 27, [1])
     epoch = saving.next_order(27, False)
-    assert epoch == order("epoch-1.g3", 27, False, True)
+    assert epoch == order("epoch-2.g3", 27, False, True)
     saving.stepped(27, 30, [])
     written = saving.next_order(30, False)
     assert written == order("step-00000030.g3", 30, True, False)
@@ -201,9 +201,9 @@ def test_an_epoch_that_cannot_be_written_is_evaluated_all_the_same() -> None:
     saving.stepped(10, 17, [0])
     assert saving.next_order(17, False, True) == order("step-00000017", 17, True, True)
     saving.stepped(17, 18, [1])
-    assert saving.next_order(18, False, True) == order("epoch-1", 18, False, True)
+    assert saving.next_order(18, False, True) == order("epoch-2", 18, False, True)
     assert saving.warnings == [
-        "epoch 1 is evaluated, but cannot be kept as the best one: earlier checkpoints are still "
+        "epoch 2 is evaluated, but cannot be kept as the best one: earlier checkpoints are still "
         "written"
     ]
 
@@ -214,7 +214,7 @@ def test_no_checkpoint_is_written_twice_at_one_step() -> None:
     both = saving.next_order(10, False)
     assert both == order("step-00000010", 10, True, True)
     parts.finish(both)
-    assert saving.next_order(10, False) == order("epoch-1", 10, False, True)
+    assert saving.next_order(10, False) == order("epoch-2", 10, False, True)
 
 
 def test_a_failure_is_a_warning_unless_it_is_of_the_first_state() -> None:
@@ -228,7 +228,7 @@ def test_a_failure_is_a_warning_unless_it_is_of_the_first_state() -> None:
     assert both is not None
     assert saving.failed(Failed(both, "shard 0: no space")) is None
     assert saving.warnings == [
-        "snapshot step-00000010 failed: shard 0: no space; not evaluated: epoch-0"
+        "snapshot step-00000010 failed: shard 0: no space; not evaluated: epoch-1"
     ]
 
 

@@ -166,13 +166,13 @@ def test_what_is_kept_to_be_evaluated_is_evaluated_first(tmp_path: Path) -> None
     coordinator.settle()
     assert coordinator.course.run.policy == 1
     assert isinstance(worker.lease(), Evaluate)
-    coordinator.engine.report_evaluated(worker.caller, "epoch-0", 0, 8, ())
+    coordinator.engine.report_evaluated(worker.caller, "epoch-1", 0, 8, ())
     assert isinstance(worker.lease(), Merge)
     assert coordinator.course.run.policy == 1
-    coordinator.engine.report_merged(worker.caller, "epoch-0", {"loss": 0.5})
+    coordinator.engine.report_merged(worker.caller, "epoch-1", {"loss": 0.5})
     coordinator.settle()
     assert coordinator.course.run.policy == 2
-    assert coordinator.course.training.notes.results[0][0] == "epoch-0"
+    assert coordinator.course.training.notes.results[0][0] == "epoch-1"
 
 
 # Rates.

@@ -49,7 +49,7 @@ def test_snapshots_of_a_sync_job_ride_in_the_decisions(tmp_path: Path) -> None:
         decisions = [c for c in parts.sent if isinstance(c, Decision)]
         assert [[(s.name, s.write, s.keep) for s in d.snapshots] for d in decisions] == [
             [],
-            [("epoch-0", False, True)],
+            [("epoch-1", False, True)],
             [("step-00000003", True, False)],
             [("step-00000004", True, True)],
         ]
@@ -65,7 +65,7 @@ def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -
         parts.round(loss=float("nan"), skipped=True)
         assert (training.span.step, training.span.batches, training.span.examples) == (1, 2, 0)
         assert training.progress.skipped == 2
-        assert "epoch 0 positions 0..3 was skipped" in parts.warnings.kept[0]
+        assert "epoch 1 positions 0..3 was skipped" in parts.warnings.kept[0]
 
 
 def test_commits_belong_to_sync_jobs(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_async_snapshots_are_ordered_by_command(tmp_path: Path) -> None:
                 training.orders.taken(order)
         assert orders == [
             ("step-00000002", True, False),
-            ("epoch-0", False, True),
+            ("epoch-1", False, True),
             ("step-00000004", True, False),
             ("step-00000006", True, True),
         ]
@@ -161,15 +161,15 @@ def test_results_of_generations_before_are_remembered(tmp_path: Path) -> None:
 def test_an_evaluation_that_a_loss_ended_is_done_again_on_a_new_state(tmp_path: Path) -> None:
     with bench(tmp_path, eval_records=8, epochs=5) as parts:
         training = parts.training
-        training.notes.results = [("epoch-1", 6, {"loss": 1.0})]
+        training.notes.results = [("epoch-2", 6, {"loss": 1.0})]
         done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
         training.begin(replace(parts.run, generation=2), [done], [{}], version=0)
-        assert parts.warnings.kept == ["epoch 0 is not evaluated: its state is gone"]
+        assert parts.warnings.kept == ["epoch 1 is not evaluated: its state is gone"]
         training.order_due()
         orders = [o for o in parts.sent if isinstance(o, SnapshotOrder)]
         assert [(o.name, o.global_step, o.keep) for o in orders] == [
-            ("epoch-2.g2", 12, True),
             ("epoch-3.g2", 12, True),
+            ("epoch-4.g2", 12, True),
         ]
 
 

@@ -117,7 +117,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_take_the_trained_state(
         assert training.orders.checked(taken) is taken
         training.orders.taken(final)
         assert training.is_saved(0)
-        assert training.orders.evaluations.snapshots == ("epoch-0", final.name)
+        assert training.orders.evaluations.snapshots == ("epoch-1", final.name)
 
 
 def test_no_place_for_a_checkpoint_is_a_warning_and_its_evaluation_is_dropped(

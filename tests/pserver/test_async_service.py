@@ -202,7 +202,7 @@ def test_a_gradient_from_the_future_is_refused(client: ShardClient) -> None:
 def test_a_batch_cut_in_another_way_is_refused(client: ShardClient) -> None:
     client.push(client.fence(1, 1), push(FIRST))
     before = pulled(client)
-    with pytest.raises(InvalidArgument, match=r"epoch 0 positions 5\.\.14 were applied in part"):
+    with pytest.raises(InvalidArgument, match=r"epoch 1 positions 5\.\.14 were applied in part"):
         client.push(client.fence(1, 1), push(BatchId(0, 5, 10)))
     assert_equal(pulled(client), before)
 

@@ -188,7 +188,7 @@ def test_a_decision_counts_once(client: ShardClient, engine: ShardEngine) -> Non
 
 def test_a_decision_waits_for_what_it_names(client: ShardClient) -> None:
     stage(client, A, 1, gradient(1))
-    with pytest.raises(NotReady, match=r"does not hold attempt 7 of epoch 0 positions 10\.\.19"):
+    with pytest.raises(NotReady, match=r"does not hold attempt 7 of epoch 1 positions 10\.\.19"):
         pulled(client, 1, decision((A, 1), (B, 7)))
     with pytest.raises(NotReady, match="waits for the decision of round 0"):
         pulled(client, 3, decision((A, 1), number=2))

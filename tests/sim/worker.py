@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.client import FIRST_RETRY_S, HEARTBEAT_CALL_S, RETRY_S
 from pserver.assembly import Extent
 from pserver.fence import Fence
 from pserver.requests import InitializeRequest, PullRequest, PushRequest, PushResult, Values
@@ -16,26 +15,24 @@ from pserver.staging import Attempt
 from pserver.table_ids import row_extents
 from pserver.wire import from_decision
 from psrpc.batch import BatchId
-from psrpc.errors import DeadlinePassed, NotReady, PsError, Unreachable
-from psrpc.retry import RetryPolicy
+from psrpc.errors import NotReady, PsError
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.place import CALL_S, COORDINATOR, POLL_S, SHA
+from tests.sim.place import CALL_S, POLL_S, SHA
 from tests.sim.received_rows import ReceivedRows
 from tests.sim.router import Router
-from tests.sim.schedule import Effect, Process, Schedule, Signal, Steps
+from tests.sim.schedule import Process, Schedule, Signal, Steps
 from tests.sim.service import Tensors
+from tests.sim.standing import Standing
 from tests.sim.witness import ARENA, NDArray
 from worker import actions as does
 from worker.conduct import batch_id, conduct
 from worker.ending import Stopped
 from worker.leases import POLL_S as POLL_PAUSE_S
 from worker.membership import Membership
-from worker.standing import FAREWELL_S, HURRY_S, PAUSE_S
+from worker.standing import PAUSE_S
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
-
-RECONNECT = RetryPolicy(first_s=FIRST_RETRY_S, longest_s=RETRY_S)
 
 
 class Worker:
@@ -58,19 +55,18 @@ class Worker:
         self._bases: tuple[int, ...] = ()
         """The versions that the gradient is computed from."""
         self._ahead: _Ahead | None = None
-        self._doing = ""
-        self._due = Signal(cluster.schedule)
+        self._standing = Standing(cluster, self._membership)
         self._router = Router(
             cluster.network,
             self._membership,
             cluster.options.patience_s,
             cluster.options.shared_memory,
-            self._due.send,
+            self._standing.due.send,
         )
 
     def live(self) -> Steps:
         """Takes part until the job ends; returns why it left."""
-        self.process.spawn(self._beat())
+        self.process.spawn(self._standing.beat(self._router))
         actions = conduct()
         action = next(actions)
         answer: Any = None
@@ -85,28 +81,6 @@ class Worker:
             except (PsError, Stopped) as end:
                 return end
 
-    def _beat(self) -> Steps:
-        while True:
-            yield from self._beat_once(HEARTBEAT_CALL_S)
-            every_s = self._membership.heartbeat_s
-            yield self._due.wait(min(every_s, HURRY_S) if self._router.hurried else every_s)
-
-    def _beat_once(self, deadline_s: float) -> Steps:
-        beat = self._membership.beat(self._doing)
-        if beat is not None:
-            try:
-                response = yield self._call("HeartbeatWorker", beat.request, deadline_s)
-            except PsError:
-                return
-            self._membership.heard(beat, response)
-            self._router.interrupt()
-
-    def _check(self, finishing: bool = False) -> None:
-        """As Standing.check does: what is nearly finished goes on although the process is told to
-        stop."""
-        if not finishing or self._membership.outdated:
-            self._membership.check()
-
     def terminate(self) -> None:
         """SIGTERM."""
         self._membership.stop()
@@ -114,19 +88,23 @@ class Worker:
 
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""
-        return f"{self._membership.worker} {self._doing}"
+        return f"{self._membership.worker} {self._standing.doing}"
 
     # -- the actions -------------------------------------------------------------------------
 
     def _perform(self, action: does.Action) -> Steps:
         """Carries an action out; returns what it is answered by, or raises."""
-        self._doing = f"{type(action).__name__} in generation {self._membership.generation}"
+        self._standing.doing = (
+            f"{type(action).__name__} in generation {self._membership.generation}"
+        )
         member = self._membership
         answer: Any = None
         match action:
             case does.Register():
                 request = member.register("here", self.process.incarnation, SHA, "cpu")
-                member.registered((yield from self._persist("RegisterWorker", request, CALL_S)))
+                member.registered(
+                    (yield from self._standing.persist("RegisterWorker", request, CALL_S))
+                )
             case does.Join():
                 yield from self._join()
             case does.Rejoin():
@@ -159,7 +137,9 @@ class Worker:
                 member.done(action.batch)
             case does.Commit():
                 commit = member.commit(action.round, action.batch)
-                response = yield from self._persist("CommitBatch", commit, POLL_S, finishing=True)
+                response = yield from self._standing.persist(
+                    "CommitBatch", commit, POLL_S, finishing=True
+                )
                 answer = response.lease
                 self._cluster.invariants.check_lease(self, answer)
             case does.Initialize():
@@ -173,9 +153,9 @@ class Worker:
                     evaluation=action.merge.evaluation, results={"loss": total / records}
                 )
             case does.ReportWork():
-                yield from self._persist("ReportWork", member.report(action.done), CALL_S)
+                yield from self._standing.persist("ReportWork", member.report(action.done), CALL_S)
             case does.Leave():
-                yield from self._leave(action)
+                yield from self._standing.leave(self._router, action)
             case does.Expect() | does.Settle() | does.TakeBack():
                 pass
         return answer
@@ -184,7 +164,7 @@ class Worker:
         member = self._membership
         while True:
             try:
-                cluster: pb.GetClusterResponse = yield from self._persist(
+                cluster: pb.GetClusterResponse = yield from self._standing.persist(
                     "GetCluster", member.get_cluster(), POLL_S
                 )
                 break
@@ -202,7 +182,7 @@ class Worker:
     def _lease(self) -> Steps:
         member = self._membership
         asked = member.lease()
-        response: pb.LeaseWorkResponse = yield from self._persist(
+        response: pb.LeaseWorkResponse = yield from self._standing.persist(
             "LeaseWork", asked.request, POLL_S
         )
         member.leased(asked, response.lease)
@@ -221,7 +201,7 @@ class Worker:
         assert ahead is not None
         if ahead.result is None:
             # What is done by now must be reported: whether there is more may depend on it.
-            self._due.send()
+            self._standing.due.send()
         while ahead.result is None:
             yield ahead.signal.wait()
         self._membership.check()
@@ -365,40 +345,8 @@ class Worker:
             states=pb.MetricStates(variables=[state]),
         )
 
-    def _leave(self, action: does.Leave) -> Steps:
-        if self._membership.worker:
-            yield from self._beat_once(FAREWELL_S)
-            request = self._membership.leave(action.reason, action.fatal)
-            try:
-                yield self._call("LeaveWorker", request, FAREWELL_S)
-            except PsError:
-                return
-
-    # -- calls -------------------------------------------------------------------------------
-
-    def _call(self, method: str, request: Any, deadline_s: float) -> Effect:
-        return self._network.call(COORDINATOR, method, request, deadline_s)
-
-    def _persist(
-        self, method: str, request: Any, deadline_s: float, finishing: bool = False
-    ) -> Steps:
-        """A call to the coordinator, repeated while that cannot be reached."""
-        failures = 0
-        self._check(finishing)
-        while True:
-            if failures:
-                self._membership.check()
-            try:
-                response = yield self._call(method, request, deadline_s)
-            except (Unreachable, DeadlinePassed):
-                failures += 1
-                pause_s = RECONNECT.pause_s(failures, self._schedule.random.random())
-                yield self._schedule.sleep(pause_s)
-            else:
-                return response
-
     def _call_all(self, method: str, requests: Sequence[Any]) -> Steps:
-        self._check(finishing=method.startswith("Push"))
+        self._standing.check(finishing=method.startswith("Push"))
         answers = yield from self._router.call(method, requests)
         return answers
 

@@ -206,7 +206,7 @@ def test_an_id_that_is_not_in_the_vocabulary_fails_the_job_by_name() -> None:
     bench = Bench(job)
     x[:] = V
     with pytest.raises(
-        InvalidJob, match=r"epoch 0.*layer 'rows' was given id 7, which table 'rows'"
+        InvalidJob, match=r"epoch 1.*layer 'rows' was given id 7, which table 'rows'"
     ):
         bench.read(FIRST)
 

@@ -268,7 +268,7 @@ def test_a_step_that_raises_names_the_batch() -> None:
     job = make_job(dense_model, loss=loss)
     with cluster(job) as (coordinator, _, trainer, _):
         coordinator.leases.extend([INITIALIZE, task(0)])
-        expected = r"the training step on epoch 0 positions 0..7 raised TypeError"
+        expected = r"the training step on epoch 1 positions 0..7 raised TypeError"
         with pytest.raises(UserCodeFailed, match=expected):
             trainer.run()
         assert coordinator.of(pb.LeaveWorkerRequest)[0].fatal
