@@ -10,8 +10,8 @@ class BatchId:
     """Positions ``[first, first + count)`` of the permutation of one epoch.
 
     The same work has the same id whoever does it and however often, which is what lets a shard
-    recognise a repeated push. Epochs count from 0, and from 1 in words. Ids order by epoch, then position: this is
-    the "batch-id order" in which a round is summed.
+    recognise a repeated push. Epochs count from 0, and from 1 in words. Ids order by epoch, then
+    position: this is the "batch-id order" in which a round is summed.
     """
 
     epoch: int

@@ -66,6 +66,11 @@ _CODE = re.compile(r"PS\d{3}")
 _NOT_CONNECTED = "failed to connect"
 """How gRPC begins to say that a call was never sent, in UNAVAILABLE; otherwise it may have been."""
 
+_TO_THE_CAUSE = re.compile(
+    r"failed to connect to all addresses; last error: [A-Z_]+: \S+ "
+    r"(Failed to connect to remote host: )?"
+)
+
 
 def details(error: PsError) -> str:
     """What a server says in the status; the end of a very long message is lost."""
@@ -97,7 +102,16 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
     cls = _WITHOUT_NAME.get(code, errors.RemoteFailure)
     if cls is errors.Unreachable and details.startswith(_NOT_CONNECTED):
         cls = errors.NotConnected
-    return cls(f"{peer}: {code.name} {details}".rstrip())
+    return cls(f"{peer}: {_in_words(code, details)}".rstrip())
+
+
+def _in_words(code: grpc.StatusCode, details: str) -> str:
+    """What gRPC says of a call that nobody answered, as a person would."""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return f"unreachable: {_TO_THE_CAUSE.sub('', details, count=1)}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
+        return "no answer in time"
+    return f"{code.name} {details}"
 
 
 def _code(said: str | bytes | None) -> str:

@@ -92,7 +92,7 @@ def test_a_worker_that_waits_for_a_dead_shard_learns_of_the_replacement(shm: boo
 
     with at_work(two_then(die), shm=shm) as running, ShardServer(1, "127.0.0.1:0") as server:
         coordinator, (first, second) = running.coordinator, running.shards.engines
-        until(lambda: "UNAVAILABLE" in running.standing.waits.reason())
+        until(lambda: "unreachable" in running.standing.waits.reason())
         until(lambda: first.report().version == 3)  # the batch has reached one shard only
         server.open(
             ShardEngine(
@@ -199,7 +199,7 @@ def test_a_stop_ends_the_wait_for_a_shard(shm: bool) -> None:
         return [die]
 
     with at_work(leases, shm=shm) as running:
-        until(lambda: "UNAVAILABLE" in running.standing.waits.reason())
+        until(lambda: "unreachable" in running.standing.waits.reason())
         running.standing.stop()
         assert isinstance(running.ended.exception(30), Stopped)
         assert running.coordinator.of(pb.LeaveWorkerRequest)

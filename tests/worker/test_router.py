@@ -219,6 +219,6 @@ def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:
 
 def stop_when_waiting(standing: Standing, router: Router) -> None:
     """Stops once the router says what it waits for."""
-    while "UNAVAILABLE" not in router.awaited():
+    while "unreachable" not in router.awaited():
         threading.Event().wait(0.001)
     standing.stop()
