@@ -170,6 +170,7 @@ def _compare_applied(
             if one != other:
                 both = len(one.intersection(other))
                 lines.append(
-                    f"epoch {epoch + 1}: {len(one)} and {len(other)} positions {kind}, {both} in both"
+                    f"epoch {epoch + 1}: {len(one)} and {len(other)} positions {kind}, "
+                    f"{both} in both"
                 )
     return lines

@@ -188,8 +188,8 @@ def choose_checkpoint(
     last = max((epoch for one in sets for epoch, held in one.items() if len(held)), default=0)
     if last >= description.epochs:
         raise InvalidJob(
-            f"cannot resume from {choice.directory}: it has batches of epoch {last + 1}, and the job "
-            f"has {description.epochs}; set epochs back, or start a new run",
+            f"cannot resume from {choice.directory}: it has batches of epoch {last + 1}, and the "
+            f"job has {description.epochs}; set epochs back, or start a new run",
             code="PS405",
         )
     if plan is not None and manifest.plan.hash != plan.hash:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,14 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("restarts", _restarts(summary)),
         ("checkpoint", summary.get("checkpoint") or None),
         ("run directory", str(run_dir)),
+        ("to use the model", _export(summary, run_dir)),
     ]
+
+
+def _export(summary: Mapping[str, Any], run_dir: Path) -> str | None:
+    if summary.get("phase") != "done" or not summary.get("checkpoint"):
+        return None
+    return f"coordinator export {shlex.quote(str(run_dir))} --to model.keras"
 
 
 def _counts(summary: Mapping[str, Any]) -> str | None:

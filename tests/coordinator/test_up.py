@@ -215,6 +215,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["restarts", "3 (shard-1 2, worker-a 1)"],
         ["checkpoint", "checkpoints/step-00001200"],
         ["run directory", "runs/x"],
+        ["to use the model", "coordinator export runs/x --to model.keras"],
     ]
     assert "mnist_dnn: done" in out
     assert err == ""
