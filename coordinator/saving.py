@@ -149,7 +149,7 @@ class Saving:
         if final_due and busy < (MAX_WRITTEN if by_decision else 1):
             return self._order_final(step, by_decision)
         write = self._due and not trained and not busy
-        epoch, keep = None, False
+        evaluation, keep = "", False
         if self._epochs and not (trained and by_decision):
             write_epoch = write
             if self._writes_epochs and not trained and step != self._written_step:
@@ -157,16 +157,17 @@ class Saving:
                     return None  # async: a little later will do
                 write_epoch = busy < (MAX_WRITTEN if by_decision else 1)
             epoch = self._epochs.popleft()
+            evaluation = evaluation_of(epoch)
             keep = self._keeps(epoch, write_epoch)
             write = write or (keep and write_epoch)
         if not (write or keep):
             return None
-        name = self._name(step) if write else f"{evaluation_of(epoch)}{_suffix(self._generation)}"
+        name = self._name(step) if write else f"{evaluation}{_suffix(self._generation)}"
         if write:
             self._due = False
             self._written_step = step
         if keep:
-            self._evaluations.add(evaluation_of(epoch), name, step)
+            self._evaluations.add(evaluation, name, step)
         return self._order(name, step, write, keep, by_decision)
 
     def taken(self, name: str) -> None:
