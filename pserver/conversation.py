@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pserver import wire
+from pserver import futex, wire
 from pserver.arrival import Arrival, Chunks, Shared
 from pserver.assembly import check_values, value_dtype
 from pserver.engine import ShardEngine
+from pserver.mailbox import HEAD_BYTES, ShardBox
 from pserver.requests import PushResult, RowsRequest, Values
 from pserver.segment import AttachedSegment, Offer, SegmentUnavailable, attach
 from pserver.table_ids import TableIds, check_tables, from_table_ids, row_extents
@@ -43,7 +44,8 @@ class Conversation:
     """Decodes, calls the engine, encodes; and knows the segment that worker and shard share.
 
     One thread uses it. ``idle`` is true while it waits for the worker to say something;
-    ``leaving``, set by anybody, ends it when it would become idle again.
+    ``leaving``, set by anybody, ends it when it would become idle again. Who calls :meth:`hang_up`
+    says that the call has ended.
     """
 
     def __init__(self, engine: ShardEngine) -> None:
@@ -51,6 +53,8 @@ class Conversation:
         self.leaving = False
         self._engine = engine
         self._segment: AttachedSegment | None = None
+        self._box: ShardBox | None = None
+        self._over = False
         self._sizes: dict[Encoding, list[tuple[int, int]]] = {}
         self._began = False
 
@@ -66,11 +70,19 @@ class Conversation:
             PsError: which ends the call.
         """
         try:
-            for first in messages:
+            while (request := self._next(messages)) is not None:
                 self.idle = False
-                yield from self._exchange(chain((first,), messages), patience_s())
+                first, box = request
+                if box is None:
+                    yield from self._exchange(chain((first,), messages), patience_s())
+                else:
+                    answers = self._exchange(iter((first,)), patience_s())
+                    answer = next(answers)
+                    if next(answers, None) is not None:
+                        raise InvalidArgument("values in chunks do not go into a mailbox")
+                    box.answer(answer)
                 # A worker may be silent for long, and this can be 2 MiB.
-                del first
+                del first, request
                 # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
                 self.idle = True
                 if self.leaving:
@@ -78,7 +90,29 @@ class Conversation:
         finally:
             # Of a call that was cut off gRPC keeps an error, and that our frames, until the garbage
             # is collected: too long for a worker's memory.
+            if self._box is not None:
+                self._box.close()
             self._segment = None
+
+    def hang_up(self) -> None:
+        """Any thread."""
+        self._over = True
+        box = self._box
+        if box is not None:
+            box.wake()
+
+    def _next(self, messages: Iterator[bytes]) -> tuple[bytes, ShardBox | None] | None:
+        """The first message of the next exchange, and the mailbox that it was left in, if it was;
+        None if there will be none."""
+        box = self._box
+        if box is not None:
+            left = box.receive(lambda: self._over)
+            if left is None:
+                return None
+            if left:
+                return left, box
+        sent = next(messages, None)
+        return None if sent is None else (sent, None)
 
     def _exchange(self, messages: Iterator[bytes], patience_s: float) -> Iterator[bytes]:
         header, pieces = wire.read_stream(messages, pb.ExchangeHeader, _announced)
@@ -204,7 +238,12 @@ class Conversation:
             self._segment = attach(offer, segment_nbytes(self._engine.plan))
         except SegmentUnavailable as refused:
             return pb.Attached(refusal=str(refused))
-        return pb.Attached(proof=self._segment.proof)
+        attached = pb.Attached(proof=self._segment.proof)
+        if wanted.mailbox_nbytes > HEAD_BYTES and futex.available():
+            memory = self._segment.view(wanted.mailbox_at, wanted.mailbox_nbytes)
+            self._box = ShardBox(memory, wanted.session)
+            attached.listens = True
+        return attached
 
 
 def _announced(header: pb.ExchangeHeader) -> int:

@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from pserver import wire
+from pserver import futex, wire
 from pserver.assembly import VALUES, Assembly, Extent, check_extents
+from pserver.mailbox import WorkerBox
 from pserver.row_outbox import RowOutbox
 from pserver.row_wire import pushed_parts
 from pserver.rows_wanted import RowsWanted
@@ -273,11 +274,21 @@ class Exchanger:
         attach = pb.Attach(
             pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
         )
+        box = None
+        if futex.available():
+            memory = workspace.mailboxes[self._shard]
+            box = WorkerBox(memory)
+            at = segment.offset_of(memory)
+            assert at is not None
+            attach.mailbox_at, attach.mailbox_nbytes = at, memory.nbytes
+            attach.session = box.session
         answer, _ = session.exchange(pb.ExchangeHeader(attach=attach), ())
         refusal = answer.attached.refusal
         if not refusal and not segment.proven(offer.slot, answer.attached.proof):
             refusal = "its proof is not in the segment"
         session.attached = not refusal
+        if box is not None and session.attached and answer.attached.listens:
+            session.leave_in(box)
         if refusal != self._refusal:
             if refusal:
                 log.info("tensors go over the network", peer=self._peer, why=refusal)

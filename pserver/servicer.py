@@ -100,6 +100,8 @@ class ParameterServerServicer:
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         conversation = Conversation(self._engine())
         with _ending(context), self._present(conversation, context):
+            if not context.add_callback(conversation.hang_up):
+                return
             yield from conversation.answers(requests, lambda: patience_s(context))
 
     def look_up(self, request: pb.LookUpRequest, _context: Context) -> pb.LookUpResponse:

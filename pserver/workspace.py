@@ -17,6 +17,9 @@ from psrpc.tables import MAX_IDS
 NDArray = npt.NDArray[Any]
 
 _ROWS_SLACK_BYTES = 16 << 10
+_MESSAGE_BYTES = 16 << 10
+_IDS_BYTES = 2 << 20
+_LEAST_IDS_BYTES = 256 << 10
 
 
 class Workspace:
@@ -34,6 +37,7 @@ class Workspace:
         row_sets: two areas, uint8 ``[rows_nbytes or more]``, to pull rows into.
         row_outbox: by shard, uint8 with room for its part of the gradients of rows, if ids are
             spread evenly. Empty where memory is private.
+        mailboxes: by shard, uint8 for messages. Empty where memory is private.
         segment: what all of this lies in; None where memory is private.
         why: why it is private, in words; empty where it is shared.
     """
@@ -66,11 +70,13 @@ class Workspace:
         self.row_sets = (one, other)
         self.row_outbox: tuple[NDArray, ...] = ()
         self.outbox: tuple[dict[str, NDArray], ...] = ()
+        self.mailboxes: tuple[NDArray, ...] = ()
         if self.segment:
             self.outbox = tuple(
                 {name: memory[place] for name, place in places.items()} for places in layout.outbox
             )
             self.row_outbox = tuple(memory[place] for place in layout.row_outbox)
+            self.mailboxes = tuple(memory[place] for place in layout.mailboxes)
 
     def close(self) -> None:
         """Offers the segment to nobody any more; the memory goes with the last array of it."""
@@ -95,6 +101,7 @@ class _Layout:
         sets: two of arena name -> place.
         outbox: by shard, arena name -> place.
         row_sets, row_outbox: two places, and one for each shard.
+        mailboxes: by shard.
         sets_nbytes, nbytes: bytes up to the end of the sets, and of everything.
     """
 
@@ -115,6 +122,9 @@ class _Layout:
         # Shards have not quite the same number of the ids of a batch.
         share = rows_nbytes and rows_nbytes // plan.shards * 5 // 4 + _ROWS_SLACK_BYTES
         self.row_outbox = [self._place_rows(share) for _ in range(plan.shards)]
+        # Messages with ids are long. Those that are longer still are sent.
+        ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
+        self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
 
     def _place_rows(self, nbytes: int) -> slice:
         return self._place(nbytes) if nbytes else slice(0, 0)

@@ -138,26 +138,34 @@ class PushGradientsResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[PushResult, _Mapping]] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("pid", "fd", "nbytes", "nonce", "slot")
+    __slots__ = ("pid", "fd", "nbytes", "nonce", "slot", "mailbox_at", "mailbox_nbytes", "session")
     PID_FIELD_NUMBER: _ClassVar[int]
     FD_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    MAILBOX_AT_FIELD_NUMBER: _ClassVar[int]
+    MAILBOX_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     pid: int
     fd: int
     nbytes: int
     nonce: bytes
     slot: int
-    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., slot: _Optional[int] = ...) -> None: ...
+    mailbox_at: int
+    mailbox_nbytes: int
+    session: int
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., nbytes: _Optional[int] = ..., nonce: _Optional[bytes] = ..., slot: _Optional[int] = ..., mailbox_at: _Optional[int] = ..., mailbox_nbytes: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("refusal", "proof")
+    __slots__ = ("refusal", "proof", "listens")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    LISTENS_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     proof: bytes
-    def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    listens: bool
+    def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., listens: _Optional[bool] = ...) -> None: ...
 
 class ExchangeHeader(_message.Message):
     __slots__ = ("push", "pull", "attach", "patience_ms", "push_at", "pull_at")
