@@ -14,7 +14,7 @@ from coordinator.store import ENDED, Store
 from psrpc.manifest import MANIFEST
 from psrpc.version import SOFTWARE
 from tests.coordinator.parts import description_json, make_run
-from tests.coordinator.test_status import training
+from tests.coordinator.training_job import training
 from tests.mistakes.commands import Said, say
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.coordinator.parts import make_run, serving
-from tests.coordinator.test_status import training
+from tests.coordinator.training_job import training
 from tests.e2e.cluster import JOBS, LIMIT_S, command, environment
 from tests.mistakes.commands import SAID
 
