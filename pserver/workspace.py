@@ -114,6 +114,9 @@ class _Layout:
         room = rows_nbytes and rows_nbytes + _ROWS_SLACK_BYTES
         self.row_sets = [self._place_rows(room) for _ in range(2)]
         self.sets_nbytes = self.nbytes
+        # Messages with ids are long. Those that are longer still are sent.
+        ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
+        self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
         # Shards' parts are apart since only evenly cut ones are aligned where they touch.
         self.outbox = [
             {a.name: self._place(a.shard_length(k) * a.itemsize) for a in plan.arenas}
@@ -122,9 +125,6 @@ class _Layout:
         # Shards have not quite the same number of the ids of a batch.
         share = rows_nbytes and rows_nbytes // plan.shards * 5 // 4 + _ROWS_SLACK_BYTES
         self.row_outbox = [self._place_rows(share) for _ in range(plan.shards)]
-        # Messages with ids are long. Those that are longer still are sent.
-        ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
-        self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
 
     def _place_rows(self, nbytes: int) -> slice:
         return self._place(nbytes) if nbytes else slice(0, 0)
