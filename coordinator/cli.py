@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from psrpc.errors import JobFailed, PsError, error_line
-from psrpc.process import quiet_grpc
+from psrpc.process import quiet_grpc, while_read
 from psrpc.version import SOFTWARE
 
 COMMANDS = {
@@ -35,7 +35,10 @@ The modules import what takes long (grpc, numpy) in ``run``, so that ``--help`` 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0 done, 1 failed, 2 bad input, 130 stopped."""
     quiet_grpc()
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    return while_read(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _run(arguments: Sequence[str]) -> int:
     # Help on one command need not wait for the others.
     asked = next((a for a in arguments if not a.startswith("-")), "")
     args = make_parser([asked]).parse_args(arguments)

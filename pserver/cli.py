@@ -20,6 +20,7 @@ from psrpc.process import (
     leave,
     on_stop_signals,
     quiet_grpc,
+    while_read,
 )
 from psrpc.security_options import add_security_arguments, from_arguments
 
@@ -111,7 +112,7 @@ def _add_lookup(lookup: argparse.ArgumentParser) -> None:
 
 def main() -> NoReturn:
     """The ``pserver`` command. Ends the process with its exit status."""
-    leave(run())
+    leave(while_read(run))
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -78,6 +79,34 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+READER_LEFT = 141
+"""Exit status of a command whose output nobody reads any more: what a shell gives for SIGPIPE."""
+
+
+def while_read(run: Callable[[], int]) -> int:
+    """``run()``; :data:`READER_LEFT` if whoever reads what it prints leaves, as ``| head`` does."""
+    try:
+        status = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return READER_LEFT
+    return status
+
+
+def _reader_left() -> bool:
+    """Whether standard output is what has broken; what is printed from now on goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not poll.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
 
 
 def leave(status: int) -> NoReturn:

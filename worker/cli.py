@@ -15,14 +15,14 @@ from psrpc.errors import InvalidArgument, PsError, error_line
 from psrpc.identity import Role
 from psrpc.observing import add_metrics_argument, add_trace_argument
 from psrpc.policy import MODES
-from psrpc.process import leave, quiet_grpc
+from psrpc.process import leave, quiet_grpc, while_read
 from psrpc.security_options import add_security_arguments, from_arguments
 from worker import healthcheck
 
 
 def main() -> NoReturn:
     """The ``worker`` command. Ends the process with its exit status."""
-    leave(run())
+    leave(while_read(run))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

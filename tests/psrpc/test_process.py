@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from psrpc.process import PARENT_PID, on_stop_signals
+from psrpc.process import PARENT_PID, READER_LEFT, on_stop_signals, while_read
 
 CHILD = (
     "import os; from psrpc.process import *; die_with_parent(); print(os.environ.get(PARENT_PID))"
@@ -79,3 +79,32 @@ def test_a_signal_is_heard_while_the_main_thread_waits() -> None:
     waiting.set()
     assert came.wait(30)
     other.join()
+
+
+@pytest.mark.slow  # interpreters start
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pserver.cli", "serve", "--shard", "0", "--show-config"),
+        ("worker.cli", "completion", "bash"),
+        ("coordinator.cli", "completion", "bash"),
+    ],
+)
+def test_a_reader_that_leaves_is_no_error(command: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-m", *command], stdout=write, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(write)
+    assert (found.returncode, found.stderr) == (READER_LEFT, b"")
+
+
+def test_another_pipe_that_breaks_is_one() -> None:
+    def run() -> int:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        while_read(run)
