@@ -154,7 +154,9 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
 def _export(summary: Mapping[str, Any], run_dir: Path) -> str | None:
     if summary.get("phase") != "done" or not summary.get("checkpoint"):
         return None
-    return f"coordinator export {shlex.quote(str(run_dir))} --to model.keras"
+    # No model holds all rows of a table that grows.
+    into = "--tables tables" if summary.get("growing_tables") else "--to model.keras"
+    return f"coordinator export {shlex.quote(str(run_dir))} {into}"
 
 
 def _counts(summary: Mapping[str, Any]) -> str | None:

@@ -205,4 +205,4 @@ def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
     assert (mine["batches"], mine["examples"], mine["examples_per_s"]) == (4, 16, 8.0)
     assert mine["staleness_counts"] == [0, 8]
     assert mine["times_s"]["compute"] == 1.0
-    assert summary["workers"] == 1
+    assert (summary["workers"], summary["growing_tables"]) == (1, [])

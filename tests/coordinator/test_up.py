@@ -17,6 +17,7 @@ from coordinator import cli, up, up_cli
 from coordinator.commands import UpOptions
 from coordinator.outcome import Outcome
 from coordinator.reserved import reserved_address
+from coordinator.result import result_table
 from coordinator.settling import check_not_ended
 from coordinator.store import Store
 from psrpc.channel import bind, make_server
@@ -323,3 +324,20 @@ def test_the_coordinators_address_is_kept_for_it() -> None:
             server.stop(grace=None).wait()
             with socket.socket() as other, pytest.raises(OSError, match="in use"):
                 other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize(
+    ("summary", "last"),
+    [
+        (
+            {"phase": "done", "checkpoint": "c", "growing_tables": ["items"]},
+            "coordinator export 'runs/my job' --tables tables",
+        ),
+        ({"phase": "done", "checkpoint": "c"}, "coordinator export 'runs/my job' --to model.keras"),
+        ({"phase": "failed", "checkpoint": "c"}, "runs/my job"),
+        ({"phase": "done"}, "runs/my job"),
+    ],
+)
+def test_what_can_be_done_with_a_result(summary: dict[str, Any], last: str) -> None:
+    table = result_table(summary, Path("runs/my job"))
+    assert list(table.columns[1].cells)[-1] == last
