@@ -7,9 +7,11 @@ that a state has behind it belong together, and outlive the checkpoints.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from coordinator.run_directory import LEDGER
 from coordinator.saving import CHECKPOINTS
@@ -25,8 +27,15 @@ of its name with these and its manifest. Load-bearing."""
 
 COPY_NBYTES = 1 << 20
 
-Restored = tuple[int, int, int]
-"""A generation, and the generation and global step of the checkpoint that it went on from."""
+
+class Restored(NamedTuple):
+    """A generation, and the generation and global step of the checkpoint that it went on from;
+    but for the shards that ``kept`` what they held."""
+
+    formed: int
+    generation: int
+    global_step: int
+    kept: Sequence[int] = ()
 
 
 def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
@@ -63,8 +72,8 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
 
 def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list[str]]:
     """Where the evicted rows of a checkpoint and of all that it has behind it are, the oldest
-    first; and lines on what was passed over. Checkpoints that a restart has gone behind are not
-    among them, nor are those of another run.
+    first; and lines on what was passed over. What a shard was restored from before is not among
+    them, nor are checkpoints of another run.
 
     Raises:
         CheckpointError: the run's directory cannot be read.
@@ -76,23 +85,28 @@ def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list
     sources = {one.name: (path, one) for each in found for path, one in each.manifests}
     sources[manifest.name] = checkpoint, manifest
     restored = _restored(run_dir)
-    behind = [
-        (path, one)
-        for path, one in sources.values()
-        if one.run_id == manifest.run_id and is_behind(_age(one), _age(manifest), restored)
-    ]
+    behind = []
+    for path, one in sources.values():
+        if one.run_id != manifest.run_id:
+            continue
+        ages = _age(one), _age(manifest)
+        files = tuple(file for file in one.files if is_behind(*ages, file.shard, restored))
+        if files:
+            behind.append((path, replace(one, files=files)))
     return sorted(behind, key=lambda source: _age(source[1])), remarks
 
 
-def is_behind(one: tuple[int, int], other: tuple[int, int], restored: Sequence[Restored]) -> bool:
-    """Whether the state of checkpoint ``other`` has that of ``one`` behind it, or is it. Both are
-    a generation and a global step."""
+def is_behind(
+    one: tuple[int, int], other: tuple[int, int], shard: int, restored: Iterable[Restored]
+) -> bool:
+    """Whether the state of ``shard`` in checkpoint ``other`` has that in ``one`` behind it, or is
+    it. Both are a generation and a global step."""
     if one > other:
         return False
     gone_behind = (
-        one > (generation, step)
-        for formed, generation, step in restored
-        if one[0] < formed <= other[0]
+        one > (each.generation, each.global_step)
+        for each in restored
+        if shard not in each.kept and one[0] < each.formed <= other[0]
     )
     return not any(gone_behind)
 
@@ -105,7 +119,7 @@ def _restored(run_dir: Path) -> list[Restored]:
     store = Store(run_dir / LEDGER)
     try:
         store.open_to_read()
-        return [(one[0], one[1], one[2]) for one in store.get(RESTORED) or ()]
+        return [Restored(*one) for one in store.get(RESTORED) or ()]
     except sqlite3.Error as error:
         raise CheckpointError(f"{run_dir / LEDGER} cannot be read: {error}") from None
     finally:

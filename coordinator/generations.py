@@ -228,7 +228,8 @@ class Generations:
             values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
             # Whether or not they keep what they evict: after a restart they may.
             if chosen is not None and run.plan.tables and not origin.kept:
-                age = [run.generation, chosen.generation, chosen.restored.global_step]
+                kept = [shard for shard, begin in enumerate(origin.begins) if not begin.restore]
+                age = [run.generation, chosen.generation, chosen.restored.global_step, kept]
                 values[RESTORED] = [*(self._store.get(RESTORED) or ()), age]
             self._store.put_all(values)
         except sqlite3.Error as error:

@@ -20,8 +20,8 @@ SINCE = "since"
 """The generation since which all shards have kept what they held."""
 
 RESTORED = "restored"
-"""Of each generation that a checkpoint was restored for: its number, and the generation and the
-global step of that checkpoint. Only of jobs that keep evicted rows."""
+"""Of each generation that a checkpoint was restored for: its number, the generation and the global
+step of that checkpoint, and the shards that kept what they held. Only of jobs with tables."""
 
 POLICIES = "policies"
 """Those that the run has followed: number, settings, global step and batches done when each began;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,20 @@ from coordinator import export, export_cli
 from coordinator.checkpoint_cli import run as run_checkpoint
 from coordinator.checkpoint_diff import diff_checkpoints
 from coordinator.checkpoint_options import add_arguments as add_checkpoint_arguments
-from coordinator.evicted import is_behind, keep_evicted
+from coordinator.evicted import Restored, is_behind, keep_evicted
 from coordinator.pruning import Pruner
 from coordinator.run_directory import LEDGER
 from coordinator.store import RESTORED, Store
 from psrpc.errors import CheckpointError
 from psrpc.manifest import find_checkpoints
 from psrpc.storage import Disk
+from psrpc.tables import shard_of
 from tests.pserver.row_files_bench import Job
 from tests.pserver.test_evicted_files import job_of, touch
 
 
-def run_of(root: Path, restored: list[tuple[int, int, int]] | None = None) -> Job:
-    job = job_of(root / "run")
+def run_of(root: Path, restored: Sequence[Restored] = (), shards: int = 1) -> Job:
+    job = job_of(root / "run", shards=shards)
     job.root.mkdir()
     with Store(job.root / LEDGER) as store:
         store.put(RESTORED, restored)
@@ -99,7 +101,7 @@ def test_an_earlier_state_has_less_behind_it(tmp_path: Path) -> None:
 
 
 def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
-    job = run_of(tmp_path, [(2, 1, 5)])
+    job = run_of(tmp_path, [Restored(2, 1, 5)])
     touch(job, 0, 5)
     first = job.checkpoint()
     assert job.version == 5
@@ -113,6 +115,32 @@ def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
     assert exported(job, tmp_path / "then", "--step", 7) == [0, 1, 2]
     assert not prune(job)
     assert exported(job, tmp_path / "out") == [0, 1]
+
+
+def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> None:
+    """Asynchronous: the newest checkpoint is damaged, and only shard 1 needs one."""
+    job = run_of(tmp_path, [Restored(2, 1, 6, [0])], shards=2)
+    ids = [np.flatnonzero(shard_of(np.arange(100), 2) == shard).tolist() for shard in (0, 1)]
+
+    def touch_all(first: int, stop: int) -> None:
+        """By turns, so that what a shard does is not the other's."""
+        for shard in (0, 1):
+            for id_ in ids[shard][first:stop]:
+                touch(job, id_, id_ + 1, shard)
+
+    touch_all(0, 3)  # there is room for two on each
+    first = job.checkpoint()
+    assert job.version == 6
+    touch_all(3, 4)
+    damaged = job.checkpoint(first)
+    touch_all(4, 5)
+    job.report(damaged)  # begun, so that nobody keeps what the damaged one has
+    _, job.held[1] = job.restored(first, 2)
+    job.generation, job.version = 2, 20
+    touch_all(5, 6)
+    job.checkpoint()
+    # Of shard 0 the first four, in the order in which they came; shard 1 never evicted its third.
+    assert exported(job, tmp_path / "out") == sorted([*ids[0][:4], *ids[1][:2]])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +163,9 @@ def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
 def test_what_a_state_has_behind_it(
     one: tuple[int, int], other: tuple[int, int], behind: bool
 ) -> None:
-    assert is_behind(one, other, [(2, 1, 20), (4, 1, 15)]) == behind
+    restored = [Restored(2, 1, 20, [1]), Restored(4, 1, 15, [1, 2])]
+    assert is_behind(one, other, 0, restored) == behind
+    assert is_behind(one, other, 1, restored) == (one <= other)
 
 
 class Refusing(Disk):

@@ -80,4 +80,4 @@ def test_the_ledger_notes_what_each_generation_went_on_from(
         cluster.keeps()
         cluster.new_shard(checkpoint=(3, 35))
     with Store(tmp_path / "ledger.sqlite") as store:
-        assert store.get(RESTORED) == ([[2, 1, 20], [4, 3, 35]] if noted else None)
+        assert store.get(RESTORED) == ([[2, 1, 20, []], [4, 3, 35, []]] if noted else None)

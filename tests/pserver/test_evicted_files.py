@@ -21,16 +21,16 @@ KEEPING = TableSpec("item", 2, None, UNIFORM, ADAGRAD, max_rows=4, eviction="age
 KEEPING = replace(KEEPING, keep_evicted=True)
 
 
-def job_of(root: Path, storage: Disk | None = None) -> Job:
-    return Job(root, 1, storage or Disk(), (TABLES[0], KEEPING))
+def job_of(root: Path, storage: Disk | None = None, shards: int = 1) -> Job:
+    return Job(root, shards, storage or Disk(), (TABLES[0], KEEPING))
 
 
-def touch(job: Job, first: int, stop: int) -> None:
+def touch(job: Job, first: int, stop: int, shard: int = 0) -> None:
     """An update of each of some rows of the table that keeps what it evicts."""
     for id_ in range(first, stop):
         job.version += 1
         rows = Rows(np.array([id_]), np.full((1, 2), job.version, np.float32))
-        job.held[0].apply({1: rows}, 1.0, job.version - 1, job.version)
+        job.held[shard].apply({1: rows}, 1.0, job.version - 1, job.version)
 
 
 def evicted(job: Job, checkpoint: str) -> list[int]:
