@@ -1,7 +1,7 @@
 """Whether a run goes on as before while others flood it: steps per second and memory.
 
 python -m benchmarks.flood
-python -m benchmarks.flood --seconds 20 --only members --only garbage
+python -m benchmarks.flood --seconds 10 --only members --only garbage
 
 One run of two shards and two workers, over TCP and TLS. Attacks come one at a time from another
 process of the lowest priority (benchmarks/attacker.py), and between two of them nobody does
@@ -33,7 +33,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 
 JOB = JOBS / "mnist_dnn.py"
 SHARDS = WORKERS = 2
-SECONDS = 10.0
+SECONDS = 25.0
 """Of each attack and each pause."""
 
 TURNS = 3

@@ -61,8 +61,8 @@ EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
 
 _REFUSED = {
-    "LossScaleOptimizer": "shards keep float32 parameters, so scaling the loss gains nothing; "
-    "pass its inner optimizer",
+    "LossScaleOptimizer": "workers do not scale the loss; pass its inner optimizer, and say "
+    "mixed_bfloat16 where the model says mixed_float16: it needs no scaling",
     "MultiOptimizer": "use one optimizer for all variables",
 }
 
@@ -82,8 +82,9 @@ def check_optimizer(serialized: Mapping[str, Any]) -> None:
             _check_plain(f"{name}({key}=...)", value)
     if config.get("loss_scale_factor") is not None:
         raise InvalidJob(
-            f"optimizer {name} has loss_scale_factor={config['loss_scale_factor']}; shards keep "
-            "float32 parameters, so scaling the loss gains nothing: leave it out"
+            f"optimizer {name} has loss_scale_factor={config['loss_scale_factor']}; workers do "
+            "not scale the loss: leave it out, and say mixed_bfloat16 where the model says "
+            "mixed_float16: it needs no scaling"
         )
     excluded = serialized.get(EXCLUDED, [])
     if not isinstance(excluded, list) or not all(isinstance(v, str) for v in excluded):
