@@ -41,6 +41,8 @@ class Run:
 
     url: str
     run_dir: Path
+    up: int
+    """The process that starts the others, and starts them again."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     try:
         url = up.wait_for(r"dashboard (http://\S+)")[1]
         up.wait_for("evaluation epoch-1")
-        yield Run(url, run_dir)
+        yield Run(url, run_dir, up.popen.pid)
     finally:
         up.kill(signal.SIGINT)
         up.wait()
@@ -157,11 +159,16 @@ def test_it_goes_on_when_the_coordinator_is_killed(run: Run, open_page: Open) ->
     page = watched.page
     expect(page.locator(".live")).to_contain_text("Live")
     (pid,) = members(run.run_dir, "coordinator")
-    os.kill(pid, signal.SIGKILL)
-    wait_until_gone([pid])
-    kept = json.loads((run.run_dir / "dashboard.json").read_bytes())
-    expect(page.locator("#banners")).to_contain_text("Coordinator away since")
-    expect(page.locator("#workers tbody tr")).to_have_count(2)
+    # Otherwise it could be back before the page has looked.
+    os.kill(run.up, signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        wait_until_gone([pid])
+        kept = json.loads((run.run_dir / "dashboard.json").read_bytes())
+        expect(page.locator("#banners")).to_contain_text("Coordinator away since")
+        expect(page.locator("#workers tbody tr")).to_have_count(2)
+    finally:
+        os.kill(run.up, signal.SIGCONT)
     expect(page.locator("#banners")).not_to_contain_text("Coordinator away since")
     expect(page.locator("#events")).to_contain_text("coordinator started again")
     expect(page.locator("#workers tbody tr")).to_have_count(2)
