@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from coordinator.figures import ShardFigures, WorkerTimes
-from psrpc.errors import AlreadyExists, InvalidArgument, StaleGeneration
+from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
 
 ShardState = Literal["missing", "starting", "ready", "silent", "left"]
 WorkerState = Literal["active", "silent", "left"]
@@ -21,6 +21,11 @@ Before it has had one it holds nothing, and its place is free then."""
 
 KEPT_WORKERS = 200
 """Workers that are gone and still remembered."""
+
+MAX_ACTIVE = 1024
+"""Workers at once: twice as many as a shard has room for (``psrpc.limits.CONVERSATIONS``), since
+those that were killed count until their leases have lapsed. What is told of all of them fits in a
+message."""
 
 FORMER = 100
 """Processes that are remembered to have held a shard's place before."""
@@ -202,11 +207,20 @@ class Membership:
     def register_worker(
         self, incarnation: int, host: str, pid: int, device: str, now: float
     ) -> Worker:
-        """A worker gets an id; the same one again if it repeats itself and is not gone."""
+        """A worker gets an id; the same one again if it repeats itself and is not gone.
+
+        Raises:
+            ResourceExhausted: there are :data:`MAX_ACTIVE` others.
+        """
         known = self.active_worker(incarnation)
         if known is not None:
             known.seen = now
             return known
+        if sum(worker.state == "active" for worker in self.workers.values()) >= MAX_ACTIVE:
+            raise ResourceExhausted(
+                f"this job has {MAX_ACTIVE} workers, as many as it can have; one that was killed "
+                "counts until its lease has lapsed"
+            )
         name = self._names.pop(incarnation, "")
         if not name:
             name = f"worker-{self._next_worker}"

@@ -34,6 +34,7 @@ from psrpc.errors import InvalidArgument
 from psrpc.file_name import check_file_name
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import RowsFileEntry
+from psrpc.told import told
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -68,7 +69,7 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         already_applied=message.already_applied,
         skipped=message.skipped,
         refused=message.refused,
-        waiting_for=message.waiting_for,
+        waiting_for=told(message.waiting_for),
         generation=message.generation,
         staleness_counts=tuple(message.staleness_counts[:MAX_COUNTS]),
         workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},

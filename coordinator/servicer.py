@@ -27,6 +27,7 @@ from coordinator.status import write_status
 from coordinator.surroundings import Surroundings
 from coordinator.work import Work
 from psrpc.errors import InvalidArgument
+from psrpc.told import NAME_CHARS, told
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from psrpc.version import SOFTWARE
@@ -67,8 +68,8 @@ class Servicer(CoordinatorServicer):
         run = self._engine.register_shard(
             request.shard,
             request.incarnation,
-            request.address,
-            request.host,
+            _address(request.address),
+            told(request.host, NAME_CHARS),
             request.pid,
             request.software,
         )
@@ -87,7 +88,7 @@ class Servicer(CoordinatorServicer):
     async def ReportShardReady(
         self, request: pb.ReportShardReadyRequest, _context: Any
     ) -> pb.ReportShardReadyResponse:
-        self._engine.report_shard_ready(request.shard, read_standing(request), request.error)
+        self._engine.report_shard_ready(request.shard, read_standing(request), told(request.error))
         return pb.ReportShardReadyResponse()
 
     async def HeartbeatShard(
@@ -98,7 +99,7 @@ class Servicer(CoordinatorServicer):
             request.incarnation,
             request.generation,
             read_figures(request),
-            request.failure,
+            told(request.failure),
             request.revoked,
             request.leaving,
         )
@@ -120,7 +121,7 @@ class Servicer(CoordinatorServicer):
             request.generation,
             request.name,
             read_file(request),
-            request.error,
+            told(request.error),
         )
         return pb.ReportSnapshotResponse()
 
@@ -129,9 +130,9 @@ class Servicer(CoordinatorServicer):
     ) -> pb.RegisterWorkerResponse:
         worker = self._engine.register_worker(
             request.incarnation,
-            request.host,
+            told(request.host, NAME_CHARS),
             request.pid,
-            request.device,
+            told(request.device, NAME_CHARS),
             request.job_sha256,
             request.software,
             request.settings_sha256,
@@ -148,7 +149,7 @@ class Servicer(CoordinatorServicer):
             request.incarnation,
             request.generation,
             read_reports(request.done),
-            request.waiting_for,
+            told(request.waiting_for),
             read_times(request.times),
         )
         return pb.HeartbeatWorkerResponse(
@@ -206,7 +207,7 @@ class Servicer(CoordinatorServicer):
         self, request: pb.LeaveWorkerRequest, _context: Any
     ) -> pb.LeaveWorkerResponse:
         self._engine.leave_worker(
-            request.worker, request.incarnation, request.reason, request.fatal
+            request.worker, request.incarnation, told(request.reason), request.fatal
         )
         return pb.LeaveWorkerResponse()
 
@@ -223,6 +224,16 @@ class Servicer(CoordinatorServicer):
         """What a person may want to know of the job now. Only in the event loop's thread."""
         status = write_status(self._engine.course)
         return self._surroundings.describe(status) if self._surroundings else status
+
+
+def _address(address: str) -> str:
+    """A shard's; it is used as it is, so nothing of it is left out."""
+    if told(address, NAME_CHARS) != address:
+        raise InvalidArgument(
+            f"a shard's address is {address[:NAME_CHARS]!r}; expected HOST:PORT of at most "
+            f"{NAME_CHARS} characters"
+        )
+    return address
 
 
 def _caller(

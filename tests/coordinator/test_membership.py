@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator import membership
 from coordinator.figures import ShardFigures
 from coordinator.membership import (
     KEPT_WORKERS,
@@ -13,7 +14,7 @@ from coordinator.membership import (
     WorkerSilent,
     known_members,
 )
-from psrpc.errors import AlreadyExists, InvalidArgument, StaleGeneration
+from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
 
 
 def make(shards: int = 2) -> Membership:
@@ -176,6 +177,18 @@ def test_workers_get_rising_ids_and_keep_them() -> None:
         members.worker("worker-0", 7)
     with pytest.raises(StaleGeneration, match="worker-1 is not registered"):
         members.worker("worker-1", 999)
+
+
+def test_there_are_only_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MAX_ACTIVE", 2)
+    members = make()
+    for n in (7, 8, 7):
+        members.register_worker(n, "h", n, "cpu", 0.0)
+    with pytest.raises(ResourceExhausted, match="2 workers, as many as it can have"):
+        members.register_worker(9, "h", 9, "cpu", 0.0)
+    assert set(members.workers) == {"worker-0", "worker-1"}
+    members.leave_worker("worker-0", 7)
+    assert members.register_worker(9, "h", 9, "cpu", 0.0).name == "worker-2"
 
 
 def test_what_is_missing_is_named() -> None:

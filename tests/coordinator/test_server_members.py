@@ -16,8 +16,10 @@ from psrpc.errors import (
     JobMismatch,
     StaleGeneration,
 )
+from psrpc.told import WORDS_CHARS
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
+from psrpc.version import SOFTWARE
+from tests.coordinator.doubles import SHA, ShardDouble, WorkerDouble, report, start_training
 from tests.coordinator.parts import make_run, serving
 
 
@@ -56,6 +58,36 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
         old.register()
         with pytest.raises(StaleGeneration, match="generation 7; it is 0"):
             old.lease()
+
+
+def test_what_peers_tell_of_themselves_is_cut_and_harmless(tmp_path: Path) -> None:
+    """Three workers with a host of four megabytes would make a status that no message holds."""
+    hostile = "\x1b[2J" + "h" * 3_000_000
+    with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
+        for incarnation in range(1, 5):
+            answer = client.register_worker(
+                pb.RegisterWorkerRequest(
+                    incarnation=incarnation,
+                    host=hostile,
+                    device=hostile,
+                    job_sha256=SHA,
+                    software=SOFTWARE,
+                )
+            )
+            beat = pb.HeartbeatWorkerRequest(
+                worker=answer.worker, incarnation=incarnation, waiting_for=hostile
+            )
+            client.heartbeat_worker(beat)
+        workers = client.get_job_status().workers
+        assert len(workers) == 4
+        for worker in workers:
+            for text in (worker.host, worker.device, worker.waiting_for):
+                assert text.startswith("\N{REPLACEMENT CHARACTER}[2Jhhh")
+                assert len(text) <= WORDS_CHARS
+        with pytest.raises(InvalidArgument, match="a shard's address is "):
+            client.register_shard(
+                pb.RegisterShardRequest(incarnation=9, address=hostile, software=SOFTWARE)
+            )
 
 
 @pytest.mark.parametrize("changed", [{}, {"mode": "sync", "replicas": 2}])
