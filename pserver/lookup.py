@@ -15,7 +15,7 @@ init`` makes it, or in ``RUN_DIR/certs`` of a run that ``coordinator up`` has st
 ``operator.key`` it is ``Role.OPERATOR``.
 
 Nothing is registered or leased, and nothing changes: a reader may come and go at any time. For a
-job that has ended, restore its checkpoint first (``coordinator serve --resume``).
+job that has ended, restore its checkpoint first: docs/embeddings.md says how.
 """
 
 from __future__ import annotations

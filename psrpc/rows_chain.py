@@ -171,7 +171,7 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
             ("width", table.width, spec.width),
             ("vocabulary", table.vocabulary, spec.vocabulary),
             ("initializer", dict(table.initializer), dict(spec.initializer)),
-            ("optimizer", table.optimizer["class_name"], spec.optimizer["class_name"]),
+            ("optimizer", optimizer_kind(table), optimizer_kind(spec)),
             ("seed", table.seed, spec.seed),
         ):
             if found != expected:
@@ -180,6 +180,13 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
                     f"with {expected!r}: set it back, or give the table another name",
                     code="PS405",
                 )
+
+
+def optimizer_kind(table: TableSpec) -> str:
+    """Class and what else decides which slots the rows of a table have."""
+    config = table.optimizer["config"]
+    given = [argument for argument in ("momentum", "amsgrad") if config.get(argument)]
+    return " with ".join([table.optimizer["class_name"], *given])
 
 
 def opened_chain(

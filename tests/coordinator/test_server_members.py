@@ -19,8 +19,8 @@ from psrpc.errors import (
 from psrpc.told import WORDS_CHARS
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
-from tests.coordinator.doubles import SHA, ShardDouble, WorkerDouble, report, start_training
-from tests.coordinator.parts import make_run, serving
+from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
+from tests.coordinator.parts import SHA, make_run, serving
 
 
 def await_free(shard: ShardDouble) -> None:

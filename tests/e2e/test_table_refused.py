@@ -53,17 +53,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_table_that_was_redefined(trained: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ('{"width": 5}', "width 4; the job has it with 5: set it back, or give"),
+        (
+            '{"optimizer": keras.optimizers.SGD(momentum=0.9)}',
+            "optimizer 'SGD'; the job has it with 'SGD with momentum': set it back, or give",
+        ),
+    ],
+)
+def test_a_table_that_was_redefined(trained: Path, change: str, why: str) -> None:
     """tests/psrpc/test_rows.py has every way to redefine one."""
     before = digests(trained / "run")
     more = ("--resume", "--set", "epochs=2")
-    table = repr({"width": 5})
-    run = up(trained / "job.py", trained / "run", *SHARDS, *more, check=False, TABLE=table)
+    run = up(trained / "job.py", trained / "run", *SHARDS, *more, check=False, TABLE=change)
     assert run.code == 2, run.stderr
     (line,) = [line for line in run.stderr.splitlines() if line.startswith("error")]
     assert "cannot resume: " in line
-    why = "table 'things' with width 4; the job has it with 5: set it back, or give"
-    assert why in line
+    assert f"table 'things' with {why}" in line
     assert digests(trained / "run") == before
 
 

@@ -162,6 +162,10 @@ def test_a_manifest_without_tables_says_nothing_of_rows(tmp_path: Path) -> None:
             "table 'user' with optimizer 'Adam'; the job has it with 'SGD'",
         ),
         (
+            {"optimizer": {"class_name": "Adam", "config": {"amsgrad": True}}},
+            "table 'user' with optimizer 'Adam'; the job has it with 'Adam with amsgrad'",
+        ),
+        (
             {"initializer": {"class_name": "constant", "config": {"value": 0.0}}},
             "table 'user' with initializer .*uniform.*; the job has it with .*constant",
         ),

@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pserver.tables.rules import make_row_rule
 from pserver.tables.table import Table
 from psrpc.errors import InvalidJob
+from psrpc.rows_chain import optimizer_kind
 from psrpc.tables import Rows
 from tests.pserver.tables.table_cases import ids_of, optimizer, spec
 
@@ -150,3 +152,30 @@ def test_the_rate_is_scaled() -> None:
 def test_what_rows_cannot_have(name: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         table_of(name, config)
+
+
+OPTIMIZERS = [
+    optimizer("SGD"),
+    optimizer("SGD", learning_rate=0.5, momentum=0.0),
+    optimizer("SGD", momentum=0.9),
+    optimizer("SGD", momentum=0.5, nesterov=True),
+    optimizer("Adagrad"),
+    optimizer("RowwiseAdagrad"),
+    optimizer("Adam"),
+    optimizer("Adam", beta_1=0.5),
+    optimizer("Adam", amsgrad=True),
+    optimizer("Ftrl"),
+    optimizer("Ftrl", beta=1.0, l1_regularization_strength=0.1),
+]
+
+
+@pytest.mark.parametrize("one", OPTIMIZERS, ids=str)
+def test_optimizers_of_one_kind_have_the_same_slots(one: dict[str, Any]) -> None:
+    """Or a checkpoint would be found not to fit only when shards restore it."""
+    mine = spec(optimizer=one)
+    for other in OPTIMIZERS:
+        theirs = spec(optimizer=other)
+        same = make_row_rule(mine).slots.keys() == make_row_rule(theirs).slots.keys()
+        assert (optimizer_kind(mine) == optimizer_kind(theirs)) <= same
+        if one["class_name"] == other["class_name"]:
+            assert (optimizer_kind(mine) == optimizer_kind(theirs)) == same
