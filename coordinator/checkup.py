@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator.checkpoints import RESERVE_NBYTES
-from coordinator.client import CoordinatorClient
+from coordinator.client import CALL_S, CoordinatorClient
 from coordinator.run_directory import LEDGER
 from psrpc.errors import (
+    CoordinatorUnreachable,
     InvalidArgument,
     InvalidJob,
     JobFailed,
@@ -19,6 +20,7 @@ from psrpc.errors import (
     ResourceExhausted,
     disk_code,
 )
+from psrpc.health import why_unhealthy
 from psrpc.identity import Role
 from psrpc.reach import Step, reach
 from psrpc.security import Security
@@ -35,7 +37,8 @@ def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator
     comes after a step that failed. It changes nothing.
 
     Args:
-        security: of an operator or, where only its files are there, of a worker.
+        security: of an operator or, where only its files are there, of a worker, a shard or a
+            coordinator, which are told less.
         run_dir: where the job's run directory is on this machine; None skips it.
     """
     failed = False
@@ -51,13 +54,31 @@ def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator
         yield Step("TLS", error=error)
         return
     with client:
-        steps = _as_worker(client) if security.role == Role.WORKER else _as_operator(client)
-        for step in steps:
+        for step in _ask(client):
             yield step
             if step.error is not None:
                 return
     if run_dir is not None:
         yield _run_directory(run_dir)
+
+
+def _ask(client: CoordinatorClient) -> Iterator[Step]:
+    role = client.security.role
+    if role == Role.WORKER:
+        return _as_worker(client)
+    if role is not None and role.serves:
+        return _as_server(client)
+    return _as_operator(client)
+
+
+def _as_server(client: CoordinatorClient) -> Iterator[Step]:
+    """A shard's calls change something, and a coordinator has none: only health is asked for."""
+    reason = why_unhealthy(client.address, "", CALL_S, client.security)
+    if reason:
+        yield Step("authorisation", error=CoordinatorUnreachable(reason))
+        return
+    yield Step("authorisation", f"a {client.security.identity or 'server'} is let in")
+    yield Step("job", "the coordinator serves it; more is for an operator to see")
 
 
 def _as_worker(client: CoordinatorClient) -> Iterator[Step]:

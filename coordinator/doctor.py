@@ -12,13 +12,22 @@ from psrpc import whereabouts
 from psrpc.errors import PsError
 from psrpc.identity import Role
 from psrpc.runs import CERTS
-from psrpc.security_options import add_security_arguments, certificates_directory, from_arguments
+from psrpc.security_options import (
+    add_security_arguments,
+    certificates_directory,
+    from_arguments,
+    is_insecure,
+    token_path,
+)
 
 if TYPE_CHECKING:
     from psrpc.reach import Step
     from psrpc.security import Security
 
 WIDTH = 13
+
+ROLES = (Role.OPERATOR, Role.WORKER, Role.SHARD, Role.COORDINATOR)
+"""As whom it asks, of those whose certificates are there: who may see most comes first."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,17 +88,19 @@ def examine(args: argparse.Namespace) -> Iterator[Step]:
 
 
 def find_security(args: argparse.Namespace) -> Security:
-    """As the options and the environment say, otherwise the run's own. A machine of workers has
-    their files alone: then it is one of them. Raises InvalidArgument."""
+    """As the options and the environment say, otherwise the run's own. Many a machine has the files
+    of one role alone: then it is one of that role. Raises InvalidArgument."""
     from psrpc.certificates import certificate_name
 
     certs = certificates_directory(args)
     of_run = args.run_dir / CERTS if args.run_dir is not None else None
-    if certs is None and of_run is not None and of_run.exists() and not args.insecure:
+    if certs is None and of_run is not None and of_run.exists() and not is_insecure(args):
         certs = args.certs = of_run
-    operator = certs is None or (certs / certificate_name(Role.OPERATOR)).exists()
-    worker = certs is not None and (certs / certificate_name(Role.WORKER)).exists()
-    return from_arguments(Role.WORKER if worker and not operator else Role.OPERATOR, args)
+    if certs is None or token_path(args) is not None:
+        # Whoever has the token may ask everything, whatever files are beside it.
+        return from_arguments(Role.OPERATOR, args)
+    found = (role for role in ROLES if (certs / certificate_name(role)).exists())
+    return from_arguments(next(found, Role.OPERATOR), args)
 
 
 def _say(step: Step) -> None:

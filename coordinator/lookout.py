@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import PsError
+from psrpc.identity import Role
 from psrpc.security import PLAINTEXT, Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, LeaveWorkerRequest, WorkerStatus
 
@@ -31,7 +32,11 @@ class Lookout:
     def __init__(
         self, address: str, security: Security = PLAINTEXT, every_s: float = STATUS_S
     ) -> None:
+        """``security`` is an operator's."""
         self._client = CoordinatorClient(address, security)
+        # Only a worker may say that it leaves, so its last words are said with its certificate.
+        self._as_worker = security.of(Role.WORKER)
+        self._for_workers: CoordinatorClient | None = None  # guarded by _lock, as is _ending
         self._every_s = every_s
         self._newest: Look | None = None
         self._wake = threading.Event()
@@ -47,9 +52,12 @@ class Lookout:
 
     def stop(self) -> None:
         """Ends the call under way, and the thread."""
-        self._ending = True
+        with self._lock:
+            self._ending = True
         self._wake.set()
         self._client.close()
+        if self._for_workers is not None:
+            self._for_workers.close()
         self._thread.join()
 
     @property
@@ -79,12 +87,20 @@ class Lookout:
             self._wake.clear()
             for farewell in self._take_farewells():
                 with contextlib.suppress(PsError):
-                    self._client.leave_worker(farewell)
+                    self._tell(farewell)
             began = time.monotonic()
             # If the coordinator is gone its exit status will tell; if it hangs, the time will.
             with contextlib.suppress(PsError):
                 self._newest = Look(self._client.get_job_status(), began)
             self._wake.wait(self._every_s)
+
+    def _tell(self, farewell: LeaveWorkerRequest) -> None:
+        with self._lock:
+            if self._ending:
+                return
+            if self._for_workers is None:
+                self._for_workers = CoordinatorClient(self._client.address, self._as_worker)
+        self._for_workers.leave_worker(farewell)
 
     def _take_farewells(self) -> list[LeaveWorkerRequest]:
         with self._lock:

@@ -29,6 +29,13 @@ class NotThis(Exception):
     """The value cannot be used; the message says what was expected."""
 
 
+def flag_from_text(text: str) -> bool:
+    """Whether the text of a variable says yes. Raises NotThis."""
+    if text.lower() not in _FLAGS:
+        raise NotThis("true or false")
+    return _FLAGS[text.lower()]
+
+
 @dataclass(frozen=True)
 class Option:
     """A setting of a command.
@@ -54,9 +61,7 @@ class Option:
             NotThis: it stands for nothing that this option takes.
         """
         if self.kind == "flag":
-            if text.lower() not in _FLAGS:
-                raise NotThis("true or false")
-            return _FLAGS[text.lower()]
+            return flag_from_text(text)
         if self.kind == "list":
             try:
                 return [self._one(word) for word in shlex.split(text)]

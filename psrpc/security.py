@@ -101,6 +101,10 @@ class Security:
             security._secret()
         return security
 
+    def of(self, role: Role) -> Security:
+        """The same for another role, whose files are read when they are first used."""
+        return Security(role, self.directory, self._token_file, self.insecure)
+
     def announce(self) -> None:
         """Says in the log what somebody ought to know: call it when the process begins."""
         if self.insecure:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from psrpc.config_value import NotThis, flag_from_text
+from psrpc.errors import InvalidArgument
 from psrpc.identity import Role
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> No
         action="store_true",
         help="plaintext "
         + ("on other addresses than this machine's own" if listens else "to other machines")
-        + ": whoever reaches the port can change the model",
+        + ": whoever reaches the port can change the model "
+        f"(default: ${INSECURE_VARIABLE})",
     )
 
 
@@ -55,15 +58,16 @@ def from_arguments(
     """What the options of :func:`add_security_arguments` ask for; they go before the environment.
 
     Raises:
-        InvalidArgument: see :meth:`Security.from_options`.
+        InvalidArgument: see :meth:`Security.from_options`; or what the environment says is no flag.
     """
     from psrpc.security import Security
 
-    certs = certificates_directory(args, environment)
-    token_file: Path | None = args.token_file
-    if not args.insecure:
-        token_file = token_file or _path(environment, TOKEN_VARIABLE)
-    return Security.from_options(role, certs, token_file, args.insecure)
+    return Security.from_options(
+        role,
+        certificates_directory(args, environment),
+        token_path(args, environment),
+        is_insecure(args, environment),
+    )
 
 
 def certificates_directory(
@@ -72,6 +76,25 @@ def certificates_directory(
     """The directory that the options, or else the environment, name."""
     given: Path | None = args.certs
     return given if given or args.insecure else _path(environment, CERTS_VARIABLE)
+
+
+def token_path(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The token's file that the options, or else the environment, name."""
+    given: Path | None = args.token_file
+    return given if given or args.insecure else _path(environment, TOKEN_VARIABLE)
+
+
+def is_insecure(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the options, or else the environment, ask for plaintext. Raises InvalidArgument."""
+    text = environment.get(INSECURE_VARIABLE, "")
+    try:
+        said = bool(text) and flag_from_text(text)
+    except NotThis as expected:
+        raise InvalidArgument(f"{INSECURE_VARIABLE}={text!r}; expected {expected}") from None
+    # Options that say how to be secure say that this is not meant.
+    return bool(args.insecure) or (said and args.certs is None and args.token_file is None)
 
 
 def _path(environment: Mapping[str, str], variable: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ import pytest
 from coordinator.certs import make_certificates
 from coordinator.cli import main
 from coordinator.client import CoordinatorClient
+from coordinator.doctor import add_arguments, find_security
 from psrpc.identity import Role
+from psrpc.runs import CERTS
 from psrpc.security import Security
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.parts import Served, make_run, serving
@@ -68,15 +71,76 @@ def test_all_is_well(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     assert "waiting for" in said[6][2]
 
 
-def test_a_machine_of_workers(
+def copy_files(place: Place, to: Path, *roles: Role) -> None:
+    """What a machine of these roles has."""
+    for name in ("ca.crt", *(f"{role}.{kind}" for role in roles for kind in ("crt", "key"))):
+        (to / name).write_bytes((place.certs / name).read_bytes())
+        (to / name).chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    ("roles", "steps"),
+    [
+        ((Role.WORKER,), ["authorisation", "version", "job"]),
+        ((Role.SHARD,), ["TLS", "authorisation", "job"]),
+        ((Role.COORDINATOR,), ["TLS", "authorisation", "job"]),
+        ((Role.SHARD, Role.WORKER), ["authorisation", "version", "job"]),
+        ((Role.SHARD, Role.OPERATOR), ["job", "disk", "clock"]),
+    ],
+)
+def test_a_machine_of_some_roles(
+    roles: tuple[Role, ...],
+    steps: list[str],
+    place: Place,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It has their files alone, and asks what the one may ask that may ask most."""
+    copy_files(place, tmp_path, *roles)
+    assert doctor(place.encrypted.address, "--certs", tmp_path) == 0
+    said = lines(capsys)
+    assert f"{roles[-1]} of job one" in said[0][2]
+    assert [name for _, name, _ in said][-3:] == steps
+
+
+def test_a_shard_of_another_job(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has a worker's files alone, and asks what a worker may ask."""
-    for name in ("ca.crt", "worker.crt", "worker.key"):
-        (tmp_path / name).write_bytes((place.certs / name).read_bytes())
-        (tmp_path / name).chmod(0o600)
-    assert doctor(place.encrypted.address, "--certs", tmp_path) == 0
-    assert [name for _, name, _ in lines(capsys)][-3:] == ["authorisation", "version", "job"]
+    make_certificates(tmp_path / "other", "two", datetime.now(UTC))
+    other = Place(tmp_path / "other", place.plaintext, place.encrypted)
+    copy_files(other, tmp_path, Role.SHARD)
+    assert doctor(place.encrypted.address, "--certs", tmp_path) == 1
+    assert lines(capsys)[-1][:2] == ["✗", "TLS"]
+
+
+def test_a_token_goes_before_the_files_beside_it(place: Place, tmp_path: Path) -> None:
+    copy_files(place, tmp_path, Role.SHARD)
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef" * 2)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(["--certs", str(tmp_path), "--token-file", str(token)])
+    assert find_security(args).role == Role.OPERATOR
+
+
+def test_plaintext_may_be_said_by_the_environment(
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Then the certificates of a run are not looked for."""
+    (tmp_path / "ledger.sqlite").touch()
+    (tmp_path / CERTS).mkdir()
+    at = (place.plaintext.address, "--run-dir", tmp_path)
+    assert doctor(*at) == 1
+    monkeypatch.setenv("PSERVER_INSECURE", "yes")
+    assert doctor(*at) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("PSERVER_INSECURE", "perhaps")
+    assert doctor(*at) == 1
+    assert "PSERVER_INSECURE='perhaps'; expected true or false" in lines(capsys)[-1][2]
 
 
 def test_it_stops_at_the_first_that_fails(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,3 +164,32 @@ def test_options_go_before_the_environment(certs: Path) -> None:
     assert (plain.encrypted, plain.insecure) == (False, True)
     with pytest.raises(InvalidArgument, match="contradict each other"):
         from_arguments(Role.WORKER, parser.parse_args(["--insecure", "--certs", "x"]), {})
+
+
+def test_plaintext_may_be_said_by_the_environment(certs: Path) -> None:
+    """With the words, and the precedence, that the commands with a configuration have."""
+    from argparse import ArgumentParser
+
+    from psrpc import whereabouts
+
+    parser = ArgumentParser()
+    whereabouts.add_arguments(parser)
+    here = ["--coordinator", "there:1"]
+
+    def found(said: str, *more: str, **environment: str) -> tuple[bool, Path | None]:
+        args = parser.parse_args([*here, *more])
+        security = whereabouts.find_security(
+            args, environment={"PSERVER_INSECURE": said, **environment}
+        )
+        return security.insecure, security.directory
+
+    for yes in ("1", "true", "Yes", "on"):
+        assert found(yes) == (True, None)
+    for no in ("", "0", "false", "No", "off"):
+        assert found(no, PSERVER_CERTS=str(certs)) == (False, certs)
+    assert found("1", "--certs", str(certs)) == (False, certs)
+    assert found("0", "--insecure") == (True, None)
+    with pytest.raises(InvalidArgument, match="contradict each other"):
+        found("1", PSERVER_CERTS=str(certs))
+    with pytest.raises(InvalidArgument, match="PSERVER_INSECURE='maybe'; expected true or false"):
+        found("maybe")
