@@ -21,9 +21,9 @@ from psrpc.tables import Ids
 class FrozenTable:
     """The rows that a table had when :meth:`pserver.tables.table.Table.freeze` made this.
 
-    A promise, not a copy: the table calls :meth:`save` before it changes or removes a row, and
-    gives the slot of a removed row to no other while this is open. So what a slot of then holds is
-    saved here, or still as it was.
+    A promise, not a copy: the table calls :meth:`save` before it changes a row or puts one into a
+    slot, and :meth:`save_removed` before it removes one. So what a slot of then held is saved here,
+    or still there.
 
     Not thread-safe: the caller holds the lock of the table for every call. Nothing may be asked
     after :meth:`close`.
@@ -81,7 +81,8 @@ class FrozenTable:
         return self._used
 
     def save(self, at: Slots) -> None:
-        """The rows in the slots ``at``, distinct, are about to change."""
+        """The rows in the slots ``at``, distinct, are about to change; or there is none, and one is
+        about to come."""
         old = at[at < self._used]
         places = self._places.rows()
         old = old[places.take(old) == 0]
@@ -92,9 +93,14 @@ class FrozenTable:
     def save_removed(self, at: Slots) -> None:
         """The rows in the slots ``at``, distinct, are about to be removed."""
         self.save(at)
-        saved = self._places.rows().take(at[at < self._used]).astype(np.int64) - 1
+        at = at[at < self._used]
+        saved = self._places.rows().take(at).astype(np.int64) - 1
         keys = self._saved.ids.rows()
-        self._saved.index.insert(keys.take(saved), saved, keys)
+        ids = keys.take(saved)
+        # It may have been removed before, or a slot may have had no row.
+        first = self._saved.find(ids) < 0
+        first &= self._saved.touched.rows().take(saved) > 0
+        self._saved.index.insert(ids[first], saved[first], keys)
 
     def since(self, version: int, start: int = 0, stop: int | None = None) -> npt.NDArray[np.int32]:
         """Slots, ascending, of the rows that were touched after ``version``; −1: of all rows.
@@ -184,6 +190,11 @@ class FrozenTable:
         at[at >= self._used] = -1
         saved = self._places.rows().take(at, mode="clip").astype(np.int64) - 1
         saved[at < 0] = -1
+        # In a slot that had another row, or none, there may be one that was not there.
+        new = self._saved.ids.rows().take(saved, mode="clip") != ids
+        new |= self._saved.touched.rows().take(saved, mode="clip") == 0
+        new &= saved >= 0
+        at[new] = saved[new] = -1
         if len(self._saved.index):
             gone = np.flatnonzero(at < 0)
             saved[gone] = self._saved.find(ids[gone])

@@ -73,9 +73,11 @@ class IdStore:
         new = np.arange(self.used - fresh, self.used)
         return np.concatenate([old, new]) if len(old) else new
 
-    def add(self, ids: Ids, counts: Counts, version: int, reuse: bool = True) -> Slots:
-        """Adds ``ids``, which are distinct and not there yet; returns their slots."""
-        at = self.take(len(ids), reuse)
+    def add(self, ids: Ids, counts: Counts, version: int, at: Slots | None = None) -> Slots:
+        """Adds ``ids``, which are distinct and not there yet, in the slots ``at`` that :meth:`take`
+        gave, or in others; returns their slots."""
+        if at is None:
+            at = self.take(len(ids))
         self.ids.rows()[at] = ids
         self.counts.rows()[at] = counts
         self.touched.rows()[at] = stored(version)

@@ -190,7 +190,8 @@ class Table:
         self._reserve(part.ids[absent])
         for frozen in self._frozen:
             frozen.save(at[at >= 0])
-        at[absent] = store.add(part.ids[absent], part.counts[absent], 0, not self._frozen)
+        own = self._take(len(absent))
+        at[absent] = store.add(part.ids[absent], part.counts[absent], 0, own)
         store.put(at, part)
 
     def remove(self, ids: Ids) -> None:
@@ -284,11 +285,18 @@ class Table:
 
     def _create(self, ids: Ids, counts: Counts, version: int) -> Slots:
         store = self._store
-        at = store.add(ids, counts, version, reuse=not self._frozen)
+        at = store.add(ids, counts, version, self._take(len(ids)))
         self.created += len(at)
         self._initial.fill_to(ids, at, store.values.rows())
         for name, first in self._update.slots.items():
             store.slots[name].rows()[at] = first
+        return at
+
+    def _take(self, rows: int) -> Slots:
+        """Slots for new rows."""
+        at = self._store.take(rows)
+        for frozen in self._frozen:
+            frozen.save(at)
         return at
 
     def _make_room(self, new: int, known: Slots, version: int) -> None:

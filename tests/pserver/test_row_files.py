@@ -194,7 +194,7 @@ def test_rows_of_other_slots_are_refused_and_leave_none(tmp_path: Path) -> None:
     first = job.checkpoint()
     momentum = {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.9}}
     job.tables = (TableSpec("user", 3, None, UNIFORM, momentum),)
-    with pytest.raises(CheckpointError, match="table 'user' has momentums none in the checkpoint"):
+    with pytest.raises(CheckpointError, match="'SGD'; the job has it with 'SGD with momentum'"):
         list(job.restored(first, 1))
 
 

@@ -42,6 +42,30 @@ def test_a_removed_row_is_read_though_it_came_again() -> None:
     assert sorted(frozen.block(frozen.since(-1)).ids.tolist()) == [1, 2]
 
 
+def test_slots_are_used_again_while_a_table_is_frozen() -> None:
+    """Of rows that were removed before it was, and after; also by the very rows that had them."""
+    table = Table(spec(max_rows=4, eviction="age"), 0, 1)
+    for version, i in enumerate((1, 2, 3, 4, 5), 1):
+        apply(table, i, version=version)
+    assert table.present(ids_of(1, 2, 3, 4, 5)).tolist() == [False, True, True, True, True]
+    table.remove(ids_of(3))
+    frozen = table.freeze()
+    ids = np.arange(1, 9)
+    before = np.empty((8, 3), np.float32)
+    table.read(ids, before)
+    there = table.present(ids)
+    now = np.empty_like(before)
+    random = np.random.default_rng(1)
+    for version, i in enumerate((3, *random.integers(1, 9, 60)), 6):
+        apply(table, int(i), version=version)
+        frozen.read(ids, now)
+        np.testing.assert_array_equal(now, before)
+        np.testing.assert_array_equal(frozen.present(ids), there)
+        assert sorted(frozen.block(frozen.since(-1)).ids.tolist()) == [2, 4, 5]
+    assert table._store.used == 4
+    assert len(frozen._saved) == 3
+
+
 def test_a_table_that_is_forgotten_leaves_the_frozen_one() -> None:
     table = Table(spec(), 0, 1)
     apply(table, 1, 2, version=1)
