@@ -195,7 +195,7 @@ class Security:
         uses, from the files as they are. Only with a certificate of its own. Thread-safe."""
         lock = threading.Lock()
         served = self._certificates()
-        context = self._https_context()
+        context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
         def fetch() -> ssl.SSLContext:
             nonlocal served, context
@@ -203,7 +203,7 @@ class Security:
                 found = self._certificates()
                 if found is not served:
                     try:
-                        context = self._https_context()
+                        context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
                         served = found
                     except OSError as error:
                         # Replaced once more meanwhile, perhaps by halves.
@@ -212,10 +212,16 @@ class Security:
 
         return fetch
 
-    def _https_context(self) -> ssl.SSLContext:
+    def https_reader(self) -> ssl.SSLContext:
+        """For a client of such a server. Only with a certificate of its own."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # A certificate names a role, not a machine; it is one of the job's all the same.
+        context.check_hostname = False
+        return self._loaded(context)
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         assert self.directory is not None
         assert self.role is not None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self.directory / CA_CERTIFICATE)
         context.load_cert_chain(
