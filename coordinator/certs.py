@@ -191,7 +191,7 @@ def _write_leaf(
     key = ec.generate_private_key(ec.SECP256R1())
     role = identity.role
     may = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if role.serves:
+    if role.shows_metrics:
         may.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
     # Not longer than the authority, whose end would be a riddle to whoever reads only this one.
@@ -204,7 +204,7 @@ def _write_leaf(
             now,
             min(days, left),
             [identity.uri],
-            [identity.server_name] if role.serves else [],
+            [identity.server_name] if role.shows_metrics else [],
         )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)

@@ -42,7 +42,7 @@ from coordinator.settling import check_not_ended, settle
 from coordinator.stopping import STOPPED
 from coordinator.store import Store
 from coordinator.summary import summarize, write_summary
-from psrpc.channel import format_address, parse_address
+from psrpc.channel import check_metrics, format_address, parse_address
 from psrpc.clock import MonotonicClock
 from psrpc.errors import InvalidArgument, JobFailed, disk_code
 from psrpc.identity import Role
@@ -130,6 +130,9 @@ async def serve(options: ServeOptions) -> int:
     board = Board(options.job.stem, time.time)
     dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
     try:
+        # Before there is a run directory.
+        if options.metrics != OFF:
+            check_metrics(options.metrics, options.security)
         port = server.bind()
         dashboard.start()
         if options.run_dir is not None and not options.resume:
@@ -155,7 +158,9 @@ async def serve(options: ServeOptions) -> int:
             loop = asyncio.get_running_loop()
             dashboard.open(run.run_id, run.run_dir, server.status)
             try:
-                with MetricsServer(options.metrics, lambda: _metrics(server, loop)) as metrics:
+                with MetricsServer(
+                    options.metrics, lambda: _metrics(server, loop), options.security
+                ) as metrics:
                     log.info(
                         "serving",
                         address=format_address(host, port),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.engine import Engine
 from coordinator.servicer import Servicer
 from coordinator.surroundings import Surroundings
 from psrpc.channel import bind, make_aio_server
+from psrpc.health_service import AioHealthServicer
 from psrpc.interceptor import AioErrorInterceptor
 from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
@@ -41,7 +42,7 @@ class Server:
         self._reflection = reflection
         self._server: grpc.aio.Server | None = None
         self._servicer: Servicer | None = None
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # made at import
+        self._health = AioHealthServicer()
         self.port = 0
 
     def bind(self) -> int:

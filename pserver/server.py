@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pserver.engine import ShardEngine
 from pserver.handlers import handlers
@@ -13,6 +13,7 @@ from pserver.servicer import ParameterServerServicer
 from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server
 from psrpc.errors import NotReady
+from psrpc.health_service import HealthServicer
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.limits import CONVERSATIONS, MORE_THREADS
 from psrpc.reflection import describe
@@ -47,7 +48,7 @@ class ShardServer:
         self._engine: ShardEngine | None = None
         self._server: grpc.Server | None = None
         self._servicer: ParameterServerServicer | None = None
-        self._health = health.HealthServicer()
+        self._health = HealthServicer()
         self.port = 0
 
     def start(self) -> int:

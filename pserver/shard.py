@@ -47,7 +47,9 @@ def serve(config: ServeConfig, ending: Ending) -> None:
     )
     with (
         server,
-        MetricsServer(config.metrics, lambda: _metrics(config.shard, server.engine)) as metrics,
+        MetricsServer(
+            config.metrics, lambda: _metrics(config.shard, server.engine), config.security
+        ) as metrics,
         Coordination(
             CoordinatorClient(config.coordinator, config.security),
             config.shard,

@@ -99,7 +99,7 @@ def open_channel(
 def check_reachable(address: str, security: Security) -> None:
     """Raises InvalidArgument if ``security`` lets nothing be sent to ``HOST:PORT``."""
     if not security.encrypted:
-        _check_plaintext(address, security, "to send anything to")
+        _check_plaintext(address, security, "to send anything to", "change the model")
 
 
 def make_server(
@@ -146,7 +146,7 @@ def bind(
     host, port = parse_address(address)
     address = format_address(host, port)
     if not security.encrypted:
-        _check_plaintext(address, security, "to listen on")
+        _check_plaintext(address, security, "to listen on", "change the model")
     # First, since gRPC writes lines of its own on standard error when it cannot.
     why = _why_not(host, port)
     if not why:
@@ -160,10 +160,22 @@ def bind(
     raise PortInUse(f"cannot listen on {address}: {why}")
 
 
-def _check_plaintext(address: str, security: Security, what: str) -> None:
+def check_metrics(address: str, security: Security) -> None:
+    """Raises InvalidArgument if ``security`` lets no metrics be served at ``HOST:PORT``."""
+    if security.by_token and not is_loopback(parse_address(address)[0]):
+        raise InvalidArgument(
+            f"--metrics {address} asks whoever reads for a certificate, which --token-file does "
+            "without; say --metrics 127.0.0.1:PORT, or give each role its certificate",
+            code="PS322",
+        )
+    if not security.encrypted:
+        _check_plaintext(address, security, "to serve --metrics at", "read the job's figures")
+
+
+def _check_plaintext(address: str, security: Security, what: str, harm: str) -> None:
     if not security.insecure and not is_loopback(parse_address(address)[0]):
         raise InvalidArgument(
-            f"{what} {address} in plaintext would let everybody on the network change the model; "
+            f"{what} {address} in plaintext would let everybody on the network {harm}; "
             "say --certs DIR (made by `coordinator certs init DIR`), or --insecure where the "
             "network is yours alone",
             code="PS321",

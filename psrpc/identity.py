@@ -34,6 +34,11 @@ class Role(StrEnum):
         """Whether others connect to it, so that its certificate has a name to expect."""
         return self in (Role.COORDINATOR, Role.SHARD)
 
+    @property
+    def shows_metrics(self) -> bool:
+        """Whether it may be asked for metrics, so that its certificate is a server's, too."""
+        return self.serves or self is Role.WORKER
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:

@@ -1,8 +1,9 @@
 """``/metrics`` of a process, for Prometheus.
 
 Nothing is counted for it: the figures that a process keeps anyway are read when somebody asks, so
-training does not pay for being watched. It is plain HTTP, can be read and nothing else, and tells
-figures and names, never values of parameters.
+training does not pay for being watched. It can be read and nothing else, and tells figures and
+names, never values of parameters. On loopback it is plain HTTP. Elsewhere it is HTTPS that asks for
+a certificate of the job, or, where there are none, nothing unless it was said to be insecure.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from socketserver import TCPServer, ThreadingMixIn
@@ -21,10 +23,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from psrpc.channel import format_address, parse_address
+from psrpc.channel import check_metrics, format_address, is_loopback, parse_address
 from psrpc.errors import PortInUse
 from psrpc.logs import get_logger
 from psrpc.observing import OFF
+from psrpc.security import PLAINTEXT, Security
 
 log = get_logger()
 
@@ -47,10 +50,19 @@ class MetricsServer:
     Thread-safe. ``collect`` is called for each request, on a thread of this server.
     """
 
-    def __init__(self, address: str, collect: Callable[[], Iterable[Family]]) -> None:
-        """``address`` is HOST:PORT, port 0 for any, or ``"off"``: then it does nothing."""
+    def __init__(
+        self,
+        address: str,
+        collect: Callable[[], Iterable[Family]],
+        security: Security = PLAINTEXT,
+    ) -> None:
+        """Args:
+        address: HOST:PORT, port 0 for any, or ``"off"``: then it does nothing.
+        security: this process's.
+        """
         self._asked = address
         self._collect = collect
+        self._security = security
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None
         self.address = OFF
@@ -61,16 +73,20 @@ class MetricsServer:
 
         Raises:
             PortInUse: the address cannot be had.
-            InvalidArgument: it is none.
+            InvalidArgument: it is none, or others can reach it, in plaintext that was not said to
+                be insecure, or with a token, which is for gRPC alone.
         """
         if self._asked == OFF:
             return OFF
         host, port = parse_address(self._asked)
+        check_metrics(self._asked, self._security)
+        encrypted = self._security.encrypted and not is_loopback(host)
+        context = self._security.https() if encrypted else None
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_Collector(self._collect))
         try:
-            self._server = _Server(host, port)
+            self._server = _Server(host, port, context)
         except OSError as error:
             raise PortInUse(
                 f"cannot listen on {self._asked}: {error.strerror or error}; stop who does, or "
@@ -142,7 +158,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     block_on_close = False
     request_queue_size = READERS
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self, host: str, port: int, context: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
+        """With a ``context``, which is asked for at each connection, it is HTTPS."""
+        self._context = context
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._free = threading.BoundedSemaphore(READERS)
         super().__init__((host, port), _Handler)
@@ -164,6 +184,15 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        # Here, since the thread that takes connections must not wait for a handshake.
+        if self._context is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(IDLE_S)
+        with self._context().wrap_socket(request, server_side=True) as encrypted:
+            super().finish_request(encrypted, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader that breaks off is no affair of ours."""

@@ -22,8 +22,9 @@ def add_metrics_argument(parser: argparse.ArgumentParser) -> None:
         "--metrics",
         default=METRICS,
         metavar="HOST:PORT|off",
-        help="where Prometheus finds /metrics, in plain HTTP; port 0 is any, and the log says "
-        "which (default: %(default)s)",
+        help="where Prometheus finds /metrics: on loopback in plain HTTP, elsewhere in HTTPS for "
+        "holders of a certificate of the job, or with --insecure for everybody; port 0 is any, and "
+        "the log says which (default: %(default)s)",
     )
 
 

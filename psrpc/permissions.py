@@ -42,6 +42,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _SHARD + "GetStatus": frozenset({Role.WORKER, Role.OPERATOR}),
         _HEALTH + "Check": _EVERYBODY,
         _HEALTH + "List": _EVERYBODY,
+        # Answered with UNIMPLEMENTED: see psrpc.health_service.
         _HEALTH + "Watch": _EVERYBODY,
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _OPERATORS,

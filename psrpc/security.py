@@ -8,7 +8,9 @@ where a token file is named, the token.
 from __future__ import annotations
 
 import hmac
+import ssl
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -16,8 +18,11 @@ from typing import Self
 import grpc
 
 from psrpc.certificates import (
+    CA_CERTIFICATE,
     Certificates,
     Stamp,
+    certificate_name,
+    key_name,
     read_certificates,
     read_secret,
     stamp_of,
@@ -188,6 +193,45 @@ class Security:
             fetch,  # type: ignore[arg-type]  # the stubs forget that None means no change
             require_client_authentication=not self.by_token,
         )
+
+    def https(self) -> Callable[[], ssl.SSLContext]:
+        """For a server of HTTPS that asks for a certificate of the job: what the next handshake
+        uses, from the files as they are. Only with a certificate of its own. Thread-safe."""
+        lock = threading.Lock()
+        served = self._certificates()
+        context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+        def fetch() -> ssl.SSLContext:
+            nonlocal served, context
+            with lock:
+                found = self._certificates()
+                if found is not served:
+                    try:
+                        context = self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+                        served = found
+                    except OSError as error:
+                        # Replaced once more meanwhile, perhaps by halves.
+                        log.warning("new certificates cannot be used", why=str(error))
+                return context
+
+        return fetch
+
+    def https_reader(self) -> ssl.SSLContext:
+        """For a client of such a server. Only with a certificate of its own."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # A certificate names a role, not a machine; it is one of the job's all the same.
+        context.check_hostname = False
+        return self._loaded(context)
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        assert self.directory is not None
+        assert self.role is not None
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(self.directory / CA_CERTIFICATE)
+        context.load_cert_chain(
+            self.directory / certificate_name(self.role), self.directory / key_name(self.role)
+        )
+        return context
 
     def knows_token(self, sent: bytes) -> bool:
         """Whether ``sent`` is the token, in a time that tells nothing about it."""

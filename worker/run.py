@@ -94,7 +94,9 @@ def run_worker(options: WorkerOptions) -> int:
     with (
         CoordinatorClient(options.coordinator, options.security) as client,
         Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
-        MetricsServer(options.metrics, lambda: _metrics(standing, times)) as metrics,
+        MetricsServer(
+            options.metrics, lambda: _metrics(standing, times), options.security
+        ) as metrics,
         tracing(options.trace, "worker"),
     ):
         if metrics.address != OFF:

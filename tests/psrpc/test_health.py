@@ -109,6 +109,19 @@ def test_with_tls_any_certificate_of_the_job_may_ask(
     assert "unhealthy" in capsys.readouterr().err
 
 
+def test_a_worker_is_asked_in_https_where_it_answers_in_that(certs: Path) -> None:
+    def collect() -> Iterator[GaugeMetricFamily]:
+        info = GaugeMetricFamily("worker_info", "Always 1.", labels=("worker",))
+        info.add_metric(("worker-0",), 1)
+        yield info
+
+    security = Security.from_options(Role.WORKER, certs)
+    with MetricsServer("0.0.0.0:0", collect, security) as server:
+        asked = ["healthcheck", server.address]
+        assert worker.cli.run([*asked, "--certs", str(certs)]) == 0
+        assert worker.cli.run(asked) == 1
+
+
 def test_a_worker_is_healthy_that_answers_at_its_metrics(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -19,8 +19,9 @@ SEEN: dict[tuple[str, str], str] = {}
 HEAD = """# Who may call what
 
 Made by `make matrix` from what real servers answered to real calls, see `tests/security`. ✓ let
-through; — no connection comes about; ? a certificate of nobody; ✗ refused by name. After every
-refusal the server's state was compared with that before: nothing had changed.
+through; ∅ let through, and told that there is no such thing; — no connection comes about; ? a
+certificate of nobody; ✗ refused by name. After every refusal the server's state was compared with
+that before: nothing had changed.
 
 """
 

@@ -68,7 +68,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     assert "certificates of job my-job" in shown
     assert "pserver://my-job/shard shard.my-job.pserver" in shown
-    assert "(in 29 days)  pserver://my-job/worker\n" in shown
+    assert "(in 29 days)  pserver://my-job/worker worker.my-job.pserver\n" in shown
     assert main(["certs", "init", where]) == 2
     assert main(["certs", "init", str(tmp_path / "other"), "--job", "My_Job"]) == 2
     assert main(["certs", "init", str(tmp_path / "other"), "--days", "0"]) == 2

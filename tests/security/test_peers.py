@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -220,12 +221,17 @@ def test_calls_that_are_under_way_go_on(mine: Path) -> None:
         open_channel(address, worker) as channel,
     ):
         untyped: Any = channel
-        watch = untyped.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20)
-        next(watch)
+        more: SimpleQueue[bytes | None] = SimpleQueue()
+        push = untyped.stream_unary("/psrpc.v1.ParameterServer/PushGradients").future(
+            iter(more.get, None), timeout=20
+        )
+        # It came before this one, which is of the same connection.
+        assert status(channel) == grpc.StatusCode.OK
         renew_certificates(mine, NOW)
         assert status(channel) == grpc.StatusCode.OK
-        assert watch.is_active()
-        watch.cancel()
+        assert not push.done()
+        more.put(None)
+        assert push.code() == grpc.StatusCode.INVALID_ARGUMENT, "it is the shard that ends it"
 
 
 def test_half_of_them_do_no_harm(mine: Path, certs: Path) -> None:

@@ -1,0 +1,127 @@
+"""Who may read ``/metrics`` where others than this machine can reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import GaugeMetricFamily
+
+from coordinator.certs import make_certificates, renew_certificates
+from psrpc.certificates import certificate_name, key_name
+from psrpc.errors import InvalidArgument
+from psrpc.identity import Role, server_name
+from psrpc.metrics import READERS, Family, MetricsServer
+from psrpc.security import PLAINTEXT, Security
+from tests.security.conftest import JOB
+from tests.security.test_certificates import NOW
+
+EVERYWHERE = "0.0.0.0:0"
+WAIT_S = 30.0
+ASKED = b"GET /metrics HTTP/1.0\r\n\r\n"
+
+
+def families() -> Iterator[Family]:
+    yield GaugeMetricFamily("pserver_version", "Updates.", value=7)
+
+
+def connected(server: MetricsServer) -> socket.socket:
+    port = int(server.address.rpartition(":")[2])
+    return socket.create_connection(("127.0.0.1", port), WAIT_S)
+
+
+def read(connection: socket.socket) -> bytes:
+    connection.sendall(ASKED)
+    found = b""
+    while more := connection.recv(1 << 16):
+        found += more
+    return found
+
+
+def get(server: MetricsServer, certs: Path, of: Role, reader: Path | None) -> bytes:
+    """What the server of the role ``of`` answers a reader with the certificate of an operator."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(certs / "ca.crt")
+    if reader is not None:
+        name, key = certificate_name(Role.OPERATOR), key_name(Role.OPERATOR)
+        context.load_cert_chain(reader / name, reader / key)
+    with context.wrap_socket(connected(server), server_hostname=server_name(JOB, of)) as tls:
+        return read(tls)
+
+
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD, Role.WORKER])
+def test_elsewhere_it_is_https_for_the_job(certs: Path, role: Role) -> None:
+    with MetricsServer(EVERYWHERE, families, Security.from_options(role, certs)) as server:
+        assert b"\npserver_version 7.0\n" in get(server, certs, role, certs)
+
+
+def test_others_learn_nothing(certs: Path, tmp_path: Path) -> None:
+    make_certificates(tmp_path / "other", JOB, NOW)
+    security = Security.from_options(Role.SHARD, certs)
+    with MetricsServer(EVERYWHERE, families, security) as server:
+        for reader in (None, tmp_path / "other"):
+            # By an alert, or by hanging up.
+            with contextlib.suppress(OSError):
+                assert get(server, certs, Role.SHARD, reader) == b""
+        with connected(server) as plain, contextlib.suppress(OSError):
+            assert b"HTTP" not in read(plain)
+
+
+def test_handshakes_that_do_not_end_cost_a_bounded_number_of_threads(certs: Path) -> None:
+    security = Security.from_options(Role.SHARD, certs)
+    with MetricsServer(EVERYWHERE, families, security) as server:
+        silent = [connected(server) for _ in range(READERS)]
+        with connected(server) as one_more:
+            assert one_more.recv(1) == b""
+        for connection in silent:
+            connection.close()
+
+
+def test_certificates_are_replaced_while_it_runs(certs: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(certs, tmp_path / "mine"))
+    security = Security.from_options(Role.SHARD, mine)
+    with MetricsServer(EVERYWHERE, families, security) as server:
+        assert get(server, mine, Role.SHARD, mine)
+        make_certificates(tmp_path / "new", JOB, NOW)
+        shutil.copytree(tmp_path / "new", mine, dirs_exist_ok=True)
+        assert b"pserver_version" in get(server, mine, Role.SHARD, mine)
+        renew_certificates(mine, NOW)
+        assert b"pserver_version" in get(server, mine, Role.SHARD, mine)
+
+
+@pytest.mark.parametrize("address", [EVERYWHERE, ":0", "[::]:0", "192.0.2.1:0"])
+def test_in_plaintext_it_stays_on_this_machine(address: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--metrics at .*--certs DIR .* or --insecure") as e:
+        MetricsServer(address, families, PLAINTEXT).start()
+    assert e.value.code == "PS321"
+
+
+def test_unless_it_was_said_to_be_insecure() -> None:
+    with (
+        MetricsServer(EVERYWHERE, families, Security(insecure=True)) as server,
+        connected(server) as plain,
+    ):
+        assert b"\npserver_version 7.0\n" in read(plain)
+
+
+def test_on_loopback_it_is_plain_with_certificates_too(certs: Path) -> None:
+    security = Security.from_options(Role.SHARD, certs)
+    with MetricsServer("127.0.0.1:0", families, security) as server, connected(server) as plain:
+        assert b"\npserver_version 7.0\n" in read(plain)
+
+
+def test_a_token_is_for_grpc_alone(certs: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef" * 2)
+    security = Security.from_options(Role.SHARD, certs, token)
+    with pytest.raises(InvalidArgument, match="which --token-file does without") as e:
+        MetricsServer(EVERYWHERE, families, security).start()
+    assert e.value.code == "PS322"
+    with MetricsServer("127.0.0.1:0", families, security) as server, connected(server) as plain:
+        assert b"pserver_version" in read(plain)
