@@ -152,8 +152,8 @@ class DashboardServer:
             raise InvalidArgument(
                 f"--dashboard {where} would show the job to whoever reaches this machine, without "
                 "encryption and without asking who it is; say 127.0.0.1 and look through a tunnel "
-                f"(ssh -L {port}:127.0.0.1:{port} HOST) or a proxy that asks for a password, or "
-                "add --insecure"
+                f"(ssh -L {port}:127.0.0.1:{port} HOST) or a proxy that asks for a password; only "
+                "a job without certificates, in plaintext (--insecure), is shown to everybody"
             )
         listener = socket.socket(family, kind, proto)
         try:
