@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from psrpc.encoding import LARGEST, Encoding, Gradient, wire_dtype
 from psrpc.errors import InvalidJob
+from psrpc.logs import get_logger
 from psrpc.plan import ALIGNMENT_BYTES, Plan
 from psrpc.tables import Rows
 from worker.compression import Compressor
@@ -27,9 +28,11 @@ from worker.id_finder import FoundIds
 from worker.layout import Layout, Span
 from worker.lookups import FetchedRows, LookUps
 from worker.row_gradients import row_gradients, table_specs
-from worker.row_sums import RowSums
+from worker.row_sums import RowSums, not_finite
 from worker.rows import RowsNeeded
 from worker.trace import TRACING, Trace
+
+log = get_logger()
 
 
 class GradientStep(Protocol):
@@ -182,10 +185,18 @@ class FlatStep:
         else:
             summed = (sums or self._sums).sum(given.ids.needed, given.ids.orders, changes)
             if summed is None:
+                self._tell_not_finite(given.ids, changes)
                 return StepResult((), float(loss), False)
             result = step_result(self._layout, self._compressor, buffers, loss, power)
             parts = summed
         return replace(result, rows=tuple(parts)) if result.finite else result
+
+    def _tell_not_finite(self, ids: FoundIds, changes: Sequence[Array]) -> None:
+        found = not_finite(ids.needed, ids.orders, changes)
+        if found is not None:
+            table, id_ = found
+            name = self._plan.tables[table].name
+            log.warning("the gradient of a row is NaN or infinite", table=name, id=id_)
 
     def _trace(self, arenas: tuple[tf.Tensor, ...], given: StepInput) -> Trace:
         if given.ids is None:

@@ -68,6 +68,20 @@ class RowSums:
         return own[:size].reshape(shape)
 
 
+def not_finite(
+    needed: RowsNeeded, orders: Sequence[ByRow], gradients: Sequence[RowValues]
+) -> tuple[int, int] | None:
+    """The index of a table and an id with a gradient that is not finite; None where only a sum is
+    not. ``gradients`` are as :meth:`RowSums.sum` takes them."""
+    for table, (by, values) in enumerate(zip(orders, gradients, strict=True)):
+        bad: npt.NDArray[np.bool_] = np.logical_not(np.isfinite(values).all(axis=1))
+        found = np.flatnonzero(bad[by.order])
+        if len(found):
+            row = np.searchsorted(by.starts, found[0], side="right") - 1
+            return table, int(needed.ids[table][row])
+    return None
+
+
 def sum_rows(gradients: RowValues, by: ByRow, part: slice, into: RowValues) -> bool:
     """Writes to ``into``, ``[n, width]``, the sums of the rows ``part``, each in the order of the
     batch; whether all of them are finite.

@@ -10,7 +10,7 @@ import pytest
 from psrpc import lanes
 from psrpc.tables import TableSpec
 from tests.pserver.tables.table_cases import spec
-from worker.row_sums import RowSums
+from worker.row_sums import RowSums, not_finite
 from worker.rows import Call, IdRule, by_row, find_rows
 
 FIRST = spec(name="first", width=3)
@@ -74,6 +74,24 @@ def test_every_gradient_counts_once(
         ]
         assert all(inside)
         assert inside
+
+
+def test_whose_gradient_is_not_finite_is_named() -> None:
+    ids = found(40)
+    ids[0][3] = 0
+    needed, places = find_rows([FIRST, SECOND], CALLS, ids, 3)
+    orders = by_row([FIRST, SECOND], CALLS, places)
+    given = gradients(ids)
+    assert not_finite(needed, orders, given) is None
+    # Of the second call of that table, after all of the first.
+    given[1][ids[0].size + 5, 2] = np.inf
+    assert not_finite(needed, orders, given) == (1, ids[2][5])
+    given[0][7, 0] = np.nan
+    assert not_finite(needed, orders, given) == (0, ids[1].ravel()[7])
+    # An id that counts for nothing has no row.
+    given = gradients(ids)
+    given[1][3] = np.nan
+    assert not_finite(needed, orders, given) is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
