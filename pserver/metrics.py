@@ -28,6 +28,7 @@ _TABLE_GAUGES = {"rows": ("rows", "Rows there are."), "bytes": ("nbytes", "Memor
 _TABLE_COUNTERS = {
     "rows_created": ("created", "Rows that were made."),
     "rows_evicted": ("evicted", "Rows that were removed."),
+    "candidates_dropped": ("candidates_dropped", "Ids forgotten before min_count."),
 }
 
 

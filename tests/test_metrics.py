@@ -48,7 +48,7 @@ STATUS = pb.GetJobStatusResponse(
 
 
 def of_shard() -> list[Family]:
-    return list(pserver.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0)]))
+    return list(pserver.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0, 7)]))
 
 
 def of_worker() -> list[Family]:
@@ -83,6 +83,7 @@ def test_a_shards_figures() -> None:
     assert found["pserver_staleness_versions_sum", ("3",)] == 1
     assert found["pserver_table_rows", ("3", "users")] == 5
     assert found["pserver_table_rows_evicted_total", ("3", "users")] == 1
+    assert found["pserver_table_candidates_dropped_total", ("3", "users")] == 7
 
 
 def test_a_shard_that_starts_is_there_and_not_ready() -> None:

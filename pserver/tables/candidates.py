@@ -22,9 +22,13 @@ class Candidates:
     At most ``limit`` are remembered. When there are more, those with the least count are forgotten,
     so many that a sixteenth of the limit is free; of equal counts those named longest ago.
     Not thread-safe.
+
+    Attributes:
+        dropped: ids that were forgotten.
     """
 
     def __init__(self, limit: int) -> None:
+        self.dropped = 0
         self._limit = limit
         self._store = IdStore()
 
@@ -103,4 +107,5 @@ class Candidates:
         over = len(self._store) - self._limit
         if over > 0:
             rows = over + self._limit // 16
+            self.dropped += rows
             self._store.remove(victims(self._store, "frequency", rows, _NONE))

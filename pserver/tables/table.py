@@ -234,6 +234,12 @@ class Table:
         :data:`pserver.tables.evicted.MAX_NBYTES` were evicted between two of them."""
         return self._evicted.dropped
 
+    @property
+    def candidates_dropped(self) -> int:
+        """Ids that were counted for ``min_count`` and forgotten, to count others: more than
+        :data:`MAX_CANDIDATES` had no row yet, or than there may be beside ``max_rows``."""
+        return self._candidates.dropped
+
     def _let_go(self, frozen: FrozenTable, version: int) -> None:
         # Versions of before `forget` mean other rows.
         if any(other is frozen for other in self._frozen):

@@ -20,8 +20,9 @@ Wanted = Sequence[tuple[int, Ids]]
 @dataclass(frozen=True)
 class TableFigures:
     """One table's part of a shard. ``nbytes``: of rows, slots, index and all that is kept beside
-    them. ``created``, ``evicted`` and ``evicted_dropped`` count rows since the shard started; the
-    last are those that :attr:`pserver.tables.table.Table.evicted_dropped` tells of."""
+    them. ``created``, ``evicted`` and ``evicted_dropped`` count rows since the shard started,
+    ``candidates_dropped`` ids since its tables were last empty; for both see
+    :class:`pserver.tables.table.Table`."""
 
     name: str
     rows: int
@@ -29,6 +30,7 @@ class TableFigures:
     created: int
     evicted: int
     evicted_dropped: int
+    candidates_dropped: int
 
 
 class FrozenTables:
@@ -136,6 +138,14 @@ class Tables:
         """What is told of each table. Any thread may ask: the lock need not be held, and then the
         figures are of about now."""
         return [
-            TableFigures(t.spec.name, len(t), t.nbytes, t.created, t.evicted, t.evicted_dropped)
+            TableFigures(
+                t.spec.name,
+                len(t),
+                t.nbytes,
+                t.created,
+                t.evicted,
+                t.evicted_dropped,
+                t.candidates_dropped,
+            )
             for t in self.tables
         ]

@@ -234,20 +234,22 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TableStatus(_message.Message):
-    __slots__ = ("name", "rows", "nbytes", "created", "evicted", "evicted_dropped")
+    __slots__ = ("name", "rows", "nbytes", "created", "evicted", "evicted_dropped", "candidates_dropped")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
     EVICTED_DROPPED_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_DROPPED_FIELD_NUMBER: _ClassVar[int]
     name: str
     rows: int
     nbytes: int
     created: int
     evicted: int
     evicted_dropped: int
-    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., nbytes: _Optional[int] = ..., created: _Optional[int] = ..., evicted: _Optional[int] = ..., evicted_dropped: _Optional[int] = ...) -> None: ...
+    candidates_dropped: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., nbytes: _Optional[int] = ..., created: _Optional[int] = ..., evicted: _Optional[int] = ..., evicted_dropped: _Optional[int] = ..., candidates_dropped: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "policy", "version", "initialized", "nbytes", "applied", "already_applied", "staged", "skipped", "refused", "staleness_counts", "staged_now", "waiting_for", "workers", "too_stale", "uncompensated", "apply_s", "settings", "tables")

@@ -147,6 +147,7 @@ def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = dict(zip(ids.tolist(), counts.tolist(), strict=True))
     assert [kept[i] for i in range(20)] == [2] * 20, "those with the greatest count stay"
     assert len(table) == 0
+    assert table.candidates_dropped == 20 + 27 * 30 - len(ids)
 
 
 @pytest.mark.parametrize(("eviction", "gone"), [("age", {1, 2}), ("frequency", {3, 4})])

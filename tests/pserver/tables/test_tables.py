@@ -33,7 +33,7 @@ def test_each_gets_its_own() -> None:
     assert (now[1] != before[1]).any(axis=1).tolist() == [True, False]
     frozen.close()
     items, users = tables.figures()
-    assert items == TableFigures("items", 1, items.nbytes, 1, 0, 0)
+    assert items == TableFigures("items", 1, items.nbytes, 1, 0, 0, 0)
     assert (users.name, users.rows, users.created) == ("users", 2, 2)
     tables.forget()
     assert [f.rows for f in tables.figures()] == [0, 0]
