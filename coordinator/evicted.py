@@ -72,8 +72,8 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
 
 def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list[str]]:
     """Where the evicted rows of a checkpoint and of all that it has behind it are, the oldest
-    first; and lines on what was passed over. What a shard was restored from before is not among
-    them, nor are checkpoints of another run.
+    first; and lines on what was passed over. What a shard has lost by a restore is not among them,
+    nor are checkpoints of another run.
 
     Raises:
         CheckpointError: the run's directory cannot be read.

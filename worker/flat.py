@@ -180,6 +180,8 @@ class FlatStep:
             return step_result(self._layout, self._compressor, buffers, loss, power)
         if given.orders:
             result = step_result(self._layout, self._compressor, buffers, loss, power, changes)
+            if not result.finite:
+                self._tell_not_finite(given.ids, changes, by_row=True)
             parts: Sequence[Mapping[int, Rows]]
             parts = given.ids.needed.split(changes, self._plan.shards)
         else:
@@ -191,8 +193,10 @@ class FlatStep:
             parts = summed
         return replace(result, rows=tuple(parts)) if result.finite else result
 
-    def _tell_not_finite(self, ids: FoundIds, changes: Sequence[Array]) -> None:
-        found = not_finite(ids.needed, ids.orders, changes)
+    def _tell_not_finite(
+        self, ids: FoundIds, changes: Sequence[Array], by_row: bool = False
+    ) -> None:
+        found = not_finite(ids.needed, () if by_row else ids.orders, changes)
         if found is not None:
             table, id_ = found
             name = self._plan.tables[table].name

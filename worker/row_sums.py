@@ -72,12 +72,16 @@ def not_finite(
     needed: RowsNeeded, orders: Sequence[ByRow], gradients: Sequence[RowValues]
 ) -> tuple[int, int] | None:
     """The index of a table and an id with a gradient that is not finite; None where only a sum is
-    not. ``gradients`` are as :meth:`RowSums.sum` takes them."""
-    for table, (by, values) in enumerate(zip(orders, gradients, strict=True)):
+    not. ``gradients`` are as :meth:`RowSums.sum` takes them; without ``orders``, by row."""
+    for table, values in enumerate(gradients):
         bad: npt.NDArray[np.bool_] = np.logical_not(np.isfinite(values).all(axis=1))
-        found = np.flatnonzero(bad[by.order])
+        found = np.flatnonzero(
+            bad[orders[table].order] if orders else bad[: len(needed.ids[table])]
+        )
         if len(found):
-            row = np.searchsorted(by.starts, found[0], side="right") - 1
+            row = found[0]
+            if orders:
+                row = np.searchsorted(orders[table].starts, row, side="right") - 1
             return table, int(needed.ids[table][row])
     return None
 

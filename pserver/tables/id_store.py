@@ -62,11 +62,10 @@ class IdStore:
             column.reserve(self.used + len(ids))
         self.index.reserve(ids, self.ids.rows())
 
-    def take(self, rows: int, reuse: bool = True) -> Slots:
-        """Gives out ``rows`` slots, for which there is room; with ``reuse`` those of removed ids
-        first."""
+    def take(self, rows: int) -> Slots:
+        """Gives out ``rows`` slots, for which there is room; those of removed ids first."""
         old = self._free[:0]
-        if reuse and len(self._free):
+        if len(self._free):
             old, self._free = np.split(self._free, [min(rows, len(self._free))])
         fresh = rows - len(old)
         self.used += fresh

@@ -35,9 +35,9 @@ class RowStore(IdStore):
         self.columns = (*self.columns, self.values, *self.slots.values())
 
     def copy(self, at: Slots, into: RowStore) -> Slots:
-        """Appends the rows ``at`` to ``into``, which has room; returns their slots there. The
-        index is left as it is."""
-        to = into.take(len(at), reuse=False)
+        """Appends the rows ``at`` to ``into``, which has room and from which none was removed;
+        returns their slots there. The index is left as it is."""
+        to = into.take(len(at))
         if len(at):
             run = slice(int(to[0]), int(to[-1]) + 1)
             for ours, theirs in zip(self.columns, into.columns, strict=True):

@@ -88,6 +88,10 @@ def test_whose_gradient_is_not_finite_is_named() -> None:
     assert not_finite(needed, orders, given) == (1, ids[2][5])
     given[0][7, 0] = np.nan
     assert not_finite(needed, orders, given) == (0, ids[1].ravel()[7])
+    summed = [np.ones((each.size, 3), np.float32) for each in needed.ids]
+    assert not_finite(needed, (), summed) is None
+    summed[1][4, 1] = np.nan
+    assert not_finite(needed, (), summed) == (1, needed.ids[1][4])
     # An id that counts for nothing has no row.
     given = gradients(ids)
     given[1][3] = np.nan
