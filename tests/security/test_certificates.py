@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,12 +18,6 @@ from psrpc.security_options import from_arguments
 from tests.security.forgery import forge, read_pair
 
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture
-def mine(certs: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return Path(shutil.copytree(certs, tmp_path / "mine"))
 
 
 def use(directory: Path, role: Role = Role.WORKER) -> Security:
