@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-import coordinator.cli
+from coordinator import cli
 from psrpc.channel import open_channel
 from psrpc.checkpoint import load_variables
 from psrpc.health import why_unhealthy
@@ -68,19 +68,31 @@ def test_processes_may_start_in_any_order_and_end_by_themselves(tmp_path: Path) 
     assert (hand.run_dir / "summary.json").exists()
 
 
-def test_a_shard_is_reached_at_the_address_it_advertises(tmp_path: Path) -> None:
+def test_a_shard_is_reached_at_the_address_it_advertises_in_plaintext_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = free_port()
     with by_hand(tmp_path) as hand:
-        coordinator = hand.coordinator(DENSE)
-        address = coordinator.wait_for(r"127\.0\.0\.1:\d+")[0]
+        bound = ("--run-dir", hand.run_dir, "--bind", "0.0.0.0:0")
+        coordinator = hand.start(
+            *("coordinator", "coordinator", "serve", "--job", DENSE, *bound),
+            PSERVER_INSECURE="true",
+        )
+        said = coordinator.wait_for(r"INSECURE: whoever reaches its ports .*\n")[0]
+        assert "why='--insecure (PSERVER_INSECURE)'" in said
+        at = coordinator.wait_for(r"0\.0\.0\.0:(\d+)")[1]
+        address = f"127.0.0.1:{at}"
         where = ("--coordinator", address)
-        hand.start(
+        shard = hand.start(
             "shard",
             "pserver",
             *("serve", "--shard", "0", "--bind", f"0.0.0.0:{port}", "--advertise", "localhost"),
             "--insecure",
             *where,
         )
+        assert "why=--insecure" in shard.wait_for(r"INSECURE: .*\n")[0]
+        assert cli.main(["status", *where]) == 0
+        assert "\nINSECURE: plaintext" in capsys.readouterr().out
         hand.start("worker", "worker", "run", *where)
         assert codes(hand.processes) == [0, 0, 0], hand.logs()
         assert f"localhost:{port}" in coordinator.text()
@@ -204,7 +216,7 @@ def listening(pids: Sequence[int]) -> set[int]:
 
 def assert_secured(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Who serves has a certificate that was made for this run, and hears nobody without one."""
-    assert coordinator.cli.main(["status", "--run-dir", str(run_dir), "--json"]) == 0
+    assert cli.main(["status", "--run-dir", str(run_dir), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     servers = {(run_dir / "address").read_text().strip(): Role.COORDINATOR}
     servers |= {shard["address"]: Role.SHARD for shard in status["shards"]}
