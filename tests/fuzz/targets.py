@@ -1,5 +1,5 @@
-"""What bytes of a stranger, of a damaged disk or of a command line reach first: any bytes at all are
-either read or refused with an error of ours. A target returns in both cases; whatever else it
+"""What bytes of a stranger, of a damaged disk or of a command line reach first: any bytes at all
+are either read or refused with an error of ours. A target returns in both cases; whatever else it
 raises is a bug."""
 
 from __future__ import annotations

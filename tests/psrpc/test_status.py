@@ -112,7 +112,7 @@ def test_a_code_of_its_own_arrives_too(channel: grpc.Channel) -> None:
 def test_no_terminal_obeys_a_servers_words(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/t/Odd", None, None)(b"", timeout=5)
-    assert "\x1b" in caught.value.details()
+    assert "\x1b" in str(caught.value.details())
     assert str(error_from_rpc(caught.value, "the server")) == "no \ufffd[2Jfile"
 
 
