@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from psrpc.told import told_lines
+
 POLL_S = 0.02
 OUTPUT_BYTES = 64 << 10
 
@@ -46,14 +48,21 @@ class Exited:
             return f"signal {-self.status}"
 
     def output(self) -> list[str]:
-        """The last lines that it wrote, at most 64 KiB of them."""
+        """The last lines that it wrote, at most 64 KiB of them. No terminal obeys them."""
+        return list(map(_shown, self._output()))
+
+    def words(self) -> list[str]:
+        """Those of its last lines that are no structured log: error lines and tracebacks."""
+        return [_shown(line) for line in self._output() if not _LOG_LINE.match(line)]
+
+    def _output(self) -> list[str]:
         with self.log.open("rb") as log:
             log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - OUTPUT_BYTES))
             return log.read().decode(errors="replace").splitlines()
 
-    def words(self) -> list[str]:
-        """Those of its last lines that are no structured log: error lines and tracebacks."""
-        return [line for line in self.output() if not _LOG_LINE.match(line)]
+
+def _shown(line: str) -> str:
+    return told_lines(line, OUTPUT_BYTES)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from psrpc.command_line import Parser
 from psrpc.errors import JobFailed, PsError, error_line
 from psrpc.process import quiet_grpc, while_read
 from psrpc.version import SOFTWARE
@@ -51,7 +52,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def make_parser(asked: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """What the command line may say; only the commands ``asked`` for have their options."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="coordinator", description="Hands out the work of a training job and keeps its books."
     )
     parser.add_argument("--version", action="version", version=SOFTWARE)

@@ -21,9 +21,13 @@ from psrpc.plan import Placement, VariableSpec
 from psrpc.policy import Mode, Policy
 from psrpc.process import with_malloc_settings
 from psrpc.tables import TableSpec
+from psrpc.told import told_lines
 
 FORMAT = 1
 """Of the JSON. Load-bearing."""
+
+_SAID_CHARS = 64 << 10
+"""Of what a child says that finds the job unusable."""
 
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
@@ -275,7 +279,8 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
                 child.kill()
             await child.wait()
     if child.returncode:
-        said = err.decode(errors="replace").strip()
+        # The job's own code may have written there.
+        said = told_lines(err.decode(errors="replace").strip(), _SAID_CHARS)
         how = f"`worker describe` ended with exit status {child.returncode}"
         raise DescribeFailed(said or f"error: {how} and no word; its log may say why")
     return parse_description(out.decode())

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from psrpc.errors import InvalidArgument
-from psrpc.runs import ADDRESS, RUNS, newest_run
+from psrpc.runs import ADDRESS, JOB, RUNS, newest_run
+from psrpc.told import told, told_lines
 
 LOGS = "logs"
 POLL_S = 0.2
@@ -154,13 +155,22 @@ def find_logs(run_dir: Path, processes: Sequence[str]) -> list[Path]:
     """The log files of a run, of the ``processes`` alone if some are named.
 
     Raises:
-        InvalidArgument: no such run or process; names those that there are.
+        InvalidArgument: no such run or process; names those that there are. Or its logs are
+            elsewhere; says where.
     """
     there = sorted((run_dir / LOGS).glob("*.log"))
+    if not there and (run_dir / JOB).exists():
+        raise InvalidArgument(
+            f"the processes of {run_dir} were started by hand, and each writes its log to its own "
+            "standard error: look where they were started; with compose, `docker compose -f "
+            "docker/compose.yml logs --follow`, with Kubernetes `kubectl logs`, with systemd "
+            "`journalctl -u UNIT`",
+            code="PS126",
+        )
     if not there:
         raise InvalidArgument(
-            f"{run_dir} has no {LOGS}/*.log; say --run-dir with the directory of a run of "
-            "`coordinator up` (elsewhere logs go where standard error goes)",
+            f"{run_dir} has no {LOGS}/*.log and holds no run; say --run-dir with the directory of "
+            "a run of `coordinator up`",
             code="PS125",
         )
     names = {path.stem: path for path in there}
@@ -177,7 +187,8 @@ def _show(logs: Sequence[Log], last: bool = False) -> bool:
     width = max(len(log.name) for log in logs)
     said = False
     for name, line in merged(logs, last):
-        sys.stdout.write(f"{name:{width}} | {line}\n")
+        # Whatever user code has printed, or a peer has said, is in there.
+        sys.stdout.write(f"{told(name):{width}} | {told_lines(line, LONGEST)}\n")
         said = True
     sys.stdout.flush()
     return said

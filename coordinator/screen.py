@@ -11,6 +11,7 @@ from rich.text import Text
 
 from coordinator.display import ProgressLog, render
 from coordinator.wording import duration
+from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 
@@ -41,7 +42,7 @@ class TerminalScreen:
 
     def note(self, line: str) -> None:
         """See :class:`Screen`."""
-        self._live.console.print(Text(line))
+        self._live.console.print(Text(told(line)))
 
     def close(self) -> None:
         """See :class:`Screen`."""
@@ -64,7 +65,7 @@ class LineScreen:
     def note(self, line: str) -> None:
         """See :class:`Screen`."""
         stamp = f"[{duration(time.monotonic() - self._began):>7}]"
-        self._console.print(Text(f"{stamp} {line}"), soft_wrap=True)
+        self._console.print(Text(f"{stamp} {told(line)}"), soft_wrap=True)
 
     def close(self) -> None:
         """See :class:`Screen`."""

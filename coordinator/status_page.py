@@ -10,17 +10,21 @@ from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
 from coordinator.wording import duration, metrics
+from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 EXACT = 4
 """Staleness below this is shown number by number, above in ranges that double."""
+
+PAGE_CHARS = 1 << 20
+"""More than the page of any cluster has."""
 
 OPEN_END = 63
 """Entry of a shard's histogram that counts all above, too."""
 
 
 def render_page(status: GetJobStatusResponse) -> str:
-    """All that a person wants to know of a job, as lines of plain text."""
+    """All that a person wants to know of a job, as lines of plain text that no terminal obeys."""
     blocks = [
         _headline(status),
         _shards(status.shards),
@@ -28,7 +32,7 @@ def render_page(status: GetJobStatusResponse) -> str:
         _counts(status),
         _news(status),
     ]
-    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+    return told("\n\n".join("\n".join(lines) for lines in blocks if lines), PAGE_CHARS)
 
 
 def as_json(message: Message) -> dict[str, Any]:
@@ -73,7 +77,7 @@ def _plain(value: Any) -> Any:
 def _headline(status: GetJobStatusResponse) -> list[str]:
     lines = [f"{status.job}  {status.phase}  {status.settings or status.mode}"]
     if status.insecure:
-        lines.append("INSECURE: whoever reaches its ports can change the model (--insecure)")
+        lines.append("INSECURE: plaintext; whoever reaches its ports can change the model")
     if status.switching:
         lines.append(f"under way: {status.switching}")
     if len(status.policies) > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from psrpc import completion, healthcheck, whereabouts
+from psrpc.command_line import Parser
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, error_line
 from psrpc.identity import Role
@@ -30,9 +31,7 @@ EXIT_BAD_INPUT = 2
 
 def make_parser() -> argparse.ArgumentParser:
     """What the command line may say."""
-    parser = argparse.ArgumentParser(
-        prog="pserver", description="Holds one shard of a training job's parameters."
-    )
+    parser = Parser(prog="pserver", description="Holds one shard of a training job's parameters.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve", help="serve a shard until its job ends", description="Serves one shard of a job."

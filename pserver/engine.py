@@ -276,9 +276,7 @@ class ShardEngine:
             self._decide(decision)
 
     def _decide(self, decision: Decision) -> None:
-        with span("apply", shard=self.identity.shard, round=decision.round):
-            applied = self._rounds.decide(decision)
-        if applied:
+        if self._rounds.decide(decision):
             for order in decision.snapshots:
                 self._shelf.take(order, self._held)
             self._changed.notify_all()

@@ -14,6 +14,7 @@ from pserver.staging import Attempt, Missing, Staged, Staging, mean_rows, weight
 from psrpc.clock import Clock
 from psrpc.errors import NotReady, RoundPassed, StaleGeneration
 from psrpc.policy import Policy
+from psrpc.tracing import span
 
 
 class Rounds:
@@ -35,6 +36,7 @@ class Rounds:
         release: Callable[[Buffers], None],
     ) -> None:
         """``release`` takes back the buffers in which a staged gradient arrived."""
+        self._shard = shard
         self._me = f"shard {shard}"
         self._held = held
         self._counters = counters
@@ -115,11 +117,12 @@ class Rounds:
                 f"{self._me} cannot apply round {decision.round}: it does not hold"
                 f" {', '.join(map(str, found.attempts))}"
             )
-        rows = mean_rows(found.parts)
-        began = self._clock.now()
-        mean = weighted_mean(found.parts) if found.parts else None
-        self._held.update(mean, rows=rows, decided=True)
-        self._counters.apply_s += self._clock.now() - began
+        with span("apply", shard=self._shard, round=decision.round):
+            rows = mean_rows(found.parts)
+            began = self._clock.now()
+            mean = weighted_mean(found.parts) if found.parts else None
+            self._held.update(mean, rows=rows, decided=True)
+            self._counters.apply_s += self._clock.now() - began
         for attempt in lacking:
             applied.add(attempt.batch, skipped=attempt.batch in found.skipped)
         for staged in found.staged:

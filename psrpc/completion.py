@@ -6,13 +6,12 @@ The script is written once and asks nobody when it is used: completing starts no
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 SHELLS = ("bash", "zsh", "tcsh")
 
 
-def add_completion(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], program: str
-) -> None:
+def add_completion(commands: argparse._SubParsersAction[Any], program: str) -> None:
     """Adds the command to those of ``program``."""
     parser = commands.add_parser("completion", help="print a script for a shell's completion")
     add_arguments(parser, program)

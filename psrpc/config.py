@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,21 @@ _CONTRARY = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One value and where it came from, in words."""
+    """One value and where it came from.
+
+    Attributes:
+        kind: ``"command line"``, ``"environment"``, ``"file"``, ``"TF_CONFIG"`` or ``"default"``.
+        where: which option, variable, file and section; empty for a default.
+    """
 
     value: Any
-    source: str
+    kind: str = "default"
+    where: str = ""
+
+    @property
+    def source(self) -> str:
+        """In words."""
+        return f"{self.kind} ({self.where})" if self.where else self.kind
 
 
 class Configuration:
@@ -91,23 +102,23 @@ class Configuration:
                 what was expected.
         """
         found = {
-            key: Setting(getattr(said, option.action.dest), f"command line ({option.flag})")
+            key: Setting(getattr(said, option.action.dest), "command line", option.flag)
             for key, option in self._options.items()
             if hasattr(said, option.action.dest)
         }
         self._add(found, self._of_environment(environment))
-        file = said.config or environment.get(variable("config")) or None
-        if file is not None:
+        file = _file(said, environment).value
+        if file:
             self._add(found, self._of_file(Path(file)))
         if environment.get(config_tf.NAME):
             self._add_tf(found, environment[config_tf.NAME])
         return {
-            key: found.get(key, Setting(option.default, "default"))
-            for key, option in self._options.items()
+            key: found.get(key, Setting(option.default)) for key, option in self._options.items()
         }
 
     def complete(self, said: argparse.Namespace, environment: Mapping[str, str]) -> Completed:
-        """The namespace as if everything had been said on the command line.
+        """The namespace as if everything had been said on the command line; ``elsewhere`` of it
+        says, by key, where else a setting was said.
 
         Raises:
             InvalidArgument: see :meth:`settings`; or what has no default was said nowhere.
@@ -115,8 +126,10 @@ class Configuration:
         settings = self.settings(said, environment)
         options = self._options
         if said.show_config:
-            text = _table({key: (options[key], setting) for key, setting in settings.items()})
-            return Completed(said, text)
+            rows = [(key, *_shown(options[key], setting)) for key, setting in settings.items()]
+            file = _file(said, environment)
+            rows.append(("config", str(file.value or "-"), file.source))
+            return Completed(said, _table(rows))
         for key, setting in settings.items():
             if options[key].required and setting.value is None:
                 raise InvalidArgument(
@@ -125,6 +138,11 @@ class Configuration:
                     + (", or with TF_CONFIG" if key in config_tf.TAKEN[self._section] else "")
                 )
             setattr(said, options[key].action.dest, setting.value)
+        said.elsewhere = {
+            key: setting.where
+            for key, setting in settings.items()
+            if setting.where and setting.kind != "command line"
+        }
         return Completed(said, "")
 
     @staticmethod
@@ -145,7 +163,7 @@ class Configuration:
             # Compose and others cannot leave a variable out, only empty.
             if key in self._options and text:
                 value = self._read(key, text, f"{name}={text!r}")
-                found[key] = Setting(value, f"environment ({name})")
+                found[key] = Setting(value, "environment", name)
         return found
 
     def _read(self, key: str, text: str, said: str) -> Any:
@@ -186,7 +204,7 @@ class Configuration:
                 continue
             try:
                 found[key] = Setting(
-                    self._options[key].from_toml(value), f"file ({path} [{section}])"
+                    self._options[key].from_toml(value), "file", f"{path} [{section}]"
                 )
             except NotThis as expected:
                 raise InvalidArgument(f"{said} is {value!r}; expected {expected}") from None
@@ -199,7 +217,7 @@ class Configuration:
         for key, said in config_tf.values_of(self._section, text).items():
             if key not in found:
                 value = self._read(key, said.text, f"TF_CONFIG has {said.where} = {said.text!r}")
-                found[key] = Setting(value, f"TF_CONFIG ({said.where})")
+                found[key] = Setting(value, "TF_CONFIG", said.where)
 
 
 @dataclass(frozen=True)
@@ -210,12 +228,17 @@ class Completed:
     shown: str
 
 
-def _table(rows: Mapping[str, tuple[Option, Setting]]) -> str:
-    lines = [(key, *_shown(*row)) for key, row in rows.items()]
-    wide = [max(len(line[column]) for line in lines) for column in (0, 1)]
-    return "\n".join(
-        f"{key:<{wide[0]}}  {text:<{wide[1]}}  {source}" for key, text, source in lines
-    )
+def _file(said: argparse.Namespace, environment: Mapping[str, str]) -> Setting:
+    """The TOML file, and who named it; None or empty where nobody did."""
+    if said.config is not None:
+        return Setting(said.config, "command line", "--config")
+    named = environment.get(variable("config"))
+    return Setting(named, "environment", variable("config")) if named else Setting(None)
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> str:
+    wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return "\n".join(f"{key:<{wide[0]}}  {text:<{wide[1]}}  {source}" for key, text, source in rows)
 
 
 def _shown(option: Option, setting: Setting) -> tuple[str, str]:

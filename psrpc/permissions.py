@@ -45,7 +45,6 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         # Answered with UNIMPLEMENTED: see psrpc.health_service.
         _HEALTH + "Watch": _EVERYBODY,
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _OPERATORS,
-        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": _OPERATORS,
     }
 )
 """Full name of an RPC, as it is on the wire, and who may call it."""

@@ -31,6 +31,7 @@ from psrpc.certificates import (
 from psrpc.errors import InvalidArgument
 from psrpc.identity import Identity, Role
 from psrpc.logs import get_logger
+from psrpc.security_options import BY_OPTIONS, Asked
 
 log = get_logger()
 
@@ -58,12 +59,14 @@ class Security:
         certs: Path | None = None,
         token_file: Path | None = None,
         insecure: bool = False,
+        asked: Asked = BY_OPTIONS,
     ) -> None:
         """Nothing is read here; see :meth:`from_options`, which checks all of it."""
         self.role = role
         self.insecure = insecure
         self.directory = certs
         self._token_file = token_file
+        self._asked = asked
         self._lock = threading.Lock()
         self._read: tuple[Stamp, Certificates] | None = None
         self._token: tuple[tuple[int, int, int], bytes] | None = None
@@ -75,6 +78,7 @@ class Security:
         certs: Path | None = None,
         token_file: Path | None = None,
         insecure: bool = False,
+        asked: Asked = BY_OPTIONS,
     ) -> Self:
         """Reads and checks what the options name.
 
@@ -83,6 +87,7 @@ class Security:
             certs: directory with ``ca.crt`` and the role's certificate and key.
             token_file: holds the secret that stands for every role.
             insecure: plaintext on any address.
+            asked: what said so, for messages.
 
         Raises:
             InvalidArgument: options that contradict each other, or files that cannot be used; says
@@ -90,16 +95,17 @@ class Security:
         """
         if insecure and certs is not None:
             raise InvalidArgument(
-                f"--insecure and --certs {certs} contradict each other; leave one of them out",
+                f"{asked.insecure} and {asked.certs} {certs} contradict each other; leave one of "
+                "them out",
                 code="PS322",
             )
         if token_file is not None and certs is None:
             raise InvalidArgument(
-                f"--token-file {token_file} needs --certs DIR with the job's ca.crt: a token is "
-                "never sent in plaintext",
+                f"{asked.token_file} {token_file} needs --certs DIR with the job's ca.crt: a token "
+                "is never sent in plaintext",
                 code="PS322",
             )
-        security = cls(role, certs, token_file, insecure)
+        security = cls(role, certs, token_file, insecure, asked)
         if certs is not None:
             security._certificates()
         if token_file is not None:
@@ -108,14 +114,14 @@ class Security:
 
     def of(self, role: Role) -> Security:
         """The same for another role, whose files are read when they are first used."""
-        return Security(role, self.directory, self._token_file, self.insecure)
+        return Security(role, self.directory, self._token_file, self.insecure, self._asked)
 
     def announce(self) -> None:
         """Says in the log what somebody ought to know: call it when the process begins."""
         if self.insecure:
             log.warning(
                 "INSECURE: whoever reaches its ports can change the model",
-                why="--insecure",
+                why=self._asked.insecure,
                 fix="coordinator certs init DIR, and --certs DIR everywhere",
             )
         if self.directory is not None:

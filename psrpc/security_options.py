@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 CERTS_VARIABLE = "PSERVER_CERTS"
 TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
 INSECURE_VARIABLE = "PSERVER_INSECURE"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """By which options, and from where, a process was told, in words."""
+
+    certs: str = "--certs"
+    token_file: str = "--token-file"
+    insecure: str = "--insecure"
+
+
+BY_OPTIONS = Asked()
+"""All of it on the command line."""
 
 
 def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
@@ -67,7 +81,20 @@ def from_arguments(
         certificates_directory(args, environment),
         token_path(args, environment),
         is_insecure(args, environment),
+        Asked(
+            _asked(args, "certs", CERTS_VARIABLE),
+            _asked(args, "token_file", TOKEN_VARIABLE),
+            _asked(args, "insecure", INSECURE_VARIABLE),
+        ),
     )
+
+
+def _asked(args: argparse.Namespace, key: str, variable: str) -> str:
+    """What asked for a setting, if anything did: ``--certs``, ``--certs (PSERVER_CERTS)``."""
+    flag = "--" + key.replace("_", "-")
+    elsewhere: dict[str, str] = getattr(args, "elsewhere", {})
+    where = elsewhere.get(key, "") if getattr(args, key) else variable
+    return f"{flag} ({where})" if where else flag
 
 
 def certificates_directory(

@@ -9,6 +9,7 @@ import grpc
 
 from psrpc import errors
 from psrpc.errors import PsError
+from psrpc.told import told
 
 METADATA_KEY = "psrpc-error"
 """Trailing metadata that names the class. Load-bearing."""
@@ -19,6 +20,9 @@ CODE_KEY = "psrpc-code"
 LONGEST_DETAILS = 2000
 """UTF-8 bytes of a message that travel. Each may become three on the wire, and a client takes no
 status of more than 8 KiB: it would see another error instead."""
+
+_CUT = " ..."
+"""Behind a message that was longer."""
 
 CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.PsError: grpc.StatusCode.INTERNAL,
@@ -77,7 +81,7 @@ def details(error: PsError) -> str:
     text = str(error).encode()
     if len(text) <= LONGEST_DETAILS:
         return str(error)
-    return text[:LONGEST_DETAILS].decode(errors="ignore") + " ..."
+    return text[:LONGEST_DETAILS].decode(errors="ignore") + _CUT
 
 
 def trailing_metadata(error: PsError) -> tuple[tuple[str, str], ...]:
@@ -93,7 +97,7 @@ def error_from_rpc(rpc_error: grpc.RpcError, peer: str) -> PsError:
         peer: who was called, for the message, e.g. ``"shard 1 at host:5001"``.
     """
     code: grpc.StatusCode = rpc_error.code()
-    details: str = rpc_error.details() or ""
+    details = told(rpc_error.details() or "", LONGEST_DETAILS + len(_CUT))
     metadata: Iterable[tuple[str, str | bytes]] = rpc_error.trailing_metadata() or ()  # type: ignore[assignment]  # the stubs' metadata is not iterable, gRPC's is
     said = dict(metadata)
     name = said.get(METADATA_KEY)

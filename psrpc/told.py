@@ -11,6 +11,11 @@ WORDS_CHARS = 2000
 """Of what somebody waits for, or why something has failed."""
 
 
+def told_lines(text: str, most: int) -> str:
+    """:func:`told` of what was written for a terminal, where tabs are meant to be spaces."""
+    return told(text.expandtabs(), most)
+
+
 def told(text: str, most: int = WORDS_CHARS) -> str:
     """``text``, at most ``most`` characters of it, without those that a terminal obeys or that
     change the order of others; a line's end stays."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from psrpc import completion
+from psrpc.command_line import Parser
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, PsError, error_line
 from psrpc.identity import Role
@@ -50,9 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """What the command line may say."""
-    parser = argparse.ArgumentParser(
-        prog="worker", description="Computes gradients for a training job."
-    )
+    parser = Parser(prog="worker", description="Computes gradients for a training job.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="take part in a job until it ends")

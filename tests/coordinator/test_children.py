@@ -158,8 +158,14 @@ def test_words_are_told_from_structured_logs(shells: Shells) -> None:
     (shells.folder / "said").write_text("\n".join(lines))
     shells.start("shard-0", f"cat {shells.folder}/said")
     (exited,) = shells.children.wait(LONG_S)
-    assert exited.output() == lines
+    assert exited.output() == [line.replace("\x1b", "\ufffd") for line in lines]
     assert exited.words() == lines[4:]
+
+
+def test_no_terminal_obeys_what_a_child_has_printed(shells: Shells) -> None:
+    shells.start("worker-a", r"printf 'Traceback\n\tmine: \033]0;owned\007\033[2J\n'")
+    (exited,) = shells.children.wait(LONG_S)
+    assert exited.words() == ["Traceback", "        mine: \ufffd]0;owned\ufffd\ufffd[2J"]
 
 
 def test_leaving_the_block_kills_all(tmp_path: Path) -> None:

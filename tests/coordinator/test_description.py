@@ -103,6 +103,8 @@ def test_the_child_is_run_and_its_json_read() -> None:
 def test_the_childs_own_words_are_passed_on() -> None:
     with pytest.raises(DescribeFailed, match=r"Traceback\n  user.py\nerror: batch_size is 0$"):
         run_child("raise SystemExit('Traceback\\n  user.py\\nerror: batch_size is 0')")
+    with pytest.raises(DescribeFailed, match=r"^my \uFFFD\[2Jerror$"):
+        run_child("raise SystemExit('my \\x1b[2Jerror')")
     with pytest.raises(DescribeFailed, match=r"^error: .* exit status 3 and no word"):
         run_child("raise SystemExit(3)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,29 @@ def test_lines_come_by_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["logs", "--run-dir", str(run_dir)]) == 0
     # What is not whole yet is not shown; a traceback stays with its line.
     assert said(capsys) == ["before any time", "one", "Traceback", "  frame", "two", "four"]
+
+
+def test_no_terminal_obeys_what_is_in_a_log(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the job's own code has printed there."""
+    log = run_dir / "logs" / "worker-a.log"
+    log.write_bytes(b"\x1b]0;owned\x07 a\tb \x1b[2J 50 %\r100 %\n")
+    assert main(["logs", "--run-dir", str(run_dir), "worker-a"]) == 0
+    assert capsys.readouterr().out == (
+        "worker-a | \ufffd]0;owned\ufffd a    b \ufffd[2J 50 %\ufffd100 %\n"
+    )
+
+
+def test_of_a_run_that_was_started_by_hand_it_says_where_to_look(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run_dir / "logs")
+    (run_dir / "job.json").write_text('{"job": "job.py"}')
+    assert main(["logs", "--run-dir", str(run_dir)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error PS126: the processes of {run_dir} were started by hand")
+    assert "docker compose -f docker/compose.yml logs --follow" in said
 
 
 def test_one_process(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

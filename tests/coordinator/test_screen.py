@@ -27,6 +27,15 @@ def test_lines_are_stamped_and_never_broken() -> None:
     ]
 
 
+def test_no_terminal_obeys_a_note() -> None:
+    for terminal in (True, False):
+        out = io.StringIO()
+        screen = open_screen(Console(file=out, force_terminal=terminal))
+        screen.note("worker-a said \x1b]0;owned\x07")
+        screen.close()
+        assert "worker-a said \ufffd]0;owned\ufffd" in out.getvalue()
+
+
 def test_a_terminal_redraws_the_state_below_the_notes() -> None:
     out = io.StringIO()
     screen = open_screen(Console(file=out, force_terminal=True, width=80))

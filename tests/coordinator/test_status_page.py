@@ -66,6 +66,13 @@ def test_the_place_of_a_job(job: Job, tmp_path: Path) -> None:
     assert render_page(found).splitlines()[1].startswith("INSECURE: ")
 
 
+def test_no_terminal_obeys_what_a_coordinator_says() -> None:
+    page = render_page(pb.GetJobStatusResponse(job="a\x1b[2Jb", reason="\x1b]0;owned\x07"))
+    assert page.startswith("a\ufffd[2Jb  ")
+    assert "\ufffd]0;owned\ufffd" in page
+    assert "\x1b" not in page
+
+
 def test_what_is_awaited_and_since_when() -> None:
     status = pb.GetJobStatusResponse(waiting_for="shard 1", waited_s=75.0)
     status.newest_checkpoint, status.checkpoint_age_s = "checkpoints/step-1", 3.0

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from coordinator import cli
+from psrpc.channel import open_channel
 from psrpc.checkpoint import load_variables
+from psrpc.health import why_unhealthy
+from psrpc.identity import Role
+from psrpc.security import Security
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,
@@ -57,19 +68,31 @@ def test_processes_may_start_in_any_order_and_end_by_themselves(tmp_path: Path) 
     assert (hand.run_dir / "summary.json").exists()
 
 
-def test_a_shard_is_reached_at_the_address_it_advertises(tmp_path: Path) -> None:
+def test_a_shard_is_reached_at_the_address_it_advertises_in_plaintext_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = free_port()
     with by_hand(tmp_path) as hand:
-        coordinator = hand.coordinator(DENSE)
-        address = coordinator.wait_for(r"127\.0\.0\.1:\d+")[0]
+        bound = ("--run-dir", hand.run_dir, "--bind", "0.0.0.0:0")
+        coordinator = hand.start(
+            *("coordinator", "coordinator", "serve", "--job", DENSE, *bound),
+            PSERVER_INSECURE="true",
+        )
+        said = coordinator.wait_for(r"INSECURE: whoever reaches its ports .*\n")[0]
+        assert "why='--insecure (PSERVER_INSECURE)'" in said
+        at = coordinator.wait_for(r"0\.0\.0\.0:(\d+)")[1]
+        address = f"127.0.0.1:{at}"
         where = ("--coordinator", address)
-        hand.start(
+        shard = hand.start(
             "shard",
             "pserver",
             *("serve", "--shard", "0", "--bind", f"0.0.0.0:{port}", "--advertise", "localhost"),
             "--insecure",
             *where,
         )
+        assert "why=--insecure" in shard.wait_for(r"INSECURE: .*\n")[0]
+        assert cli.main(["status", *where]) == 0
+        assert "\nINSECURE: plaintext" in capsys.readouterr().out
         hand.start("worker", "worker", "run", *where)
         assert codes(hand.processes) == [0, 0, 0], hand.logs()
         assert f"localhost:{port}" in coordinator.text()
@@ -175,9 +198,48 @@ def endless(folder: Path, *more: str) -> Process:
     return Process("up", "coordinator", "up", DENSE, "--run-dir", folder / "run", *size, *more)
 
 
-def test_a_killed_supervisor_takes_its_cluster_along(tmp_path: Path) -> None:
+def listening(pids: Sequence[int]) -> set[int]:
+    """The TCP ports on which the processes listen."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                sockets.add(str(link.readlink()))
+    ports = set()
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                ports.add(int(local.rpartition(":")[2], 16))
+    return ports
+
+
+def assert_secured(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who serves has a certificate that was made for this run, and hears nobody without one."""
+    assert cli.main(["status", "--run-dir", str(run_dir), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    servers = {(run_dir / "address").read_text().strip(): Role.COORDINATOR}
+    servers |= {shard["address"]: Role.SHARD for shard in status["shards"]}
+    assert len(servers) == 3
+    assert not status["insecure"]
+    security = Security.from_options(Role.OPERATOR, run_dir / "certs")
+    for address, role in servers.items():
+        assert why_unhealthy(address, "", LIMIT_S, security, role) == ""
+    ports = listening(processes_of(run_dir))
+    assert ports >= {int(address.rpartition(":")[2]) for address in servers}
+    for port in ports:
+        with open_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                HealthStub(channel).Check(HealthCheckRequest(), timeout=LIMIT_S)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE, port
+
+
+def test_a_cluster_has_certificates_unasked_and_a_killed_supervisor_takes_it_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster = endless(tmp_path)
     cluster.wait_for("training  epoch")
+    assert_secured(tmp_path / "run", capsys)
     running = processes_of(tmp_path)
     assert len(running) >= 5, "a coordinator, two shards and two workers"
     cluster.kill()

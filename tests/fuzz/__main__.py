@@ -2,6 +2,7 @@
 
 python -m tests.fuzz codec
 python -m tests.fuzz manifest -max_total_time=600
+python -m tests.fuzz overrides -max_total_time=600
 
 What follows the target goes to libFuzzer. Input that is found to break something is written to the
 working directory, and is given to the target again with its file's name as an argument.
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["psrpc"]):
+with atheris.instrument_imports(include=["psrpc", "worker"]):
     from tests.fuzz.targets import TARGETS, seeds
 
 

@@ -1,9 +1,12 @@
-"""What bytes of a stranger, or of a damaged disk, reach first: any bytes at all are either read or
-refused with an error of ours. A target returns in both cases; whatever else it raises is a bug."""
+"""What bytes of a stranger, of a damaged disk or of a command line reach first: any bytes at all
+are either read or refused with an error of ours. A target returns in both cases; whatever else it
+raises is a bug."""
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -15,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from psrpc.codec import parse_message
 from psrpc.encoding import Encoding, check_nbytes, decode, encode_int8, encode_topk
-from psrpc.errors import InvalidArgument, PsError
+from psrpc.errors import InvalidArgument, InvalidJob, PsError
 from psrpc.manifest import MANIFEST, _sealed, read_manifest
 from psrpc.plan import Plan, aligned_empty
 from psrpc.rows_reader import RowsReader
@@ -23,6 +26,8 @@ from psrpc.shard_reader import ShardReader
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.psrpc.test_corruption import NEW, Memory, pristine
+from tests.worker.test_job import make_job
+from worker.overrides import FIELDS, override_job, override_optimizer
 
 Target = Callable[[bytes], None]
 
@@ -96,10 +101,25 @@ def shard_file(data: bytes) -> None:
             reader.read(tensor)
 
 
+OPTIMIZER = {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.0}}
+
+
+def overrides(data: bytes) -> None:
+    """What follows several ``--set``, a line each."""
+    optimizer = copy.deepcopy(OPTIMIZER)
+    with suppress(InvalidJob):
+        _, arguments = override_job(_job(), os.fsdecode(data).split("\n"))
+        override_optimizer(optimizer, arguments)
+    assert optimizer == OPTIMIZER, "it is a copy that is changed"
+
+
+_job = cache(make_job)
+
 TARGETS: dict[str, Target] = {
     "codec": codec,
     "encoding": encoding,
     "manifest": manifest,
+    "overrides": overrides,
     "plan": plan,
     "rows_file": rows_file,
     "shard_file": shard_file,
@@ -122,6 +142,9 @@ def seeds(target: str) -> tuple[bytes, ...]:
             for path, data in sorted(files.items())
             if path.name != MANIFEST and ("rows" in path.name) == rows
         )
+    if target == "overrides":
+        several = b"epochs=3\nmode=ssp\nstaleness=4\noptimizer.learning_rate=0.1"
+        return several, *(f"{key}=1".encode() for key in FIELDS)
     if target == "encoding":
         gradient = np.linspace(-1, 1, LENGTH, dtype=np.float32)
         return encode_int8(gradient).tobytes(), encode_topk(gradient, 7).tobytes()

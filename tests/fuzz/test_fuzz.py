@@ -12,7 +12,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,16 @@ from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from pserver.updates.arenas import ShardArenas
 from psrpc.channel import open_channel
-from psrpc.errors import InvalidArgument, InvalidJob, PsError, RemoteFailure, Unreachable
+from psrpc.errors import InvalidArgument, PsError, RemoteFailure, Unreachable
 from psrpc.manifest import MANIFEST, Manifest
 from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.fuzz.targets import TARGETS, manifest, plan, seeds
+from tests.fuzz.targets import TARGETS, manifest, overrides, plan, seeds
 from tests.pserver.shards import counting, engine_of, plan_of, served, whole
 from tests.psrpc.test_corruption import NEW, pristine
-from tests.worker.test_job import make_job
-from worker.overrides import FIELDS, override_job, override_optimizer
+from worker.overrides import FIELDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -140,10 +138,7 @@ def test_what_is_read_of_a_manifest_that_nobody_has_changed() -> None:
     st.text() | junk.map(str) | st.sampled_from(["1e999", "nan", "-1", "9" * 400, "[1", "__"]),
 )
 def test_any_setting_is_applied_or_refused(key: str, text: str) -> None:
-    serialized = {"class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.0}}
-    with suppress(InvalidJob):
-        _, arguments = override_job(make_job(), [f"{key}={text}"])
-        override_optimizer(serialized, arguments)
+    overrides(f"{key}={text}".encode())
 
 
 # -- a real shard ---------------------------------------------------------------------------------
@@ -267,7 +262,7 @@ def test_nothing_unaligned_passes_the_engines_door(offset: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
-@pytest.mark.parametrize("name", ["codec", "manifest"])
+@pytest.mark.parametrize("name", ["codec", "manifest", "overrides"])
 def test_the_fuzzer_runs(name: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", name, "-runs=300", f"-artifact_prefix={tmp_path}/"],

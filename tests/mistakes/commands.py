@@ -55,6 +55,8 @@ def say(capfd: pytest.CaptureFixture[str], *command: object) -> Said:
     with patch.dict(os.environ, MALLOC_SETTINGS):
         try:
             status = PROGRAMS[program](arguments)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
         finally:
             # Logs go to what standard error is now, and that is closed after this test.
             structlog.reset_defaults()

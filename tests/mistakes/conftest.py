@@ -9,22 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.mistakes.commands import SAID
+from tests.mistakes.report import Mistake, document, late
 
-ERRORS = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
-TITLES = dict(
-    re.findall(r"^### (PS\d{3})\n\n\*\*(.+?)\.?\*\*", ERRORS.read_text(), flags=re.MULTILINE)
-)
-HEAD = """# What users do wrong
-
-Made by `make mistakes`: each line is a test that makes the mistake and reads the answer. Seconds
-are those of the whole test, with the servers and processes that it starts (TensorFlow alone takes
-three) and, in the first of a file, imports: nobody waits longer for the answer.
-
-| mistake | answer | seconds |
-| --- | --- | ---: |
-"""
-
-LINES: list[str] = []
+MADE: list[Mistake] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,12 +23,20 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.passed:
         found = re.fullmatch(r".*\[(.*)\]", item.name)
         name = found[1] if found else item.name.removeprefix("test_").replace("_", " ")
-        answers = [f"[{code}](errors.md#{code.lower()}): {TITLES[code]}" for code in codes]
-        LINES.append(f"| {name} | {'; '.join(answers) or 'in words'} | {report.duration:.1f} |\n")
+        MADE.append(Mistake(name, codes, report.duration))
     return report
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     report: Path | None = session.config.getoption("--report")
-    if report is not None and LINES:
-        report.write_text(HEAD + "".join(LINES))
+    if report is not None and MADE:
+        report.write_text(document(MADE))
+        if late(MADE):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("--report"):
+        for line in late(MADE):
+            terminalreporter.write_line(line, red=True)

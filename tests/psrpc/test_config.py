@@ -187,11 +187,37 @@ def test_show_config_prints_all_and_asks_for_nothing() -> None:
     parser, configuration = make()
     said = parser.parse_args(["--show-config", "--set", "a=b c"])
     lines = configuration.complete(said, {"PSERVER_RESUME": "1"}).shown.splitlines()
-    assert [line.split()[0] for line in lines] == list(configuration.settings(said, {}))
+    assert [line.split()[0] for line in lines] == [*configuration.settings(said, {}), "config"]
     shown = [" ".join(line.split()) for line in lines]
     assert "shard - missing" in shown
     assert "resume true environment (PSERVER_RESUME)" in shown
     assert "set 'a=b c' command line (--set)" in shown
+    assert "config - default" in shown
+
+
+def test_show_config_says_which_file_was_read_and_who_named_it(tmp_path: Path) -> None:
+    named, said = tmp_path / "named.toml", tmp_path / "said.toml"
+    for path in (named, said):
+        path.write_text(f'[pserver]\ngpu = "{path.stem}"\n')
+    parser, configuration = make()
+
+    def shown(*argv: str) -> list[str]:
+        arguments = parser.parse_args(["--show-config", *argv])
+        text = configuration.complete(arguments, {"PSERVER_CONFIG": str(named)}).shown
+        return [" ".join(line.split()) for line in text.splitlines()]
+
+    assert f"config {named} environment (PSERVER_CONFIG)" in shown()
+    assert f"gpu named file ({named} [pserver])" in shown()
+    assert f"config {said} command line (--config)" in shown("--config", str(said))
+    assert f"gpu said file ({said} [pserver])" in shown("--config", str(said))
+
+
+def test_where_a_setting_was_said_is_kept_for_messages(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[common]\ncerts = "certs"\n')
+    environment = {"PSERVER_INSECURE": "0", "PSERVER_CONFIG": str(file)}
+    said = completed(["--shard", "0"], environment)
+    assert said.elsewhere == {"insecure": "PSERVER_INSECURE", "certs": f"{file} [common]"}
 
 
 def test_the_file_of_a_token_is_shown_and_not_its_content(tmp_path: Path) -> None:

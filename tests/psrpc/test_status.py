@@ -46,6 +46,8 @@ class Raising(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             return grpc.unary_stream_rpc_method_handler(self.stream)
         if call_details.method == "/t/Coded":
             return grpc.unary_unary_rpc_method_handler(self.coded)
+        if call_details.method == "/t/Odd":
+            return grpc.unary_unary_rpc_method_handler(self.odd)
         if call_details.method == "/t/Long":
             return grpc.unary_unary_rpc_method_handler(self.long)
         return grpc.unary_unary_rpc_method_handler(self.one)
@@ -55,6 +57,9 @@ class Raising(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     def long(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         raise errors.NotReady("é" * 40_000)
+
+    def odd(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        raise errors.InvalidJob("no \x1b[2Jfile")
 
     def coded(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         raise errors.InvalidJob("no such file", code="PS102")
@@ -102,6 +107,13 @@ def test_a_code_of_its_own_arrives_too(channel: grpc.Channel) -> None:
     error = error_from_rpc(caught.value, "the server")
     assert type(error) is errors.InvalidJob
     assert (error.code, error.coded) == ("PS102", "PS102: no such file")
+
+
+def test_no_terminal_obeys_a_servers_words(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/t/Odd", None, None)(b"", timeout=5)
+    assert "\x1b" in str(caught.value.details())
+    assert str(error_from_rpc(caught.value, "the server")) == "no \ufffd[2Jfile"
 
 
 def test_a_reason_keeps_the_code_it_begins_with() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,20 +12,20 @@ import pytest
 from coordinator.certs import make_certificates
 from psrpc.identity import Role
 from tests.security.forgery import Forgery
+from tests.security.matrix import Cell, document
 
 JOB = "tiny"
 
-SEEN: dict[tuple[str, str], str] = {}
-"""What came of a call of an RPC by somebody, for the report."""
 
-HEAD = """# Who may call what
+@dataclass
+class Seen:
+    """What came of calls, for the report: of servers with certificates, and with a token file."""
 
-Made by `make matrix` from what real servers answered to real calls, see `tests/security`. ✓ let
-through; ∅ let through, and told that there is no such thing; — no connection comes about; ? a
-certificate of nobody; ✗ refused by name. After every refusal the server's state was compared with
-that before: nothing had changed.
+    roles: dict[Cell, str] = field(default_factory=dict)
+    tokens: dict[Cell, str] = field(default_factory=dict)
 
-"""
+
+SEEN = Seen()
 
 
 @pytest.fixture(scope="session")
@@ -43,18 +45,13 @@ def forgery(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Forgery:
     return Forgery(certs, other, now - timedelta(days=30), Role.WORKER)
 
 
+@pytest.fixture
+def mine(certs: Path, tmp_path: Path) -> Path:
+    """A copy to change."""
+    return Path(shutil.copytree(certs, tmp_path / "mine"))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     report: Path | None = session.config.getoption("--report")
-    if report is not None and SEEN:
-        report.write_text(HEAD + _table())
-
-
-def _table() -> str:
-    asked = list(dict.fromkeys(who for _, who in SEEN))
-    callers = [who for who in asked if who not in set(Role)] + list(Role)
-    rows = [["RPC", *callers], ["---"] * (1 + len(callers))]
-    for rpc in sorted({rpc for rpc, _ in SEEN}):
-        service, _, method = rpc.rpartition("/")
-        name = f"{service.rpartition('.')[2]}.{method}"
-        rows.append([f"`{name}`", *(SEEN.get((rpc, who), "") for who in callers)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    if report is not None and SEEN.roles and SEEN.tokens:
+        report.write_text(document(SEEN.roles, SEEN.tokens))

@@ -8,11 +8,13 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from pserver import wire
 from pserver.assembly import shard_extents
 from psrpc.codec import encode_stream
 from psrpc.encoding import plain
+from psrpc.status import METADATA_KEY
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import parameter_server_pb2 as shard_pb
 from psrpc.v1 import types_pb2 as types
@@ -25,6 +27,26 @@ FENCE = types.Fence(generation=1, policy=1, plan_hash=PLAN.hash, shard_incarnati
 
 WAIT_S = 0.2
 """Deadline of a call that would be parked; the others answer at once, however long that takes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call.
+
+    Attributes:
+        code: gRPC's status.
+        details: in words.
+        told: whether a server of ours raised it, after it had let the caller through or refused it.
+    """
+
+    code: grpc.StatusCode
+    details: str = ""
+    told: bool = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether the call came to a server at all."""
+        return self.told or self.code != grpc.StatusCode.UNAVAILABLE
 
 
 @dataclass(frozen=True)
@@ -44,8 +66,8 @@ class Rpc:
     def __str__(self) -> str:
         return self.name.rpartition("/")[2]
 
-    def call(self, channel: grpc.Channel, **options: Any) -> tuple[grpc.StatusCode, str]:
-        """Calls it, and hangs up at the first response; the status and its details."""
+    def call(self, channel: grpc.Channel, **options: Any) -> Answer:
+        """Calls it, and hangs up at the first response."""
         kind = "_".join("stream" if streams else "unary" for streams in self.streams)
         method = getattr(channel, kind)(self.name)
         request = iter(self.messages) if self.streams[0] else self.messages[0]
@@ -56,8 +78,10 @@ class Rpc:
                 next(answer, None)
                 answer.cancel()
         except grpc.RpcError as error:
-            return error.code(), error.details() or ""
-        return grpc.StatusCode.OK, ""
+            sent: Any = error.trailing_metadata() or ()
+            told = METADATA_KEY in dict(sent)
+            return Answer(error.code(), error.details() or "", told)
+        return Answer(grpc.StatusCode.OK)
 
 
 def rpcs_of(*services: Any) -> list[Rpc]:
@@ -107,13 +131,15 @@ MESSAGES: dict[str, list[bytes]] = {
     "Initialize": list(_initialize()),
     "PushGradients": list(_push(0, in_exchange=False)),
     "Exchange": list(_push(4, in_exchange=True)),
+    "ServerReflectionInfo": [
+        reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+    ],
 }
-"""What would change something; of all others an empty message."""
+"""What would change something, or is answered; of all others an empty message."""
 
-COORDINATOR = rpcs_of(
-    pb.DESCRIPTOR.services_by_name["Coordinator"], health_pb2.DESCRIPTOR.services_by_name["Health"]
-)
-SHARD = rpcs_of(
-    shard_pb.DESCRIPTOR.services_by_name["ParameterServer"],
+_OF_BOTH = (
     health_pb2.DESCRIPTOR.services_by_name["Health"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 )
+COORDINATOR = rpcs_of(pb.DESCRIPTOR.services_by_name["Coordinator"], *_OF_BOTH)
+SHARD = rpcs_of(shard_pb.DESCRIPTOR.services_by_name["ParameterServer"], *_OF_BOTH)

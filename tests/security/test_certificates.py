@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,12 +18,6 @@ from psrpc.security_options import from_arguments
 from tests.security.forgery import forge, read_pair
 
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture
-def mine(certs: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
-    return Path(shutil.copytree(certs, tmp_path / "mine"))
 
 
 def use(directory: Path, role: Role = Role.WORKER) -> Security:
@@ -162,7 +155,7 @@ def test_options_go_before_the_environment(certs: Path) -> None:
     assert from_arguments(Role.WORKER, parser.parse_args([]), environment).directory == certs
     plain = from_arguments(Role.WORKER, parser.parse_args(["--insecure"]), environment)
     assert (plain.encrypted, plain.insecure) == (False, True)
-    with pytest.raises(InvalidArgument, match="contradict each other"):
+    with pytest.raises(InvalidArgument, match=r"^--insecure and --certs x contradict each other"):
         from_arguments(Role.WORKER, parser.parse_args(["--insecure", "--certs", "x"]), {})
 
 
@@ -189,7 +182,12 @@ def test_plaintext_may_be_said_by_the_environment(certs: Path) -> None:
         assert found(no, PSERVER_CERTS=str(certs)) == (False, certs)
     assert found("1", "--certs", str(certs)) == (False, certs)
     assert found("0", "--insecure") == (True, None)
-    with pytest.raises(InvalidArgument, match="contradict each other"):
+    with pytest.raises(InvalidArgument) as caught:
         found("1", PSERVER_CERTS=str(certs))
+    assert str(caught.value).startswith(
+        f"--insecure (PSERVER_INSECURE) and --certs (PSERVER_CERTS) {certs} contradict each other"
+    )
+    with pytest.raises(InvalidArgument, match=r"^--token-file \(PSERVER_TOKEN_FILE\) t needs"):
+        found("", PSERVER_TOKEN_FILE="t")
     with pytest.raises(InvalidArgument, match="PSERVER_INSECURE='maybe'; expected true or false"):
         found("maybe")

@@ -1,4 +1,4 @@
-"""Servers that clients do not believe, tokens, and certificates that are replaced."""
+"""Servers that clients do not believe, and certificates that are replaced."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from psrpc.errors import InvalidArgument
 from psrpc.health import why_unhealthy
 from psrpc.identity import Role
 from psrpc.interceptor import ErrorInterceptor
-from psrpc.security import PLAINTEXT, Security
+from psrpc.security import Security
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.pserver.shards import engine_of
 from tests.security.forgery import forge
-from tests.security.rpcs import PLAN, SHARD
+from tests.security.rpcs import PLAN
 from tests.security.test_certificates import NOW, put
 
 STATUS = "/psrpc.v1.ParameterServer/GetStatus"
-TOKEN = "0123456789abcdef0123456789abcdef"
 
 
 @contextmanager
@@ -48,23 +47,6 @@ def status(channel: grpc.Channel, **options: Any) -> grpc.StatusCode:
         found: grpc.StatusCode = error.code()
         return found
     return grpc.StatusCode.OK
-
-
-@pytest.fixture
-def mine(certs: Path, tmp_path: Path) -> Path:
-    """A copy to change."""
-    return Path(shutil.copytree(certs, tmp_path / "mine"))
-
-
-@pytest.fixture
-def token(tmp_path: Path) -> Path:
-    return secret(tmp_path / "token")
-
-
-def secret(path: Path, text: str = TOKEN) -> Path:
-    path.touch(0o600)
-    path.write_text(text + "\n")
-    return path
 
 
 # -- servers ---------------------------------------------------------------------------------
@@ -110,91 +92,6 @@ def test_plaintext_stays_on_this_machine(address: str) -> None:
         with pytest.raises(InvalidArgument, match="to send anything to"):
             open_channel(address)
         open_channel(address, Security(insecure=True)).close()
-
-
-# -- tokens ----------------------------------------------------------------------------------
-
-
-def test_a_token_stands_for_every_role(certs: Path, token: Path) -> None:
-    server = Security.from_options(Role.SHARD, certs, token)
-    client = Security.from_options(Role.WORKER, certs, token)
-    with shard_of(server) as address, open_channel(address, client) as channel:
-        for rpc in SHARD:
-            code, details = rpc.call(channel)
-            assert code not in (
-                grpc.StatusCode.PERMISSION_DENIED,
-                grpc.StatusCode.UNAUTHENTICATED,
-                grpc.StatusCode.UNAVAILABLE,
-            ), (str(rpc), details)
-
-
-def test_only_the_authority_is_needed_beside_a_token(mine: Path, token: Path) -> None:
-    for path in mine.iterdir():
-        if path.name != "ca.crt":
-            path.unlink()
-    assert Security.from_options(Role.WORKER, mine, token).encrypted
-    with pytest.raises(InvalidArgument, match=r"there is no .*shard\.crt"):
-        Security.from_options(Role.SHARD, mine, token)
-
-
-def test_another_token_or_none_is_refused(certs: Path, token: Path, tmp_path: Path) -> None:
-    other = Security.from_options(Role.WORKER, certs, secret(tmp_path / "other", TOKEN[::-1]))
-    engine = engine_of(PLAN)
-    with ShardServer(
-        0, "127.0.0.1:0", security=Security.from_options(Role.SHARD, certs, token)
-    ) as server:
-        server.open(engine)
-        address = f"127.0.0.1:{server.port}"
-        # One that shows a certificate, which nobody has asked for, and no token.
-        for client in (other, Security.from_options(Role.WORKER, certs)):
-            with open_channel(address, client) as channel:
-                for rpc in SHARD:
-                    assert rpc.call(channel)[0] == grpc.StatusCode.UNAUTHENTICATED, str(rpc)
-        assert engine.report().initialized is False
-
-
-class Listener(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Remembers the metadata of all calls."""
-
-    def __init__(self) -> None:
-        self.heard: list[Any] = []
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """See grpc.ServerInterceptor."""
-        self.heard.append(handler_call_details.invocation_metadata)
-        return continuation(handler_call_details)
-
-
-def test_a_token_is_never_sent_in_plaintext(certs: Path, token: Path) -> None:
-    listener = Listener()
-    server = make_server(1, [listener])
-    address = f"127.0.0.1:{bind(server, '127.0.0.1:0', PLAINTEXT)}"
-    server.start()
-    try:
-        with open_channel(address, Security.from_options(Role.WORKER, certs, token)) as channel:
-            assert status(channel) == grpc.StatusCode.UNAVAILABLE
-        with open_channel(address) as channel:
-            assert status(channel) == grpc.StatusCode.UNIMPLEMENTED
-    finally:
-        server.stop(0).wait()
-    assert len(listener.heard) == 1, "only the call that was meant to be in plaintext"
-
-
-def test_a_token_needs_an_authority(token: Path) -> None:
-    with pytest.raises(InvalidArgument, match="never sent in plaintext"):
-        Security.from_options(Role.WORKER, None, token)
-
-
-@pytest.mark.parametrize("text", ["", "short", "with some words in it", "ünlauter-token-123"])
-def test_a_token_that_is_none(certs: Path, tmp_path: Path, text: str) -> None:
-    with pytest.raises(InvalidArgument, match="holds no token"):
-        Security.from_options(Role.WORKER, certs, secret(tmp_path / "t", text))
-
-
-def test_a_token_that_others_may_read(certs: Path, token: Path) -> None:
-    token.chmod(0o644)
-    with pytest.raises(InvalidArgument, match="run: chmod 600"):
-        Security.from_options(Role.WORKER, certs, token)
 
 
 # -- replacing -------------------------------------------------------------------------------

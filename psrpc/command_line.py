@@ -1,0 +1,35 @@
+"""What a command line that cannot be read is told: as every other error, with a code and a fix."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, NoReturn
+
+from psrpc.config_keys import did_you_mean
+from psrpc.errors import InvalidArgument, error_line
+
+EXIT_BAD_INPUT = 2
+
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command's options, and of those of the commands below it."""
+
+    def parse_known_args(self, *args: Any, **more: Any) -> tuple[Any, list[str]]:
+        """Everything has to be known: here, where it is known what there is."""
+        said, unknown = super().parse_known_args(*args, **more)
+        if unknown:
+            flag = next((word for word in unknown if word.startswith("-")), "")
+            close = did_you_mean(flag.partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{close if flag else ''}")
+        return said, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Says how it is used and what was wrong, and ends with 2."""
+        choice = _CHOICE.search(message)
+        if choice is not None:
+            message += did_you_mean(choice[1], re.findall(r"[\w.-]+", choice[2]))
+        error = InvalidArgument(f"{self.prog}: {message}", code="PS113")
+        self.exit(EXIT_BAD_INPUT, f"{self.format_usage()}{error_line(error)}\n")

@@ -1,0 +1,34 @@
+"""Mistakes in what was typed, of every command."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mistakes.commands import say
+
+MISTAKES = {
+    "a command that there is not": ("coordinator statsu", "did you mean 'status'?"),
+    "an option that there is not": ("coordinator status --jsno", "did you mean '--json'?"),
+    "an option of another command": ("worker run --shards=3", "unrecognized arguments: --shards=3"),
+    "text where a number is expected": (
+        "pserver serve --shard first",
+        "argument --shard: invalid int value: 'first'",
+    ),
+    "one word too many": ("coordinator status now", "unrecognized arguments: now"),
+    "no job file": ("coordinator up", "the following arguments are required: JOB"),
+    "an action that there is not": ("coordinator checkpoint verfy x", "did you mean 'verify'?"),
+    "one choice too many": (
+        "worker describe job.py --mode asynch",
+        "did you mean 'async'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_cause_and_what_to_do(mistake: str, capfd: pytest.CaptureFixture[str]) -> None:
+    typed, fix = MISTAKES[mistake]
+    said = say(capfd, *typed.split())
+    assert (said.code, said.status) == ("PS113", 2), said.everything
+    assert fix in said.message
+    assert said.everything.startswith("usage: ")
+    assert "Traceback" not in said.everything
