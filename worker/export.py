@@ -20,6 +20,7 @@ from psrpc.errors import (
 from worker.data import Array, Batch, map_arrays
 from worker.loader import UserCodeFailed, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
+from worker.ragged import Ragged, as_tensor
 
 FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a SavedModel"
 
@@ -137,9 +138,12 @@ def _signature(example: Batch) -> list[Any]:
     floats, which ids are not."""
     import tensorflow as tf
 
-    def spec(array: Array) -> tf.TensorSpec:
-        tensor = tf.convert_to_tensor(array)
-        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+    def spec(array: Array | Ragged) -> tf.TypeSpec:
+        tensor = as_tensor(array)
+        shape = [None, *tensor.shape[1:]]
+        if isinstance(array, Ragged):
+            return tf.RaggedTensorSpec(shape, tensor.dtype, ragged_rank=1)
+        return tf.TensorSpec(shape, tensor.dtype)
 
     return [map_arrays(spec, example[0])]
 
