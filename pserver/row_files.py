@@ -38,10 +38,11 @@ _REMEMBERED = 4
 
 @dataclass(frozen=True)
 class _Chain:
-    """The parts of a checkpoint's rows, as this shard has written them. ``nbytes`` is of rows."""
+    """The parts of a checkpoint's rows, as this shard has written them: up to ``versions``, one of
+    each table. ``nbytes`` is of rows."""
 
     generation: int
-    version: int
+    versions: tuple[int, ...]
     files: tuple[WrittenFile, ...]
     nbytes: int
 
@@ -76,7 +77,7 @@ class RowFiles:
         """
         assert snapshot.tables is not None
         frozen, lock = snapshot.tables.tables, snapshot.lock
-        generation, version = snapshot.values.generation, snapshot.values.version
+        generation = snapshot.values.generation
         chain = self._chains.get(PurePosixPath(order.base).name)
         rows = None
         if chain is not None and chain.generation == generation:
@@ -105,7 +106,9 @@ class RowFiles:
         path = directory / rows_file_name(shard, shards, len(before))
         files = (*before, write_rows_file(path, header, rows, self._storage))
         nbytes = _nbytes(rows) + (chain.nbytes if chain is not None else 0)
-        self._chains[order.name] = _Chain(generation, version, files, nbytes)
+        self._chains[order.name] = _Chain(
+            generation, tuple(table.version for table in frozen), files, nbytes
+        )
         while len(self._chains) > _REMEMBERED:
             del self._chains[next(iter(self._chains))]
         return files
@@ -120,12 +123,12 @@ class RowFiles:
             return None
         found = []
         whole = 0
-        for spec, table in zip(self._plan.tables, frozen, strict=True):
+        for spec, table, version in zip(self._plan.tables, frozen, chain.versions, strict=True):
             with lock:
-                removed = table.removed_since(chain.version)
+                removed = table.removed_since(version)
             if removed is None:
                 return None
-            rows = _rows(spec, table, lock, _slots(table, lock, chain.version))
+            rows = _rows(spec, table, lock, _slots(table, lock, version))
             found.append(
                 TableRows(spec, rows.rows, rows.slots, rows.read, removed, rows.candidates)
             )

@@ -48,6 +48,21 @@ def test_so_many_parts_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert counts == [1, 2, 3, 1, 2]
 
 
+def test_rows_of_higher_versions_than_the_shard_has_are_not_written_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, tables=(TableSpec("user", 3, None, UNIFORM, ADAM),))
+
+    def touch(stop: int, version: int) -> None:
+        rows = Rows(np.arange(stop), np.ones((stop, 3), np.float32))
+        job.held[0].apply({0: rows}, 1.0, version - 1, version)
+
+    touch(100, 500)
+    job.version = 2
+    base = job.checkpoint()
+    touch(3, 501)
+    job.version = 3
+    assert job.parts(job.checkpoint(base)) == [2]
+
+
 def test_a_part_of_more_than_half_or_parts_of_more_than_twice_are_not_worth_it(
     tmp_path: Path,
 ) -> None:
