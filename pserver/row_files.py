@@ -26,9 +26,6 @@ from psrpc.tables import TableSpec
 
 log = get_logger()
 
-MAX_PARTS = 16
-"""Files that the rows of one checkpoint are spread over at most."""
-
 _RANGE = 1 << 17
 """Slots that are looked through at once, with the lock held: a millisecond or so."""
 
@@ -81,7 +78,7 @@ class RowFiles:
         chain = self._chains.get(PurePosixPath(order.base).name)
         rows = None
         if chain is not None and chain.generation == generation:
-            rows = self._since(frozen, lock, chain)
+            rows = self._since(frozen, lock, chain, order.parts)
         if rows is None or base is None or not self._link(chain, base, directory):
             chain, rows = (
                 None,
@@ -114,12 +111,16 @@ class RowFiles:
         return files
 
     def _since(
-        self, frozen: Sequence[FrozenTable], lock: AbstractContextManager[object], chain: _Chain
+        self,
+        frozen: Sequence[FrozenTable],
+        lock: AbstractContextManager[object],
+        chain: _Chain,
+        parts: int,
     ) -> list[TableRows] | None:
         """What is new since ``chain``; None if all rows had better be written again: because of
         the number of parts, because the new part would have more than half of what there is, or
         because all parts would have more than twice of it, which a restart has to read."""
-        if len(chain.files) >= MAX_PARTS:
+        if len(chain.files) >= parts:
             return None
         found = []
         whole = 0

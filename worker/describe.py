@@ -113,6 +113,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "placement": placement_for(optimizer, variables),
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,
+        "full_checkpoint_every": job.full_checkpoint_every,
         "keep_checkpoints": job.keep_checkpoints,
         "keep_best": _describe_keep_best(job, metrics),
         "intra_op_threads": job.intra_op_threads,
