@@ -67,6 +67,8 @@ def test_the_next_checkpoint_continues_the_one_that_was_committed_last(tmp_path:
 
 
 def test_shards_are_told_when_all_rows_are_to_be_written_again(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
     run, other = run_of(tmp_path / "run"), run_of(tmp_path / "other")
     other = replace(other, description=replace(other.description, full_checkpoint_every=3))
     orders = [write_order(Ordering(each).next()) for each in (run, other)]
