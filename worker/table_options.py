@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -174,7 +174,7 @@ def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:
     if optimizer is None:
         return None
     if isinstance(optimizer, RowwiseAdagrad):
-        return optimizer.serialized()
+        return cast("dict[str, Any]", _plain(optimizer.serialized()))
     if isinstance(optimizer, Mapping):
         serialized = {"class_name": optimizer["class_name"], "config": dict(optimizer["config"])}
     else:
