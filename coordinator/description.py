@@ -20,7 +20,7 @@ from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
 from psrpc.policy import Mode, Policy
 from psrpc.process import with_malloc_settings
-from psrpc.tables import TableSpec
+from psrpc.tables import FULL_EVERY, TableSpec
 from psrpc.told import told_lines
 
 FORMAT = 1
@@ -84,6 +84,7 @@ class JobDescription:
     warmup_epochs: float = 0.0
     tables: tuple[TableSpec, ...] = ()
     rows_nbytes: int = 0
+    full_checkpoint_every: int = FULL_EVERY
 
     @property
     def mode(self) -> Mode:
@@ -145,6 +146,7 @@ def parse_description(text: str) -> JobDescription:
         document=document,
         then=_rule(document.get("then"), epochs),
         local_steps=read.whole("local_steps", 1, absent=1),
+        full_checkpoint_every=read.whole("full_checkpoint_every", 1, absent=FULL_EVERY),
         scale_lr=read.choice("scale_lr", get_args(ScaleLr), absent=True),
         warmup_epochs=read.positive("warmup_epochs"),
         tables=tuple(_table(table) for table in document.get("tables") or ()),

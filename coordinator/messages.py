@@ -187,6 +187,7 @@ def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
         directory=order.directory,
         global_step=order.global_step,
         base=order.base,
+        parts=order.parts,
     )
 
 

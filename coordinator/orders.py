@@ -50,6 +50,7 @@ class Orders:
             first_saved=newest is not None or run.restored is not None,
             generation=run.generation,
             writes_epochs=description.keep_best is not None,
+            full_every=description.full_checkpoint_every,
         )
         self._has_tables = bool(run.plan.tables)
         if self._has_tables and newest is not None and newest[1] >= run.since:

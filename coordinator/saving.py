@@ -14,6 +14,7 @@ from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError
 from psrpc.manifest import TEMPORARY
+from psrpc.tables import FULL_EVERY
 
 CHECKPOINTS = "checkpoints"
 """Below the run directory. Load-bearing."""
@@ -65,10 +66,12 @@ class Saving:
         first_saved: bool,
         generation: int = 1,
         writes_epochs: bool = False,
+        full_every: int = FULL_EVERY,
     ) -> None:
         """``every`` is in global steps. ``saved_step`` is the step of a checkpoint that holds what
         the shards hold now, if there is one; ``first_saved`` whether there ever was a checkpoint.
-        With ``writes_epochs`` the states that are evaluated are checkpoints."""
+        With ``writes_epochs`` the states that are evaluated are checkpoints. One of ``full_every``
+        has all rows of tables by itself."""
         self._snapshots = snapshots
         self._evaluations = evaluations
         self._every = every
@@ -77,6 +80,7 @@ class Saving:
         self._saved_step = saved_step
         self._generation = generation
         self._writes_epochs = writes_epochs
+        self._full_every = full_every
         self._written_step: int | None = None
         """Of the checkpoint that was ordered last."""
         self._lost: tuple[int, int] = (0, 0)
@@ -258,6 +262,7 @@ class Saving:
         self, name: str, step: int, write: bool, keep: bool, by_decision: bool
     ) -> SnapshotOrder:
         directory = temporary_directory(name) if write else ""
-        order = SnapshotOrder(name, step, write, keep, directory, self.base if write else "")
+        base = self.base if write else ""
+        order = SnapshotOrder(name, step, write, keep, directory, base, self._full_every)
         self._snapshots.order(order, by_decision)
         return order

@@ -26,7 +26,7 @@ IDENTITY = "identity"
 FIRST = "first"
 """Key of the identity: the policy that the run began with."""
 
-FREE_TO_CHANGE = ("checkpoint_every", "keep_best", "keep_checkpoints")
+FREE_TO_CHANGE = ("checkpoint_every", "full_checkpoint_every", "keep_best", "keep_checkpoints")
 """Settings of a job that a run may go on with other values of."""
 
 

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from psrpc.batch import BatchId
 from psrpc.intervals import IntervalSet
 from psrpc.policy import ASYNC, Policy
+from psrpc.tables import FULL_EVERY
 
 Positions: TypeAlias = Mapping[int, IntervalSet]
 """Positions of records, by epoch."""
@@ -43,7 +44,8 @@ class Report:
 class SnapshotOrder:
     """Tells the shards to freeze their state under ``name``: to ``write`` it into ``directory``
     (relative to the run directory), to ``keep`` it for pulls until it is released, or both.
-    ``base`` is the checkpoint, named in the same way, whose rows of tables a shard may add to."""
+    ``base`` is the checkpoint, named in the same way, whose rows of tables a shard may add to, as
+    long as there are at most ``parts`` files of them."""
 
     name: str
     global_step: int
@@ -51,6 +53,7 @@ class SnapshotOrder:
     keep: bool = False
     directory: str = ""
     base: str = ""
+    parts: int = FULL_EVERY
 
 
 @dataclass(frozen=True, slots=True)

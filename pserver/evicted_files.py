@@ -22,9 +22,9 @@ class EvictedFiles:
     """One shard's files of evicted rows. Used by one thread.
 
     The order for a snapshot names the newest committed checkpoint. Where this very object wrote
-    that, the rows that were evicted up to then are in it: only later ones are written, and the
-    tables need not keep the earlier ones. Otherwise all that the tables keep is written. So what a
-    checkpoint that fails was to hold is in the next.
+    that, in the same generation, the rows that were evicted up to then are in it: only later ones
+    are written, and the tables need not keep the earlier ones. Otherwise all that the tables keep
+    is written. So what a checkpoint that fails was to hold is in the next.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class EvictedFiles:
         self._run_id = run_id
         self._storage = storage
         self._kept = any(table.keep_evicted for table in plan.tables)
-        self._versions: dict[str, tuple[int, ...]] = {}
-        """Of each checkpoint, by name, the last version of each table."""
+        self._versions: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Of each checkpoint, by name, its generation, and the last version of each table, which in
+        another generation may be that of another update."""
 
     def write(
         self, order: SnapshotOrder, snapshot: Snapshot, directory: Path
@@ -50,8 +51,10 @@ class EvictedFiles:
             return None
         assert snapshot.tables is not None  # there are tables
         frozen = snapshot.tables.tables
-        known = self._versions.get(PurePosixPath(order.base).name)
-        versions = (-1,) * len(frozen) if known is None else known
+        generation = snapshot.values.generation
+        known, versions = self._versions.get(PurePosixPath(order.base).name, (None, ()))
+        if known != generation:
+            versions = (-1,) * len(frozen)
         parts = []
         for table, version in zip(frozen, versions, strict=True):
             parts.append(table.evicted(version))
@@ -60,7 +63,7 @@ class EvictedFiles:
         written = None
         if any(map(len, parts)):
             written = self._write(order, snapshot, directory, parts)
-        self._versions[order.name] = tuple(table.version for table in frozen)
+        self._versions[order.name] = generation, tuple(table.version for table in frozen)
         while len(self._versions) > _REMEMBERED:
             del self._versions[next(iter(self._versions))]
         return written

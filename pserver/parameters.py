@@ -45,7 +45,7 @@ class Parameters:
         self._touch = 0
         """What the rows were last touched by, as the tables count it: the version, as long as that
         only rises. Where another generation goes on with a smaller one, rows would otherwise seem
-        older than a checkpoint that they are not in."""
+        older than a checkpoint that they are not in, or than rows that it has."""
         # Readers of one version share its values. A reference of our own would keep them alive
         # and make the next update copy.
         self._current: dict[Encoding, weakref.ref[Values]] = {}
@@ -120,6 +120,7 @@ class Parameters:
             self.compensation.load_slots(slots.elements)
         if restored.load_rows is not None:
             restored.load_rows(self.tables)
+            self._touch = self.tables.version
         self._iterations = slots.iterations
         self.applied = restored.applied
         version = restored.version if version is None else version

@@ -20,6 +20,7 @@ from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding
 from psrpc.policy import Policy
+from psrpc.tables import FULL_EVERY
 
 NDArray = npt.NDArray[Any]
 Outcome = Literal["applied", "already_applied", "staged", "skipped", "too_stale"]
@@ -74,6 +75,7 @@ class SnapshotOrder:
     directory: str
     global_step: int
     base: str = ""
+    parts: int = FULL_EVERY
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,6 @@ from psrpc.tables import TableSpec
 
 log = get_logger()
 
-MAX_PARTS = 16
-"""Files that the rows of one checkpoint are spread over at most."""
-
 _RANGE = 1 << 17
 """Slots that are looked through at once, with the lock held: a millisecond or so."""
 
@@ -38,10 +35,11 @@ _REMEMBERED = 4
 
 @dataclass(frozen=True)
 class _Chain:
-    """The parts of a checkpoint's rows, as this shard has written them. ``nbytes`` is of rows."""
+    """The parts of a checkpoint's rows, as this shard has written them: up to ``versions``, one of
+    each table. ``nbytes`` is of rows."""
 
     generation: int
-    version: int
+    versions: tuple[int, ...]
     files: tuple[WrittenFile, ...]
     nbytes: int
 
@@ -76,11 +74,11 @@ class RowFiles:
         """
         assert snapshot.tables is not None
         frozen, lock = snapshot.tables.tables, snapshot.lock
-        generation, version = snapshot.values.generation, snapshot.values.version
+        generation = snapshot.values.generation
         chain = self._chains.get(PurePosixPath(order.base).name)
         rows = None
         if chain is not None and chain.generation == generation:
-            rows = self._since(frozen, lock, chain)
+            rows = self._since(frozen, lock, chain, order.parts)
         if rows is None or base is None or not self._link(chain, base, directory):
             chain, rows = (
                 None,
@@ -105,27 +103,33 @@ class RowFiles:
         path = directory / rows_file_name(shard, shards, len(before))
         files = (*before, write_rows_file(path, header, rows, self._storage))
         nbytes = _nbytes(rows) + (chain.nbytes if chain is not None else 0)
-        self._chains[order.name] = _Chain(generation, version, files, nbytes)
+        self._chains[order.name] = _Chain(
+            generation, tuple(table.version for table in frozen), files, nbytes
+        )
         while len(self._chains) > _REMEMBERED:
             del self._chains[next(iter(self._chains))]
         return files
 
     def _since(
-        self, frozen: Sequence[FrozenTable], lock: AbstractContextManager[object], chain: _Chain
+        self,
+        frozen: Sequence[FrozenTable],
+        lock: AbstractContextManager[object],
+        chain: _Chain,
+        parts: int,
     ) -> list[TableRows] | None:
         """What is new since ``chain``; None if all rows had better be written again: because of
         the number of parts, because the new part would have more than half of what there is, or
         because all parts would have more than twice of it, which a restart has to read."""
-        if len(chain.files) >= MAX_PARTS:
+        if len(chain.files) >= parts:
             return None
         found = []
         whole = 0
-        for spec, table in zip(self._plan.tables, frozen, strict=True):
+        for spec, table, version in zip(self._plan.tables, frozen, chain.versions, strict=True):
             with lock:
-                removed = table.removed_since(chain.version)
+                removed = table.removed_since(version)
             if removed is None:
                 return None
-            rows = _rows(spec, table, lock, _slots(table, lock, chain.version))
+            rows = _rows(spec, table, lock, _slots(table, lock, version))
             found.append(
                 TableRows(spec, rows.rows, rows.slots, rows.read, removed, rows.candidates)
             )

@@ -34,6 +34,7 @@ from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import Plan
 from psrpc.policy import Policy
+from psrpc.tables import FULL_EVERY
 from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -220,7 +221,13 @@ def from_push(header: pb.PushHeader) -> PushRequest:
 def from_order(order: types.SnapshotOrder) -> SnapshotOrder:
     """An order for a snapshot."""
     return SnapshotOrder(
-        order.name, order.write, order.keep, order.directory, order.global_step, order.base
+        order.name,
+        order.write,
+        order.keep,
+        order.directory,
+        order.global_step,
+        order.base,
+        order.parts or FULL_EVERY,
     )
 
 

@@ -17,6 +17,10 @@ Hashes = npt.NDArray[np.uint64]
 
 Eviction = Literal["age", "frequency"]
 
+FULL_EVERY = 16
+"""Checkpoints of a table from one that has all of its rows to the next, where nothing else is
+said."""
+
 MAX_IDS = 1 << 19
 """Ids that one message names, over all tables: 4 MiB of a message's 8."""
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from worker.data_tfrecord import TfRecords
     from worker.embedding import Embedding, string_ids
     from worker.job import Job
+    from worker.ragged import Ragged
     from worker.rowwise_adagrad import RowwiseAdagrad
     from worker.settings import setting
 
@@ -29,6 +30,7 @@ __all__ = [
     "Function",
     "Job",
     "Npz",
+    "Ragged",
     "RowwiseAdagrad",
     "TfRecords",
     "setting",
@@ -44,6 +46,7 @@ _HOMES = {
     "Function": "worker.data_function",
     "Job": "worker.job",
     "Npz": "worker.data_arrays",
+    "Ragged": "worker.ragged",
     "RowwiseAdagrad": "worker.rowwise_adagrad",
     "TfRecords": "worker.data_tfrecord",
     "setting": "worker.settings",

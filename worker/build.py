@@ -19,6 +19,7 @@ from worker.job import Job, Loss
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
 from worker.overrides import override_optimizer
+from worker.ragged import as_tensor
 
 
 def build_model(job: Job, example: Batch) -> Any:
@@ -45,7 +46,7 @@ def build_model(job: Job, example: Batch) -> Any:
     if isinstance(model, keras.Model):
         if not model.built:
             with user_code("the first call of the model"), look_up(NoRows()):
-                model(map_arrays(tf.convert_to_tensor, example[0]), training=False)
+                model(map_arrays(as_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
         if isinstance(job.loss, str | keras.losses.Loss):
             raise InvalidJob(
@@ -55,7 +56,7 @@ def build_model(job: Job, example: Batch) -> Any:
         # A module that is already complete must not be run: a step might change its state.
         if not model.variables:
             with user_code("the first call of the loss"), look_up(NoRows()):
-                job.loss(model, *map_arrays(tf.convert_to_tensor, example))
+                job.loss(model, *map_arrays(as_tensor, example))
     else:
         raise InvalidJob(
             f"model() made a {type(model).__name__}; expected a keras.Model or a tf.Module"

@@ -70,7 +70,7 @@ def with_ids(
     Raises:
         InvalidJob: its ids cannot be found, or are not in their table.
     """
-    on_host: Batch = tf.nest.map_structure(device.send, batch)
+    on_host: Batch = tf.nest.map_structure(device.send, batch, expand_composites=True)
     ids = finder(device.send(seeds), on_host, batch_signature(batch))
     placed = tuple(by.order for by in ids.orders) if orders else ()
     return StepInput(seeds, batch, ids, device.place(ids.places), device.place(placed))

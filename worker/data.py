@@ -1,7 +1,8 @@
 """Where records come from: the interface of all data sources.
 
-A batch is a tuple ``(x, y)`` or ``(x, y, sample_weight)``; each part is an array, or a dict, list
-or tuple of arrays, whose first axis counts the records. Sources open their files on first use,
+A batch is a tuple ``(x, y)`` or ``(x, y, sample_weight)``; each part is an array or a
+:class:`worker.ragged.Ragged`, or a dict, list or tuple of them, whose first axis counts the
+records. Sources open their files on first use,
 not when they are made, so that a job file stays cheap to load.
 """
 
@@ -17,10 +18,12 @@ import numpy.typing as npt
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
+from worker.ragged import in_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
 Batch: TypeAlias = tuple[Any, ...]
-"""``(x, y)`` or ``(x, y, sample_weight)``; C-contiguous arrays, in nests of any shape."""
+"""``(x, y)`` or ``(x, y, sample_weight)``: C-contiguous arrays and ``Ragged``, in nests of any
+shape."""
 
 Map: TypeAlias = Callable[..., Batch]
 """``f(x, y)`` or ``f(x, y, sample_weight)``: a batch of records in, as many records out."""
@@ -56,7 +59,7 @@ class DataSource(Protocol):
 _T = TypeVar("_T")
 
 
-def map_arrays(function: Callable[[Array], _T], nest: Any) -> Any:
+def map_arrays(function: Callable[[Any], _T], nest: Any) -> Any:
     """``nest`` with ``function`` applied to each array in its dicts, lists and tuples."""
     if isinstance(nest, dict):
         return {key: map_arrays(function, value) for key, value in nest.items()}
@@ -65,8 +68,8 @@ def map_arrays(function: Callable[[Array], _T], nest: Any) -> Any:
     return function(nest)
 
 
-def arrays_of(nest: Any) -> Iterator[Array]:
-    """The arrays in a nest, in a fixed order."""
+def arrays_of(nest: Any) -> Iterator[Any]:
+    """The arrays in a nest, :class:`worker.ragged.Ragged` among them, in a fixed order."""
     if isinstance(nest, dict):
         for key in sorted(nest):
             yield from arrays_of(nest[key])
@@ -84,21 +87,21 @@ def check_range(name: str, first: int, stop: int, records: int) -> None:
 
 
 def check_count(name: str, batch: object, expected: int) -> Batch:
-    """``batch`` if it is a batch of ``expected`` records; an error that names both counts if not.
-
-    ``name`` says who made it.
+    """``batch``, in NumPy, if it is one of ``expected`` records; an error that names both counts if
+    not. ``name`` says who made it.
     """
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
         shape = f"{len(batch)} parts" if isinstance(batch, tuple) else type(batch).__name__
         raise InvalidData(f"{name} gave {shape}; expected (x, y) or (x, y, sample_weight)")
-    for array in arrays_of(batch):
+    checked: Batch = map_arrays(in_numpy, batch)
+    for array in arrays_of(checked):
         count = np.shape(array)[0] if np.ndim(array) else None
         if count != expected:
             raise InvalidData(
                 f"{name} gave {'a scalar' if count is None else f'{count} records'}; "
                 f"it was asked for {expected}"
             )
-    return batch
+    return checked
 
 
 def hash_file(path: Path, digest: Any) -> None:

@@ -25,15 +25,18 @@ from worker.data import (
     map_arrays,
 )
 from worker.permutation import RecordOrder
+from worker.ragged import Ragged, in_numpy, part, take
 
 _HASHED_WHOLE = 64 << 20
+_Key = str | tuple[str, str]
 
 
 class Arrays:
     """Records held in arrays.
 
     Args:
-        x: an array, or a dict, list or tuple of arrays, with one row per record.
+        x: an array, a :class:`worker.ragged.Ragged` or a ``tf.RaggedTensor``, or a dict, list or
+            tuple of them, with one row per record.
         y: the labels, likewise.
         sample_weight: ``[num_records]``, optional.
         map: turns each batch ``(x, y)`` into what the model gets, say bytes into scaled floats.
@@ -56,7 +59,7 @@ class Arrays:
             if array.dtype.hasobject:
                 raise InvalidData(
                     f"Arrays holds an array of dtype object and shape {array.shape}; expected "
-                    "rows of equal shape, of numbers or of strings"
+                    "rows of equal shape, of numbers or of strings, or lists alone"
                 )
         if len(set(counts)) != 1:
             raise InvalidData(
@@ -74,13 +77,11 @@ class Arrays:
         stop = batch.first + batch.count
         check_range("Arrays", batch.first, stop, self._records)
         rows = self._order.records_at(seed, batch.epoch, batch.first, stop)
-        return self._mapped(map_arrays(lambda a: np.take(a, rows, axis=0), self._parts), len(rows))
+        return self._mapped(map_arrays(lambda a: take(a, rows), self._parts), len(rows))
 
     def read_range(self, start: int, stop: int) -> Batch:
         check_range("Arrays", start, stop, self._records)
-        return self._mapped(
-            map_arrays(lambda a: np.ascontiguousarray(a[start:stop]), self._parts), stop - start
-        )
+        return self._mapped(map_arrays(lambda a: part(a, start, stop), self._parts), stop - start)
 
     def _mapped(self, batch: Batch, count: int) -> Batch:
         return batch if self._map is None else check_count("map", self._map(*batch), count)
@@ -89,9 +90,11 @@ class Arrays:
         digest = hashlib.sha256()
         for array in arrays_of(self._parts):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
-            # Rows from all over a large array: enough to tell one dataset from another.
-            step = max(1, array.nbytes // _HASHED_WHOLE)
-            digest.update(array[::step].tobytes())
+            pieces = [array.values, array.row_splits] if isinstance(array, Ragged) else [array]
+            for piece in pieces:
+                # Rows from all over a large array: enough to tell one dataset from another.
+                step = max(1, piece.nbytes // _HASHED_WHOLE)
+                digest.update(piece[::step].tobytes())
         return digest.hexdigest()[:32]
 
     def close(self) -> None:
@@ -112,7 +115,8 @@ class Npz:
     Args:
         path: the file. ``Path(__file__).parent / "data.npz"`` lies beside the job file; other
             relative paths are relative to the working directory.
-        x: the key of the inputs, or a dict ``{name of the input: key}``.
+        x: the key of the inputs, or a dict ``{name of the input: key}``. Two keys ``(values,
+            row_splits)`` in place of one make a :class:`worker.ragged.Ragged`.
         y: the key of the labels.
         sample_weight: the key of the weights, optional.
         map: as for :class:`Arrays`.
@@ -126,7 +130,7 @@ class Npz:
         self,
         path: str | Path,
         *,
-        x: str | Mapping[str, str] = "x",
+        x: _Key | Mapping[str, _Key] = "x",
         y: str = "y",
         sample_weight: str | None = None,
         map: Map | None = None,
@@ -170,34 +174,39 @@ class Npz:
             # No pickles: a data file must not be able to run code. Opened here, since numpy does
             # not close what it opens of a damaged file.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                loaded = {
-                    key: self._column(file, key)
-                    for key in (*(x.values() if isinstance(x, Mapping) else (x,)), y, weight)
-                    if key is not None
-                }
+                inputs = (
+                    {name: self._column(file, key) for name, key in x.items()}
+                    if isinstance(x, Mapping)
+                    else self._column(file, x)
+                )
+                labels = self._column(file, y)
+                weights = None if weight is None else self._column(file, weight)
         except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile) as error:
             raise InvalidData(f"Npz: {str(path)!r} cannot be read as .npz: {error}") from error
-        inputs = (
-            {name: loaded[key] for name, key in x.items()} if isinstance(x, Mapping) else loaded[x]
-        )
-        return Arrays(inputs, loaded[y], None if weight is None else loaded[weight], map=self._map)
+        return Arrays(inputs, labels, weights, map=self._map)
 
-    def _column(self, file: Any, key: str) -> Array:
-        if key not in file.files:
-            raise InvalidData(
-                f"Npz: {str(self._path)!r} has no array {key!r}; it has {', '.join(file.files)}"
-            )
-        array: Array = file[key]
-        if self._records is None:
-            return array
-        start, stop = self._records
-        check_range(f"Npz: array {key!r}", start, stop, len(array))
-        return array[start:stop].copy()
+    def _column(self, file: Any, key: _Key) -> Array | Ragged:
+        for one in key if isinstance(key, tuple) else (key,):
+            if one not in file.files:
+                raise InvalidData(
+                    f"Npz: {str(self._path)!r} has no array {one!r}; it has {', '.join(file.files)}"
+                )
+        array = Ragged(*(file[one] for one in key)) if isinstance(key, tuple) else file[key]
+        if self._records is not None:
+            start, stop = self._records
+            check_range(f"Npz: array {key!r}", start, stop, len(array))
+            array = take(array, np.arange(start, stop))  # no view: the rest is let go
+        return array
 
 
-def _as_array(values: Any) -> Array:
+def _as_array(values: Any) -> Array | Ragged:
+    values = in_numpy(values)
+    if isinstance(values, Ragged):
+        return values
     array: Array = np.asarray(values)
     if array.dtype.hasobject and all(isinstance(one, str | bytes) for one in array.flat):
         # As pandas has strings.
         return array.astype(bytes if any(isinstance(one, bytes) for one in array.flat) else str)
+    if array.dtype.hasobject and all(isinstance(one, list | tuple | np.ndarray) for one in array):
+        return Ragged.from_rows(array)  # as pandas has lists
     return array

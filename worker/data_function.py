@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-import numpy as np
-
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
 from worker.data import Batch, check_count, check_range, map_arrays
 from worker.permutation import BlockOrder
+from worker.ragged import joined, take
 
 KEPT_BLOCKS = 3
 """Shuffled blocks in memory: the one being read, and two that a batch may reach into."""
@@ -26,6 +26,10 @@ class Function:
     The dataset yields single records, in order and unbatched. Neither may shuffle: blocks of
     ``block_records`` records are asked for, in a seeded order, and shuffled in memory; up to three
     blocks are kept there.
+
+    Rows of different lengths are a ``worker.Ragged``, or what a dataset has as sparse or ragged
+    tensors. Of one that has them as dense tensors, make a batch of it:
+    ``next(iter(dataset.ragged_batch(stop - start)))``.
 
     Args:
         make: the function. Called again for a block whenever it is needed.
@@ -93,7 +97,7 @@ class Function:
             if key not in self._blocks:
                 places = self._order.shuffled(*key)
                 self._blocks[key] = map_arrays(
-                    lambda a: np.take(a, places, axis=0), self._made(*self._order.range_of(block))
+                    lambda a: take(a, places), self._made(*self._order.range_of(block))
                 )
                 while len(self._blocks) > KEPT_BLOCKS:
                     self._blocks.popitem(last=False)
@@ -108,14 +112,22 @@ class Function:
         if isinstance(dataset, tuple):
             name = f"the function of records [{start}, {stop})"
             return check_count(name, dataset, stop - start)
-        if not hasattr(dataset, "as_numpy_iterator"):
+        if not hasattr(dataset, "element_spec"):
             raise InvalidData(
                 f"{name} is {type(dataset).__name__}; expected a tf.data.Dataset or (x, y)"
             )
         wanted = stop - start
         # Batched by TensorFlow, not record by record in Python: 30 times faster. One more than
         # was asked for shows a dataset that gives too many, an endless one too.
-        batches = list(dataset.take(wanted + 1).batch(wanted + 1).as_numpy_iterator())
+        try:
+            batches = list(dataset.take(wanted + 1).batch(wanted + 1))
+        except Exception as error:  # of TensorFlow, which was not imported here
+            if not re.search("Cannot (batch tensors|add tensor to the batch)", str(error)):
+                raise
+            raise InvalidData(
+                f"{name} has tensors of different lengths; return "
+                "next(iter(dataset.ragged_batch(stop - start))) instead"
+            ) from None
         if not batches:
             raise InvalidData(f"{name} gave 0 records; it was asked for {wanted}")
         return check_count(name, batches[0], wanted)
@@ -140,4 +152,4 @@ def _concatenated(nests: list[Any]) -> Any:
         return {key: _concatenated([nest[key] for nest in nests]) for key in head}
     if isinstance(head, list | tuple):
         return type(head)([_concatenated(list(values)) for values in zip(*nests, strict=True)])
-    return np.concatenate(nests)
+    return joined(nests)

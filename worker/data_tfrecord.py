@@ -35,19 +35,27 @@ class TfRecords:
             match a pattern are taken in the order of their names.
         parse: turns one serialized record, a scalar string tensor, into ``(x, y)`` or ``(x, y,
             sample_weight)`` tensors, say with ``tf.io.parse_single_example``. It is compiled, so
-            it must consist of TensorFlow operations.
+            it must consist of TensorFlow operations. A sparse tensor, as ``tf.io.VarLenFeature``
+            gives it, becomes a row of a ragged one.
+        batched: whether ``parse`` turns many serialized records ``[n]`` into a batch instead, say
+            with ``tf.io.parse_example``, which is faster. Sparse tensors become ragged, too; others
+            may be: ``tf.io.RaggedFeature``.
 
     Raises:
-        InvalidJob: on first use: no such file, or one that is damaged or no TFRecord file.
+        InvalidJob: on first use: no such file, or one that is damaged or no TFRecord file; on
+            reading: records whose dense tensors have different lengths.
     """
 
     def __init__(
         self,
         files: str | Path | Sequence[str | Path],
         parse: Callable[[Any], Any],
+        *,
+        batched: bool = False,
     ) -> None:
         self._files = [files] if isinstance(files, str | Path) else list(files)
         self._parse = parse
+        self._batched = batched
         self._lock = Lock()
         self._index: _RecordIndex | None = None
         self._parse_batch: Callable[[list[bytes]], Batch] | None = None
@@ -95,33 +103,65 @@ class TfRecords:
         serialized = index.serialized(records)
         with self._lock:
             if self._parse_batch is None:
-                self._parse_batch = _batched(self._parse)
+                parse = self._parse if self._batched else _of_each(self._parse)
+                self._parse_batch = _compiled(parse)
         return check_count("parse", self._parse_batch(serialized), len(records))
 
 
-def _batched(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:
-    """``parse`` for a list of records, as one compiled function that runs on the CPU."""
+def _compiled(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:
+    """``parse``, of many records ``[n]``, as a compiled function that runs on the CPU."""
     import tensorflow as tf
 
-    scalar = tf.function(
-        parse, input_signature=[tf.TensorSpec([], tf.string)]
-    ).get_concrete_function()
-    signature = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), scalar.structured_outputs
-    )
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])  # type: ignore[untyped-decorator]
-    def parse_all(serialized: Any) -> Any:
-        return tf.map_fn(parse, serialized, fn_output_signature=signature)
+    function = tf.function(parse, input_signature=[tf.TensorSpec([None], tf.string)])
 
     def run(serialized: list[bytes]) -> Batch:
-        with tf.device("CPU:0"):
-            parsed: Batch = tf.nest.map_structure(
-                lambda tensor: tensor.numpy(), parse_all(tf.constant(serialized, tf.string))
-            )
+        try:
+            with tf.device("CPU:0"):
+                parsed: Batch = function(tf.constant(serialized, tf.string))
+        except tf.errors.InvalidArgumentError as error:
+            if "TensorListStack" not in str(error):
+                raise
+            raise InvalidData(
+                "parse gave records whose tensors have different lengths; let it give sparse ones "
+                "(tf.io.VarLenFeature), or parse many records at once (batched=True)"
+            ) from None
         return parsed
 
     return run
+
+
+def _of_each(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``parse``, of one record, for many of them ``[n]``."""
+    import tensorflow as tf
+
+    def dense(tensor: Any) -> Any:
+        """Of a sparse tensor its values: a row of a ragged one."""
+        if not isinstance(tensor, tf.SparseTensor):
+            return tensor
+        # Where a value stands in its row would be lost.
+        filled = tf.range(tf.size(tensor.values, tf.int64))[:, tf.newaxis]
+        whole = tf.debugging.assert_equal(
+            tensor.indices, filled, "parse gave a sparse tensor that is not filled from its start"
+        )
+        with tf.control_dependencies([whole]):
+            return tf.identity(tensor.values)
+
+    def stacked(tensor: Any) -> tf.TypeSpec:
+        if isinstance(tensor, tf.SparseTensor):
+            return tf.RaggedTensorSpec([None], tensor.dtype, ragged_rank=0)
+        return tf.type_spec_from_value(tensor)
+
+    scalar = tf.function(parse, input_signature=[tf.TensorSpec([], tf.string)])
+    signature = tf.nest.map_structure(stacked, scalar.get_concrete_function().structured_outputs)
+
+    def parse_all(serialized: Any) -> Any:
+        return tf.map_fn(
+            lambda record: tf.nest.map_structure(dense, parse(record)),
+            serialized,
+            fn_output_signature=signature,
+        )
+
+    return parse_all
 
 
 class _RecordIndex:

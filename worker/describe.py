@@ -24,6 +24,7 @@ from worker.job import Job
 from worker.keep_best import parse_keep_best
 from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
+from worker.ragged import as_tensor
 
 if TYPE_CHECKING:
     from worker.described_tables import AskedRows
@@ -112,6 +113,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "placement": placement_for(optimizer, variables),
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,
+        "full_checkpoint_every": job.full_checkpoint_every,
         "keep_checkpoints": job.keep_checkpoints,
         "keep_best": _describe_keep_best(job, metrics),
         "intra_op_threads": job.intra_op_threads,
@@ -246,7 +248,6 @@ def _head(batch: Batch, count: int = 2) -> Batch:
 def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> list[str]:
     """Tries the model, the labels and the metrics on a few records; the metrics' names."""
     import numpy as np
-    import tensorflow as tf
 
     from worker.build import build_metrics
     from worker.labels import check_labels, output_shape
@@ -254,7 +255,7 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
 
     head = _head(example)
     with user_code("the model"), look_up(NoRows()):
-        outputs = model(map_arrays(tf.convert_to_tensor, head[0]), training=False)
+        outputs = model(map_arrays(as_tensor, head[0]), training=False)
     shape = output_shape(outputs)
     sources = [("train", job.train, example)]
     if job.eval is not None:
@@ -267,7 +268,7 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
     metrics = build_metrics(job, head[1], outputs)
     for metric in metrics:
         with user_code(f"metric {metric.name}"):
-            metric.update_state(map_arrays(tf.convert_to_tensor, head[1]), outputs)
+            metric.update_state(map_arrays(as_tensor, head[1]), outputs)
     return [metric.name for metric in metrics]
 
 
@@ -328,7 +329,7 @@ def _without_gradient(
             .get_concrete_function(
                 [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in found],
                 tf.TensorSpec([len(seeds), 2], tf.int64),
-                map_arrays(tf.convert_to_tensor, example),
+                map_arrays(as_tensor, example),
                 *(([], []) if asked is None else asked.specs()),
             )
             .structured_outputs

@@ -17,6 +17,7 @@ from worker.id_finder import IdsTrace, Model, trace_ids
 from worker.job import Job
 from worker.loader import user_code
 from worker.lookups import FetchedRows
+from worker.ragged import as_tensor
 from worker.row_sets import rows_nbytes
 from worker.rows import find_rows
 from worker.variables import seed_variables
@@ -79,10 +80,11 @@ def asked_rows(
     """
     _check_settings(job)
     seeds = tf.zeros([len(seed_variables(model)), 2], tf.int64)
-    batch = map_arrays(tf.convert_to_tensor, example)
+    batch = map_arrays(as_tensor, example)
     with user_code("the model"):
         trace = trace_ids(step, variables, seeds, batch)
-        ids = tuple(np.array(each) for each in trace.find(tf.nest.flatten((seeds, batch))))
+        tensors = tf.nest.flatten((seeds, batch), expand_composites=True)
+        ids = tuple(np.array(each) for each in trace.find(tensors))
     return AskedRows(trace, ids)
 
 

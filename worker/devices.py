@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from psrpc.errors import InvalidArgument
 from worker.data import Array, Batch, map_arrays
+from worker.ragged import Ragged, as_tensor
 
 HOST = "/CPU:0"
 
@@ -45,12 +46,15 @@ class Device:
             return tf.identity(tensor)
 
     def place(self, batch: Batch) -> Batch:
-        """A batch of arrays as tensors on this device. Any thread may call it."""
+        """A batch of arrays as tensors on this device, ragged ones of :class:`Ragged`. Any thread
+        may call it."""
 
-        def place_array(array: Array) -> tf.Tensor:
+        def place_array(array: Array | Ragged) -> Any:
             with tf.device(HOST):
-                tensor = tf.convert_to_tensor(array)
-            return tensor if self.is_host else self._copy(tensor)
+                tensor = as_tensor(array)
+            if self.is_host:
+                return tensor
+            return tf.nest.map_structure(self._copy, tensor, expand_composites=True)
 
         placed: Batch = map_arrays(place_array, batch)
         return placed

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from pserver.updates.keras_objects import rebuild
@@ -34,6 +35,7 @@ class _Whole(threading.local):
 
     def __init__(self) -> None:
         self.tables: Mapping[str, Any] | None = None
+        self.grown: Mapping[str, Any] = {}
         self.held: list[tuple[keras.layers.Embedding, str]] = []
 
 
@@ -43,18 +45,20 @@ _whole = _Whole()
 @contextmanager
 def holding(
     tables: Mapping[str, Any] | None,
+    grown: Mapping[str, Any] | None = None,
 ) -> Iterator[list[tuple[keras.layers.Embedding, str]]]:
-    """Layers that this thread makes within hold all rows of their tables, float32 ``[vocabulary,
-    width]``, and work by themselves. Gives the layers of Keras in which they hold them, each with
-    the name of its table. None is as if it were not called.
+    """Layers that this thread makes within hold all rows of their tables, and work by themselves;
+    ``tables`` and the ids of those that have ``grown`` are of
+    :func:`worker.table_export.whole_tables`. Gives the layers of Keras in which they hold the rows,
+    each with the name of its table. None is as if it were not called.
 
     Making a layer raises InvalidJob (PS405) within, if its table is not there or has another shape.
     """
-    _whole.tables, _whole.held = tables, []
+    _whole.tables, _whole.grown, _whole.held = tables, grown or {}, []
     try:
         yield _whole.held
     finally:
-        _whole.tables, _whole.held = None, []
+        _whole.tables, _whole.grown, _whole.held = None, {}, []
 
 
 @keras.saving.register_keras_serializable("worker")
@@ -73,8 +77,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     step. So they must not depend on parameters or rows, and a layer must not be called inside of
     a loop or a condition that TensorFlow runs.
 
-    Outside of a job there are no rows, and calling it is an error. ``coordinator export`` puts an
-    ordinary ``keras.layers.Embedding`` in its place where the vocabulary is fixed.
+    Outside of a job there are no rows, and calling it is an error. ``coordinator export`` writes
+    models that have them: of a fixed vocabulary in an ordinary ``keras.layers.Embedding``, of a
+    growing table in a SavedModel.
 
     Args:
         width: elements of a row.
@@ -159,10 +164,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self._strings = False
         # All rows of its table, in a model that is to be exported.
         self._rows: keras.layers.Embedding | None = None
+        # Of a growing table the id of each row there, and last, of that for all others, the highest
+        # that there is.
+        self._ids: tf.Tensor | None = None
         if _whole.tables is not None:
-            values = self.options.rows_of(_whole.tables)
+            values = self.options.rows_of(_whole.tables, _whole.grown)
+            if vocabulary is None:
+                ids = _whole.grown[self.options.name]
+                self._ids = tf.constant(np.append(ids, np.iinfo(np.int64).max), tf.int64)
             # Rows are float32, whatever the layer computes in.
-            self._rows = keras.layers.Embedding(vocabulary, width, name=self.name, dtype="float32")
+            self._rows = keras.layers.Embedding(len(values), width, name=self.name, dtype="float32")
             self._rows.build((None,))
             self._rows.set_weights([values])
             _whole.held.append((self._rows, self.options.name))
@@ -309,6 +320,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
     @property
     def more_than_keras(self) -> str:
         """What ``keras.layers.Embedding`` cannot do of what this layer does; empty if all."""
+        if self.vocabulary is None:
+            return "a growing table"
         if self.combiner is not None:
             return f"combiner={self.combiner!r}"
         if self.padding is not None:
@@ -319,14 +332,17 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
 
     def _all_rows(self, asked: Asked) -> Found:
         assert self._rows is not None  # the caller has looked
-        assert self.vocabulary is not None  # only such tables have all rows
         ids, rule = asked.ids, asked.rule
         there = None
         if rule.drops:
             there = tf.ones_like(ids, tf.bool) if rule.padding is None else ids != rule.padding
             if rule.out_of_vocabulary == "drop":
                 there &= (ids >= 0) & (ids < self.vocabulary)
-        if there is not None or rule.out_of_vocabulary == "clip":
+        if self._ids is not None:
+            at = tf.reshape(tf.searchsorted(self._ids, tf.reshape(ids, [-1])), tf.shape(ids))
+            ids = tf.where(tf.gather(self._ids, at) == ids, at, tf.size(self._ids) - 1)
+        elif there is not None or rule.out_of_vocabulary == "clip":
+            assert self.vocabulary is not None  # it has no ids
             ids = tf.clip_by_value(ids, 0, self.vocabulary - 1)
         rows = tf.cast(self._rows(ids), tf.float32)
         if there is not None:

@@ -20,6 +20,7 @@ from psrpc.errors import (
 from worker.data import Array, Batch, map_arrays
 from worker.loader import UserCodeFailed, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
+from worker.ragged import Ragged, as_tensor
 
 FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a SavedModel"
 
@@ -51,8 +52,8 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     """See :func:`export_main`.
 
     Embedding tables are exported whole: as Keras's own Embedding in a Keras file, and as variables
-    of a SavedModel. Where the optimizer keeps moving averages of the parameters, they are what is
-    exported, as Keras does at the end of ``fit``.
+    of a SavedModel, growing ones there alone. Where the optimizer keeps moving averages of the
+    parameters, they are what is exported, as Keras does at the end of ``fit``.
 
     Raises:
         InvalidJob: the job cannot be built, or the checkpoint is of another model.
@@ -79,9 +80,9 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
         raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
     manifest = read_manifest(checkpoint)
     values = exported_variables(checkpoint, manifest)
-    tables = whole_tables(checkpoint, manifest)
+    tables, grown = whole_tables(checkpoint, manifest)
     # A SavedModel has what our layers do; Keras's files have Keras's layers.
-    with holding(tables if kind == "saved_model" else None) as held:
+    with holding(tables if kind == "saved_model" else None, grown) as held:
         replica = Replica(load_job(job, settings).job)
     try:
         # These have their rows. No shard knows their names, which two of them may share.
@@ -94,7 +95,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     if tables and kind != "saved_model" and isinstance(model, keras.Model):
         model, held = plain_keras(model, tables, to)
     check_held(held, tables)
-    save = _saver(model, kind, to, _signature(replica.example) if tables else None)
+    save = _saver(model, kind, to, _signature(replica.example), bool(tables))
     try:
         # Whole or not at all: written beside its place and moved there.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
@@ -137,14 +138,21 @@ def _signature(example: Batch) -> list[Any]:
     floats, which ids are not."""
     import tensorflow as tf
 
-    def spec(array: Array) -> tf.TensorSpec:
-        tensor = tf.convert_to_tensor(array)
-        return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+    def spec(array: Array | Ragged) -> tf.TypeSpec:
+        tensor = as_tensor(array)
+        shape = [None, *tensor.shape[1:]]
+        if isinstance(array, Ragged):
+            return tf.RaggedTensorSpec(shape, tensor.dtype, ragged_rank=1)
+        return tf.TensorSpec(shape, tensor.dtype)
 
     return [map_arrays(spec, example[0])]
 
 
-def _saver(model: Any, kind: str, to: str, signature: list[Any] | None) -> Callable[[Path], Any]:
+def _saver(
+    model: Any, kind: str, to: str, signature: list[Any], by_example: bool
+) -> Callable[[Path], Any]:
+    """What writes a model. ``signature`` is what it is called with, to be said to Keras where it
+    goes ``by_example``."""
     import keras
     import tensorflow as tf
 
@@ -153,8 +161,10 @@ def _saver(model: Any, kind: str, to: str, signature: list[Any] | None) -> Calla
             return lambda path: model.save_weights(path)
         if kind == "keras":
             return lambda path: model.save(path)
+        if _any_ragged(signature):
+            return lambda path: _export_ragged(model, path, signature)
         # Models that say what their inputs are know best.
-        own = {} if signature is None or _says_inputs(model) else {"input_signature": signature}
+        own = {} if not by_example or _says_inputs(model) else {"input_signature": signature}
         return lambda path: model.export(str(path), verbose=False, **own)
     if kind != "saved_model":
         raise InvalidArgument(
@@ -162,6 +172,25 @@ def _saver(model: Any, kind: str, to: str, signature: list[Any] | None) -> Calla
             "its end) for a SavedModel"
         )
     return lambda path: tf.saved_model.save(model, str(path))
+
+
+def _export_ragged(model: Any, path: Path, signature: list[Any]) -> None:
+    """As ``model.export``, which takes no ragged inputs, with one endpoint ``serve``."""
+    import keras
+    import tensorflow as tf
+
+    serve = tf.function(lambda x: model(x), input_signature=signature)
+    serve.get_concrete_function()
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve)
+    archive.write_out(str(path), verbose=False)
+
+
+def _any_ragged(signature: list[Any]) -> bool:
+    import tensorflow as tf
+
+    return any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(signature))
 
 
 def _says_inputs(model: Any) -> bool:

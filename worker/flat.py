@@ -69,11 +69,11 @@ class StepInput:
 
     Attributes:
         seeds: int64 ``[seed generators, 2]``, their states.
-        batch: ``(x, y)`` or ``(x, y, sample_weight)``.
+        batch: ``(x, y)`` or ``(x, y, sample_weight)``, ragged tensors among them.
         ids: what it asks of embedding tables; None where there are none.
         places: of each call of a layer, as in ``ids``, but tensors.
         orders: of each table, the same; none on the host.
-        tensors: all of them, flat.
+        tensors: all of them, flat, ragged ones as values and row splits.
         signature: the structure, dtypes and shapes of ``batch``: what a trace is made for. These
             two are found when the input is made, ahead of the step.
     """
@@ -87,7 +87,7 @@ class StepInput:
     signature: object = field(init=False)
 
     def __post_init__(self) -> None:
-        flat = tf.nest.flatten((self.seeds, self.batch))
+        flat = tf.nest.flatten((self.seeds, self.batch), expand_composites=True)
         object.__setattr__(self, "tensors", [*flat, *self.places, *self.orders])
         object.__setattr__(self, "signature", batch_signature(self.batch))
 
@@ -124,10 +124,10 @@ class FlatStep:
     other kernels, and workers that saw batches in another order would get other bits. Shapes are
     few: a batch and the last of an epoch, and where micro-batches are cut by the speed of workers,
     multiples of an eighth of ``batch_size``, of which a round of K has no more than 8 K. How many
-    rows of an embedding table there are differs from batch to batch, and that alone is relaxed:
-    they are only gathered from, and their gradient is summed up in the order of the batch: on a
-    device as part of the step, since that makes less of it to be sent; on the host by
-    :class:`worker.row_sums.RowSums`, where the shards read it.
+    values a ragged tensor and how many rows an embedding table has differs from batch to batch, and
+    that alone is relaxed, from the first trace on. Rows are only gathered from, and their gradient
+    is summed up in the order of the batch: on a device as part of the step, since that makes less
+    of it to be sent; on the host by :class:`worker.row_sums.RowSums`, where the shards read it.
     """
 
     def __init__(

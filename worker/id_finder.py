@@ -114,7 +114,7 @@ class IdFinder:
                 )
             self._traces[signature] = trace = self._of_plan(trace)
         with tf.device(HOST):
-            ids = trace.find(tf.nest.flatten((seeds, batch)))
+            ids = trace.find(tf.nest.flatten((seeds, batch), expand_composites=True))
         found = [np.asarray(memoryview(each)) for each in ids]
         needed, places = find_rows(self._tables, trace.calls, found, self._shards)
         orders = by_row(self._tables, trace.calls, places)
@@ -176,12 +176,12 @@ def trace_ids(
         [tf.TensorSpec(spec.shape, spec.dtype) for spec in variables],
         tf.TensorSpec([], tf.float32),
         tf.TensorSpec(seeds.shape, seeds.dtype),
-        map_arrays(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), batch),
+        map_arrays(tf.type_spec_from_value, batch),
     )
-    flat = tf.nest.flatten(specs)
+    flat = tf.nest.flatten(specs, expand_composites=True)
 
     def flat_run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return run(*tf.nest.pack_sequence_as(specs, list(tensors)))
+        return run(*tf.nest.pack_sequence_as(specs, list(tensors), expand_composites=True))
 
     with tf.device(HOST):
         whole = tf.compat.v1.wrap_function(flat_run, flat)

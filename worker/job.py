@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from psrpc.batch import batches_per_epoch
 from psrpc.errors import InvalidSetting
 from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
+from psrpc.tables import FULL_EVERY
 from worker.data import DataSource
 from worker.keep_best import parse_keep_best
 from worker.phases import phases_of
@@ -97,6 +98,9 @@ class Job:
         engine: who updates the parameters: ``keras`` runs any built-in Keras optimizer,
             ``numpy`` SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the shards.
         checkpoint_every: global steps from one checkpoint to the next.
+        full_checkpoint_every: of so many checkpoints at least one has all rows of embedding tables
+            by itself; the others have those touched since the one before, and files in common with
+            it. More makes checkpoints smaller, and a restart reads more files.
         keep_checkpoints: how many of the newest checkpoints stay; older ones are removed.
         keep_best: keep the checkpoint that an evaluation found best as well: ``"max:accuracy"``,
             ``"min:loss"``, or the bare name of a result that has accuracy, auc, precision or recall
@@ -151,6 +155,7 @@ class Job:
     init_from: str | Path | None = None
     engine: Engine = "keras"
     checkpoint_every: int = 1000
+    full_checkpoint_every: int = FULL_EVERY
     keep_checkpoints: int = 5
     keep_best: str | None = None
     intra_op_threads: int | None = None
@@ -163,6 +168,7 @@ class Job:
             "batch_size",
             "epochs",
             "checkpoint_every",
+            "full_checkpoint_every",
             "keep_checkpoints",
             "local_steps",
         ):

@@ -96,6 +96,7 @@ FIELDS: dict[str, _Kind | None] = {
     "init_from": _or_none(_PATH),
     "engine": _NAME,
     "checkpoint_every": _INTEGER,
+    "full_checkpoint_every": _INTEGER,
     "keep_checkpoints": _INTEGER,
     "keep_best": _or_none(_NAME),
     "intra_op_threads": _or_none(_INTEGER),

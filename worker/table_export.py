@@ -10,37 +10,51 @@ import keras
 import numpy as np
 
 from pserver.tables.initial import InitialRows
-from psrpc.errors import InvalidArgument, InvalidJob, PsError
+from psrpc.errors import InvalidArgument, PsError
 from psrpc.manifest import Manifest
 from psrpc.rows_chain import fill_rows, table_ids
+from psrpc.tables import Ids
 from worker.data import Array
 from worker.embedding import Embedding
 
 
-def whole_tables(checkpoint: Path, manifest: Manifest) -> dict[str, Array]:
-    """All rows of the checkpoint's tables: name -> float32 ``[vocabulary, width]``. Rows that no
-    update has created have their initial values.
+def whole_tables(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, Array], dict[str, Ids]]:
+    """All rows of the checkpoint's tables: name -> float32 ``[vocabulary, width]``, where rows that
+    no update has created have their initial values. Of a growing table ``[n + 1, width]``: those
+    that were trained, and last the mean of its initializer, for all others; and name -> the n ids,
+    which ascend.
 
     Raises:
-        InvalidJob: a table has no fixed vocabulary.
         CheckpointError: the files are damaged.
     """
-    whole = {}
+    whole, grown = {}, {}
     for table in manifest.plan.tables:
-        if table.vocabulary is None:
-            raise InvalidJob(
-                f"table {table.name!r} has no fixed vocabulary, so no layer can hold all of its "
-                "rows; `coordinator export RUN --tables DIRECTORY` writes its ids and rows, and "
-                "the model's other variables (model.safetensors)"
-            )
-        values = np.empty((table.vocabulary, table.width), np.float32)
-        InitialRows(table).fill(np.arange(table.vocabulary, dtype=np.int64), values)
         ids = table_ids(checkpoint, table.name)
-        trained = np.empty((ids.size, table.width), np.float32)
-        fill_rows(checkpoint, table.name, ids, trained)
-        values[ids] = trained
+        if table.vocabulary is None:
+            values = np.empty((ids.size + 1, table.width), np.float32)
+            fill_rows(checkpoint, table.name, ids, values[:-1])
+            values[-1] = _mean(table.initializer)
+            grown[table.name] = ids
+        else:
+            values = np.empty((table.vocabulary, table.width), np.float32)
+            InitialRows(table).fill(np.arange(table.vocabulary, dtype=np.int64), values)
+            trained = np.empty((ids.size, table.width), np.float32)
+            fill_rows(checkpoint, table.name, ids, trained)
+            values[ids] = trained
         whole[table.name] = values
-    return whole
+    return whole, grown
+
+
+def _mean(initializer: Mapping[str, Any]) -> float:
+    """Of an initializer as :class:`psrpc.tables.TableSpec` has it."""
+    config = initializer["config"]
+    match initializer["class_name"]:
+        case "uniform":
+            return (float(config["low"]) + float(config["high"])) / 2
+        case "normal":
+            return float(config["mean"])
+        case _:
+            return float(config["value"])
 
 
 def plain_keras(

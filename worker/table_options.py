@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -41,16 +41,27 @@ class TableOptions:
     keep_evicted: bool
     layer: str = field(compare=False)
 
-    def rows_of(self, tables: Mapping[str, npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """All rows of the table, ``[vocabulary, width]``, of those of a checkpoint.
+    def rows_of(
+        self, tables: Mapping[str, npt.NDArray[np.float32]], grown: Collection[str] = ()
+    ) -> npt.NDArray[np.float32]:
+        """All rows of the table of those of a checkpoint, of which some have ``grown``, see
+        :func:`worker.table_export.whole_tables`.
 
         Raises:
             InvalidJob: it is not there, or has another shape; with PS405.
         """
         rows = tables.get(self.name)
-        if rows is None or rows.shape != (self.vocabulary, self.width):
+        growing = self.vocabulary is None
+        known = None if rows is None else (None if growing else len(rows), rows.shape[1])
+        if (
+            rows is None
+            or known != (self.vocabulary, self.width)
+            or growing != (self.name in grown)
+        ):
             there = ", ".join(
-                f"{name!r} of {t.shape[0]} rows of {t.shape[1]}" for name, t in tables.items()
+                f"{name!r} of {'a growing number of' if name in grown else t.shape[0]} rows of "
+                f"{t.shape[1]}"
+                for name, t in tables.items()
             )
             mine = "a growing number of" if self.vocabulary is None else self.vocabulary
             raise InvalidJob(
@@ -174,7 +185,7 @@ def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:
     if optimizer is None:
         return None
     if isinstance(optimizer, RowwiseAdagrad):
-        return optimizer.serialized()
+        return cast("dict[str, Any]", _plain(optimizer.serialized()))
     if isinstance(optimizer, Mapping):
         serialized = {"class_name": optimizer["class_name"], "config": dict(optimizer["config"])}
     else:

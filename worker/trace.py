@@ -30,7 +30,8 @@ class Trace:
         self._dtypes = [output.dtype for output in concrete.outputs]
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """``inputs`` are the function's arguments as ``tf.nest.flatten`` gives them."""
+        """``inputs`` are the function's arguments as ``tf.nest.flatten`` gives them, of ragged
+        tensors the components."""
         captured = self._concrete.captured_inputs
         try:
             outputs: list[tf.Tensor] = tf.raw_ops.StatefulPartitionedCall(
@@ -39,5 +40,6 @@ class Trace:
         except tf.errors.OpError:
             # Called in its own way, a function also says which line of the user's code it was.
             flat, _ = self._concrete.structured_input_signature
-            outputs = list(self._concrete(*tf.nest.pack_sequence_as(flat, list(inputs))))
+            arguments = tf.nest.pack_sequence_as(flat, list(inputs), expand_composites=True)
+            outputs = list(self._concrete(*arguments))
         return outputs

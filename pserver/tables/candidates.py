@@ -24,13 +24,13 @@ class Candidates:
     Not thread-safe.
 
     Attributes:
-        dropped: ids that were forgotten.
+        dropped: ids that were forgotten to make room, since this was made.
     """
 
     def __init__(self, limit: int) -> None:
         self.dropped = 0
         self._limit = limit
-        self._store = IdStore()
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._store)
@@ -39,6 +39,10 @@ class Candidates:
     def nbytes(self) -> int:
         """Bytes of what is remembered, with its index."""
         return self._store.nbytes
+
+    def clear(self) -> None:
+        """Remembers none."""
+        self._store = IdStore()
 
     def admissible(self, ids: Ids, min_count: int) -> npt.NDArray[np.bool_]:
         """Which of ``ids`` one more push would admit, ``[n]``."""

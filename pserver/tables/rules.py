@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pserver.updates.allowlist import check_optimizer
+from pserver.updates.allowlist import check_arguments, check_optimizer
 from pserver.updates.engine import NDArray
 from pserver.updates.rules import Rule, make_rule
 from psrpc.errors import InvalidJob
@@ -170,11 +170,10 @@ def make_row_rule(spec: TableSpec) -> Rule:
                 f"it takes {takes}"
             )
     try:
-        # Keras has no row-wise Adagrad; its arguments are Adagrad's.
-        keras = "Adagrad" if name == "RowwiseAdagrad" else name
-        check_optimizer({"class_name": keras, "config": config})
-        if name == "RowwiseAdagrad":
+        if name == "RowwiseAdagrad":  # Keras has none
+            check_arguments(name, config)
             return RowwiseAdagrad(config)
+        check_optimizer({"class_name": name, "config": config})
         return Ftrl(config) if name == "Ftrl" else make_rule(spec.optimizer)
     except InvalidJob as error:
         raise InvalidJob(f"table {spec.name!r}: {error}") from None

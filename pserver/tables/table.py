@@ -38,6 +38,7 @@ class Table:
     Attributes:
         created: rows that pushes have created.
         evicted: rows that had to make room.
+        version: the last that has touched a row.
 
     Raises:
         InvalidJob: the optimizer or the initializer cannot be.
@@ -52,6 +53,7 @@ class Table:
         self._initial = InitialRows(spec)
         self._update = RowUpdate(spec)
         self._evicted = Evicted()
+        self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
         self.forget()
 
     def __len__(self) -> int:
@@ -69,10 +71,10 @@ class Table:
     def forget(self) -> None:
         """Drops all rows, candidates and evicted rows. Frozen tables keep what they have."""
         self._store = RowStore(self.spec.width, self._update.slot_widths, self.spec.vocabulary)
-        self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
+        self._candidates.clear()
         self._removals = Removals(min(_MAX_REMOVED, max(1 << 16, 2 * self._limit)))
         self._evicted.clear()
-        self._version = 0
+        self.version = 0
         self._frozen: list[FrozenTable] = []
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -156,7 +158,7 @@ class Table:
             at = self.prepare(ids)
         absent = np.flatnonzero(at < 0)
         self._removals.begin(version)
-        self._version = version
+        self.version = version
         known = at if not len(absent) else at[at >= 0]
         for frozen in self._frozen:
             frozen.save(known)
@@ -193,6 +195,7 @@ class Table:
         own = self._take(len(absent))
         at[absent] = store.add(part.ids[absent], part.counts[absent], 0, own)
         store.put(at, part)
+        self.version = max(self.version, int(part.touched.max(initial=0)))
 
     def remove(self, ids: Ids) -> None:
         """Removes the rows of those ``ids`` that have one, as a checkpoint's part says; what it
@@ -217,7 +220,7 @@ class Table:
             self._candidates.freeze(),
             self._removals.copy(),
             self._evicted.parts(),
-            self._version,
+            self.version,
             self._let_go,
             self._closed,
         )

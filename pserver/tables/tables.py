@@ -21,8 +21,7 @@ Wanted = Sequence[tuple[int, Ids]]
 class TableFigures:
     """One table's part of a shard. ``nbytes``: of rows, slots, index and all that is kept beside
     them. ``created``, ``evicted`` and ``evicted_dropped`` count rows since the shard started,
-    ``candidates_dropped`` ids since its tables were last empty; for both see
-    :class:`pserver.tables.table.Table`."""
+    ``candidates_dropped`` ids; see :class:`pserver.tables.table.Table`."""
 
     name: str
     rows: int
@@ -124,6 +123,11 @@ class Tables:
         """
         parts = [(self[table], part) for table, part in rows.items()]
         return TablesUpdate([(table, part, table.prepare(part.ids)) for table, part in parts])
+
+    @property
+    def version(self) -> int:
+        """The last that has touched a row of any table; 0 where none has."""
+        return max((table.version for table in self.tables), default=0)
 
     def forget(self) -> None:
         """Drops all rows of all tables."""

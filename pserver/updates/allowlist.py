@@ -74,7 +74,18 @@ def check_optimizer(serialized: Mapping[str, Any]) -> None:
         InvalidJob: names the class or argument, its value and what to write instead.
     """
     name = _check_class(serialized, "optimizer", "keras.optimizers", OPTIMIZERS)
-    config = serialized["config"]
+    check_arguments(name, serialized["config"])
+    excluded = serialized.get(EXCLUDED, [])
+    if not isinstance(excluded, list) or not all(isinstance(v, str) for v in excluded):
+        raise InvalidJob(f"optimizer {name}: {EXCLUDED} is {excluded!r}; expected variable names")
+
+
+def check_arguments(name: str, config: Mapping[str, Any]) -> None:
+    """Passes plain arguments of the optimizer ``name``, and schedules of the allow-list.
+
+    Raises:
+        InvalidJob: names the argument, its value and what to write instead.
+    """
     for key, value in config.items():
         if key == "learning_rate" and isinstance(value, Mapping):
             check_schedule(value)
@@ -86,9 +97,6 @@ def check_optimizer(serialized: Mapping[str, Any]) -> None:
             "not scale the loss: leave it out, and say mixed_bfloat16 where the model says "
             "mixed_float16: it needs no scaling"
         )
-    excluded = serialized.get(EXCLUDED, [])
-    if not isinstance(excluded, list) or not all(isinstance(v, str) for v in excluded):
-        raise InvalidJob(f"optimizer {name}: {EXCLUDED} is {excluded!r}; expected variable names")
 
 
 def check_schedule(serialized: Mapping[str, Any]) -> None:

@@ -93,20 +93,22 @@ class Decision(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., round: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotOrder, _Mapping]]] = ...) -> None: ...
 
 class SnapshotOrder(_message.Message):
-    __slots__ = ("name", "write", "keep", "directory", "global_step", "base")
+    __slots__ = ("name", "write", "keep", "directory", "global_step", "base", "parts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WRITE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     write: bool
     keep: bool
     directory: str
     global_step: int
     base: str
-    def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ...) -> None: ...
+    parts: int
+    def __init__(self, name: _Optional[str] = ..., write: _Optional[bool] = ..., keep: _Optional[bool] = ..., directory: _Optional[str] = ..., global_step: _Optional[int] = ..., base: _Optional[str] = ..., parts: _Optional[int] = ...) -> None: ...
 
 class Interval(_message.Message):
     __slots__ = ("start", "stop")

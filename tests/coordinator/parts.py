@@ -51,6 +51,7 @@ def description_json(**changes: Any) -> dict[str, Any]:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 1000,
+        "full_checkpoint_every": 16,
         "keep_checkpoints": 5,
         "keep_best": None,
         "intra_op_threads": None,

@@ -16,10 +16,12 @@ from coordinator.run import Restored, Run
 from coordinator.saving import temporary_directory
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.work import Command, SnapshotOrder
+from pserver.wire import from_order
 from psrpc.errors import InvalidArgument
 from psrpc.manifest import RowsFileEntry, read_manifest
 from psrpc.plan import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 from tests.coordinator.parts import QueuedDisk, make_run
 from tests.psrpc.rows import TABLES
 
@@ -62,6 +64,16 @@ def test_the_next_checkpoint_continues_the_one_that_was_committed_last(tmp_path:
     ordering.orders.taken(third, damaged=True)
     assert ordering.next().base == "", "its parts would be in the next"
     assert write_order(third).base == third.base
+
+
+def test_shards_are_told_when_all_rows_are_to_be_written_again(tmp_path: Path) -> None:
+    for name in ("run", "other"):
+        (tmp_path / name).mkdir()
+    run, other = run_of(tmp_path / "run"), run_of(tmp_path / "other")
+    other = replace(other, description=replace(other.description, full_checkpoint_every=3))
+    orders = [write_order(Ordering(each).next()) for each in (run, other)]
+    orders.append(types.SnapshotOrder())
+    assert [from_order(order).parts for order in orders] == [16, 3, 16]
 
 
 def test_a_snapshot_that_is_not_written_is_no_base(tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
-"""Trains ``jobs/rated.py`` in one process on a whole table: what a cluster is compared with.
+"""Trains ``jobs/rated.py``, or another such job, in one process on a whole table: what a cluster is
+compared with.
 
-`python -m tests.e2e.plain_table_loop OUT.npz [KEY=VALUE ...]`; OUT.npz gets ``ids``, ascending,
-their ``rows``, the dense ``kernel`` and ``bias``, and how often an update named each id: of every
-batch by itself (``batches``), and of rounds of micro-batches (``rounds``). It shares the network,
-the data and the order of records with the job. The table is a variable, gradients come from
-`tf.GradientTape`, and SGD with momentum is written out in numpy: of rows on those alone that a
-round has named.
+`python -m tests.e2e.plain_table_loop JOB OUT.npz [KEY=VALUE ...]`; OUT.npz gets ``ids``, ascending,
+their ``rows``, the dense ``kernel`` and ``bias``, how often an update named each id: of every
+batch by itself (``batches``), and of rounds of micro-batches (``rounds``), and the ``loss`` of the
+model at its end on the job's evaluation data. It shares the network, the data and the order of
+records with the job. The table is a variable, gradients come from `tf.GradientTape`, and SGD with
+momentum is written out in numpy: of rows on those alone that a round has named.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import keras
@@ -20,18 +22,36 @@ import tensorflow as tf
 from psrpc.batch import batches_per_epoch, cut_batch
 from tests.e2e.cluster import JOBS
 from worker.loader import load_job
+from worker.ragged import Ragged, as_tensor
 
 
-def main(out: str, *overrides: str) -> None:
+class Averaged(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types
+    """Rows of ragged places averaged by TensorFlow's own function; zeros where there are none."""
+
+    def call(self, places: tf.RaggedTensor) -> tf.Tensor:
+        # Of a variable it takes parts one by one.
+        table = tf.convert_to_tensor(self.embeddings)
+        return tf.nn.safe_embedding_lookup_sparse(table, places.to_sparse(), combiner="mean")
+
+
+def main(name: str, out: str, *overrides: str) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # Which starts TensorFlow.
-    from tests.e2e.jobs import rated
+    rated = import_module(f"tests.e2e.jobs.{name}")
 
-    job = load_job(JOBS / "rated.py", list(overrides)).job
+    def place(x: Any) -> Any:
+        """Ids as places in the table."""
+        if isinstance(x, Ragged):
+            return as_tensor(Ragged(np.searchsorted(ids, x.values), x.row_splits))
+        return np.searchsorted(ids, x)
+
+    job = load_job(JOBS / f"{name}.py", list(overrides)).job
     assert job.replicas is not None
-    ids = np.unique(rated.x)
+    ragged = isinstance(rated.x, Ragged)
+    ids = np.unique(rated.x.values if ragged else rated.x)
     start = keras.initializers.Constant(rated.INITIAL)
-    rows = keras.layers.Embedding(len(ids), rated.WIDTH, embeddings_initializer=start)
+    layer = Averaged if ragged else keras.layers.Embedding
+    rows = layer(len(ids), rated.WIDTH, embeddings_initializer=start)
     model = rated.network(rows)
     variables = model.trainable_variables
     table = next(n for n, v in enumerate(variables) if v is rows.embeddings)
@@ -59,9 +79,9 @@ def main(out: str, *overrides: str) -> None:
             touched = np.zeros(len(ids), np.bool_)
             for batch in micro:
                 x, y = job.train.read(job.seed, batch)
-                at = np.searchsorted(ids, x)
+                at = place(x)
                 named = np.zeros(len(ids), np.bool_)
-                named[at.ravel()] = True
+                named[np.ravel(at.flat_values if ragged else at)] = True
                 counts["batches"] += named
                 touched |= named
                 weight = np.float32(batch.count / total)
@@ -77,8 +97,12 @@ def main(out: str, *overrides: str) -> None:
                 value[mine] += velocity[mine]
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
+    assert job.eval is not None
+    x, y = job.eval.read_range(0, job.eval.num_records)
+    loss = float(loss_of(y, model(place(x))))
     dense = [value for n, value in enumerate(values) if n != table]
     found: Any = {"ids": ids, "rows": values[table], "kernel": dense[0], "bias": dense[1], **counts}
+    found["loss"] = loss
     np.savez(out, **found)
 
 

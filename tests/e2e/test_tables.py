@@ -30,7 +30,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, npt.NDArray[Any]
     """Of as many epochs as the clusters train."""
     out = tmp_path_factory.mktemp("loop") / "rated.npz"
     subprocess.run(
-        [sys.executable, "-m", "tests.e2e.plain_table_loop", str(out), f"epochs={EPOCHS}"],
+        [sys.executable, "-m", "tests.e2e.plain_table_loop", "rated", str(out), f"epochs={EPOCHS}"],
         check=True,
         timeout=LIMIT_S,
         cwd=ROOT,

@@ -18,7 +18,7 @@ from psrpc.checkpoint import ManifestFile, RowsFileEntry, commit
 from psrpc.manifest import read_manifest
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.storage import DISK, Storage
-from psrpc.tables import Rows, TableSpec, shard_of
+from psrpc.tables import FULL_EVERY, Rows, TableSpec, shard_of
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of
 from tests.psrpc.manifests import RUN, manifest_of
@@ -78,6 +78,7 @@ class Job:
     lock: AbstractContextManager[object] = field(default_factory=nullcontext)
     generation: int = 1
     version: int = 0
+    most: int = FULL_EVERY
 
     def __post_init__(self) -> None:
         self.plan = plan_of(self.shards, self.tables)
@@ -117,7 +118,7 @@ class Job:
         name = name or f"step-{self.version:08d}"
         directory = f"checkpoints/.tmp-{name}"
         (self.root / directory).mkdir(parents=True, exist_ok=True)
-        return SnapshotOrder(name, True, False, directory, self.version, base)
+        return SnapshotOrder(name, True, False, directory, self.version, base, self.most)
 
     def report(self, base: str = "") -> list[pb.ReportSnapshotRequest]:
         order = self.order(base)

@@ -60,6 +60,16 @@ def test_a_checkpoint_has_what_was_evicted_since_the_one_before(tmp_path: Path) 
     assert merged(map(everything, job.restored(second, 2)))[1][0].keys() == {2, 3, 4, 5}
 
 
+def test_nothing_is_lost_where_another_generation_counts_anew(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    touch(job, 0, 8)
+    first = job.checkpoint()
+    job.held[0].forget()
+    job.generation, job.version = 2, 0
+    touch(job, 10, 16)
+    assert evicted(job, job.checkpoint(first)) == [10, 11]
+
+
 def test_the_rows_are_as_they_were_and_the_last_one_of_an_id_holds(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     touch(job, 0, 4)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pserver import row_files
 from psrpc.manifest import remove_checkpoint
 from psrpc.storage import Disk
 from psrpc.tables import Rows, TableSpec
@@ -35,9 +34,9 @@ def test_what_is_not_known_to_continue_is_written_whole(tmp_path: Path) -> None:
     assert other.parts(other.checkpoint(f"checkpoints/step-{job.version:08d}"))[0] == 1
 
 
-def test_so_many_parts_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_files, "MAX_PARTS", 3)
-    job = Job(tmp_path)
+@pytest.mark.parametrize(("most", "expected"), [(3, [1, 2, 3, 1, 2]), (1, [1] * 5)])
+def test_so_many_parts_and_no_more(tmp_path: Path, most: int, expected: list[int]) -> None:
+    job = Job(tmp_path, most=most)
     job.train(10, ids=40)
     base = ""
     counts = []
@@ -45,7 +44,22 @@ def test_so_many_parts_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         base = job.checkpoint(base)
         counts += job.parts(base)
         job.train(1, ids=2)
-    assert counts == [1, 2, 3, 1, 2]
+    assert counts == expected
+
+
+def test_rows_of_higher_versions_than_the_shard_has_are_not_written_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, tables=(TableSpec("user", 3, None, UNIFORM, ADAM),))
+
+    def touch(stop: int, version: int) -> None:
+        rows = Rows(np.arange(stop), np.ones((stop, 3), np.float32))
+        job.held[0].apply({0: rows}, 1.0, version - 1, version)
+
+    touch(100, 500)
+    job.version = 2
+    base = job.checkpoint()
+    touch(3, 501)
+    job.version = 3
+    assert job.parts(job.checkpoint(base)) == [2]
 
 
 def test_a_part_of_more_than_half_or_parts_of_more_than_twice_are_not_worth_it(

@@ -265,3 +265,23 @@ def test_rows_are_newer_than_a_checkpoint_of_before_the_version_fell() -> None:
     assert held.version == 3
     newer = frozen.block(frozen.since(5)).ids
     assert set(newer.tolist()) == set(gradients_of(7)[USER].ids.tolist())
+
+
+def test_rows_are_newer_than_restored_ones_of_higher_versions() -> None:
+    """As after such a generation, or where other shards of the checkpoint have come further."""
+    held = Parameters(NumpyEngine(SGD, PLAN, 0), 1, Tables(PLAN, 0))
+    held.initialize(counting(PLAN))
+    for number in range(5):
+        held.update(whole(PLAN), 0, gradients_of(number))
+    held.keep(2, 2)
+    snapshot = held.snapshot()
+    assert snapshot.tables is not None
+    frozen = snapshot.tables.tables[USER]
+    rows = frozen.block(frozen.since(-1))
+    held.forget(3)
+    held.restore(restored(snapshot, load_rows=lambda tables: tables[USER].insert(rows)))
+    held.update(whole(PLAN), 0, gradients_of(7))
+    assert held.version == 3
+    frozen = held.tables.freeze().tables[USER]
+    newest = frozen.block(frozen.since(int(rows.touched.max()))).ids
+    assert set(newest.tolist()) == set(gradients_of(7)[USER].ids.tolist())

@@ -97,7 +97,7 @@ def test_arrays_of_different_lengths_are_named() -> None:
     with pytest.raises(InvalidJob, match="scalar"):
         Arrays(np.zeros(3), np.float32(1))
     with pytest.raises(InvalidJob, match="dtype object"):
-        Arrays(np.array([[1], [1, 2]], object), np.zeros(2))
+        Arrays(np.array([[1], None], object), np.zeros(2))
 
 
 @pytest.mark.parametrize("batch", [BatchId(0, 20, 4), BatchId(0, 23, 1), BatchId(0, 0, 0)])

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob
-from worker import Arrays, Batch, Function, TfRecords
+from worker import Arrays, Batch, Function, Ragged, TfRecords
 
 pytestmark = pytest.mark.slow
 
@@ -49,8 +49,8 @@ def records(tmp_path: Path) -> Path:
 def open_records() -> Iterator[Callable[..., TfRecords]]:
     opened = []
 
-    def make(*args: Any) -> TfRecords:
-        opened.append(TfRecords(*args))
+    def make(*args: Any, **options: Any) -> TfRecords:
+        opened.append(TfRecords(*args, **options))
         return opened[-1]
 
     yield make
@@ -210,3 +210,111 @@ def test_a_function_may_say_what_its_records_are() -> None:
 def test_sizes_of_a_function_are_checked(records: Any, block: Any) -> None:
     with pytest.raises(InvalidJob, match="Function: "):
         Function(numbers, records, block_records=block)
+
+
+# -- rows of different lengths ----------------------------------------------------------------
+
+LENGTHS = [2, 0, 3, 1]
+ROWS = Ragged.from_rows([10 * row, 10 * row + 1, 10 * row + 2][:n] for row, n in enumerate(LENGTHS))
+
+
+def basket(row: int) -> bytes:
+    ids = tf.train.Feature(int64_list=tf.train.Int64List(value=ROWS[row : row + 1].values))
+    serialized: bytes = tf.train.Example(
+        features=tf.train.Features(feature={"ids": ids})
+    ).SerializeToString()
+    return serialized
+
+
+def parse_basket(kind: Any) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Of one record or of many, by the serialized tensor."""
+
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        single = serialized.shape.rank == 0
+        parser = tf.io.parse_single_example if single else tf.io.parse_example
+        return parser(serialized, {"ids": kind})["ids"], tf.zeros(tf.shape(serialized))
+
+    return parse
+
+
+@pytest.fixture
+def baskets(tmp_path: Path) -> Path:
+    with tf.io.TFRecordWriter(str(tmp_path / "baskets")) as writer:
+        for row in range(len(LENGTHS)):
+            writer.write(basket(row))
+    return tmp_path / "baskets"
+
+
+def assert_rows(found: Any, rows: list[int]) -> None:
+    assert isinstance(found, Ragged)
+    expected = ROWS.take(np.array(rows))
+    assert found.values.tolist() == expected.values.tolist()
+    assert found.row_splits.tolist() == expected.row_splits.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "batched"),
+    [
+        (tf.io.VarLenFeature(tf.int64), False),
+        (tf.io.VarLenFeature(tf.int64), True),
+        (tf.io.RaggedFeature(tf.int64), True),
+    ],
+)
+def test_records_of_different_lengths_are_ragged_in_the_same_order(
+    kind: Any, batched: bool, baskets: Path, open_records: Callable[..., TfRecords]
+) -> None:
+    data = open_records(baskets, parse_basket(kind), batched=batched)
+    order = Arrays(np.zeros(4), np.arange(4)).read(0, BatchId(1, 0, 4))[1].tolist()
+    assert_rows(data.read(0, BatchId(1, 0, 3))[0], order[:3])
+    assert_rows(data.read(0, BatchId(1, 3, 1))[0], order[3:])
+    assert_rows(data.read_range(1, 4)[0], [1, 2, 3])
+
+
+def test_dense_tensors_of_different_lengths_are_refused_with_what_to_do(
+    baskets: Path, open_records: Callable[..., TfRecords]
+) -> None:
+    data = open_records(baskets, parse_basket(tf.io.RaggedFeature(tf.int64)))
+    with pytest.raises(InvalidJob, match=r"different lengths; .*VarLenFeature.*batched=True"):
+        data.read_range(0, 4)
+
+    def lines() -> Iterator[list[int]]:
+        yield from ([0] * length for length in LENGTHS)
+
+    dense = tf.data.Dataset.from_generator(lines, output_signature=tf.TensorSpec([None], tf.int64))
+    made = Function(lambda _first, _stop: dense, 4)
+    with pytest.raises(InvalidJob, match=r"different lengths; return .*ragged_batch"):
+        made.read_range(0, 4)
+
+
+def test_a_sparse_record_with_gaps_is_refused(
+    baskets: Path, open_records: Callable[..., TfRecords]
+) -> None:
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        ids, zero = parse_basket(tf.io.VarLenFeature(tf.int64))(serialized)
+        return tf.SparseTensor(ids.indices + 1, ids.values, ids.dense_shape + 1), zero
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not filled from its start"):
+        open_records(baskets, parse).read_range(0, 4)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda rows: rows,
+        lambda rows: tf.RaggedTensor.from_row_splits(rows.values, rows.row_splits),
+        lambda rows: tf.RaggedTensor.from_row_splits(rows.values, rows.row_splits).to_sparse(),
+    ],
+    ids=["numpy", "ragged", "sparse"],
+)
+def test_functions_give_rows_of_different_lengths_in_batches_and_in_datasets(of: Any) -> None:
+    def batch(first: int, stop: int) -> Any:
+        return of(ROWS[first:stop]), np.arange(first, stop)
+
+    sources = [Function(batch, 4, block_records=2)]
+    if tf.is_tensor(of(ROWS)):
+        slices = tf.data.Dataset.from_tensor_slices
+        sources.append(Function(lambda first, stop: slices(batch(first, stop)), 4, block_records=2))
+    for source in sources:
+        rows, order = source.read(0, BatchId(0, 0, 4))
+        assert_rows(rows, order.tolist())
+        assert_rows(source.read_range(1, 3)[0], [1, 2])

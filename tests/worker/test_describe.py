@@ -49,6 +49,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 9,
+        "full_checkpoint_every": 16,
         "keep_checkpoints": 5,
         "keep_best": None,
         "intra_op_threads": None,

@@ -98,6 +98,13 @@ def growing():
     return keras.Sequential([
         keras.Input((3,), dtype="int64"), Embedding(4, combiner="sum"), keras.layers.Dense(1)])
 
+def both(ragged=False, growing=None):
+    ids = keras.Input((None if ragged else 3,), dtype="int64", ragged=ragged)
+    start = keras.initializers.RandomUniform(0.0, 0.5)
+    users = Embedding(4, 9, combiner="sum", name="users")(ids)
+    grown = Embedding(4, growing, combiner="sum", padding=0, initializer=start, name="grown")(ids)
+    return keras.Model(ids, keras.ops.sum(users - 2 * grown, 1, keepdims=True))
+
 job = Job(model=MODEL, loss="mse", optimizer="sgd", batch_size=2,
           train=Arrays(np.ones((6, 3), np.int64), np.ones(6, np.float32)))
 """
@@ -162,10 +169,46 @@ def test_a_saved_model_does_all_that_the_layer_does(model: str, tmp_path: Path) 
     np.testing.assert_allclose(served, STEP * features.sum(1) + STEP, rtol=1e-5)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_growing_table_beside_a_fixed_one_is_served_by_a_saved_model(
+    ragged: bool, tmp_path: Path
+) -> None:
+    """It has rows of the ids 0, 2, ... 8; all others get the mean of the initializer."""
+    job, checkpoint, _ = checkpoint_of(tmp_path, f"lambda: both({ragged})")
+    if ragged:
+        text = job.read_text().replace("Arrays(np.ones((6, 3), np.int64)", "Arrays(BASKETS")
+        baskets = "from worker import Ragged\nBASKETS = Ragged.from_rows([[1, 2, 3]] * 6)\n"
+        job.write_text(baskets + text)
+    whole = trained(tmp_path / "again", job)[1]
+    export(str(job), checkpoint, f"{tmp_path}/out/")
+    grown = np.where(np.arange(V)[:, np.newaxis] % 2, np.float32(0.25), whole["grown"])
+    known = np.array([[1, 8, 2], [6, 0, 0], [0, 0, 0], [5, 5, 2]])
+    expected = whole["users"][known] - 2 * grown[known] * (known != 0)[..., np.newaxis]
+    ids = tf.RaggedTensor.from_tensor(known) if ragged else known
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    served = loaded.serve(ids).numpy()
+    np.testing.assert_allclose(served[:, 0], expected.sum((1, 2)), rtol=1e-5)
+
+
+def test_a_growing_table_without_rows_serves_the_mean_of_its_initializer(tmp_path: Path) -> None:
+    text = JOB.replace("MODEL", "growing")
+    job = tmp_path / "small.py"
+    job.write_text(text)
+    found = described(load_job(job).job)
+    plan = make_plan(found.variables, 1, "cut", found.tables)
+    checkpoint = write_checkpoint(tmp_path, plan, [DictTable(plan.tables[0], {})], STEP)
+    export(str(job), checkpoint, f"{tmp_path}/out/")
+    ids = np.array([[2**63 - 1, -(2**63), 0]])
+    loaded = tf.saved_model.load(str(tmp_path / "out"))
+    served = loaded.serve(ids).numpy()
+    assert served.tolist() == [[STEP]], "of rows of zeros the dense layer's bias is left"
+
+
 @pytest.mark.parametrize(
     ("model", "to", "kind", "why"),
     [
-        ("growing", "out/", InvalidJob, r"no fixed vocabulary.*RUN --tables .*model\.safetensors"),
+        ("growing", "out.keras", InvalidArgument, "has a growing table, which .*SavedModel"),
+        ("both", "out.weights.h5", InvalidArgument, "has a growing table, which .*SavedModel"),
         ("combined", "out.keras", InvalidArgument, r"'words' has combiner='mean'.*SavedModel"),
         ("Own", "out.weights.h5", InvalidArgument, r"SavedModel"),
         (

@@ -41,6 +41,7 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("replicas", 0, "replicas is 0 (int)"),
         ("checkpoint_every", 0, "checkpoint_every is 0 (int)"),
         ("keep_checkpoints", 0, "keep_checkpoints is 0 (int); expected a whole number of at lea"),
+        ("full_checkpoint_every", 0, "full_checkpoint_every is 0 (int); expected a whole numbe"),
         ("keep_best", 3, "keep_best is 3 (int); expected a name like 'min:loss'"),
         ("keep_best", "gain", "keep_best is 'gain'; say in which direction it gets better"),
         ("keep_best", "loss", "keep_best is 'loss', but eval is None; nothing is evaluated"),

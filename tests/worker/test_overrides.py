@@ -49,6 +49,7 @@ def test_every_field_is_known() -> None:
         ("eval=none", None),
         ("intra_op_threads=1", 1),
         ("checkpoint_every=50", 50),
+        ("full_checkpoint_every=4", 4),
         ("keep_checkpoints=2", 2),
         ("keep_best=none", None),
         ("wire_dtype=bfloat16", "bfloat16"),

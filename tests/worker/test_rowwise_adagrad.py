@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pserver.tables import rules
+from pserver.updates.allowlist import check_schedule
+from pserver.updates.schedules import make_schedule
+from psrpc.errors import InvalidJob
+from psrpc.tables import TableSpec
 from worker.rowwise_adagrad import RowwiseAdagrad
 
 
@@ -16,3 +21,21 @@ def test_both_sides_have_the_same_defaults() -> None:
     rate = np.float32(config["learning_rate"])
     factors = (rate, np.float32(1e-8))
     assert said.factors(rate, 0, "float32") == implied.factors(rate, 0, "float32") == factors
+
+
+@pytest.mark.slow
+def test_a_schedule_of_keras_is_one_that_shards_know() -> None:
+    import keras
+
+    from worker.table_options import table_optimizer
+
+    decay = keras.optimizers.schedules.ExponentialDecay(0.5, decay_steps=2, decay_rate=0.25)
+    optimizer = table_optimizer("rows", RowwiseAdagrad(learning_rate=decay))
+    assert optimizer is not None
+    rate = optimizer["config"]["learning_rate"]
+    check_schedule(rate)
+    assert [make_schedule(rate)(step) for step in (0, 2, 4)] == [0.5, 0.125, 0.03125]
+    spec = TableSpec("t", 2, None, {"class_name": "constant", "config": {"value": 0.0}}, optimizer)
+    with pytest.raises(InvalidJob, match=r"learning_rate 'fast'; expected a number or a schedule"):
+        RowwiseAdagrad(learning_rate="fast").serialized()
+    assert list(rules.make_row_rule(spec).slots) == ["row_accumulators"]

@@ -10,6 +10,7 @@ import pytest
 
 from pserver.tables.rules import make_row_rule
 from pserver.tables.table import Table
+from pserver.updates.schedules import make_schedule
 from psrpc.errors import InvalidJob
 from psrpc.rows_chain import optimizer_kind
 from psrpc.tables import Rows
@@ -103,6 +104,18 @@ def test_one_accumulator_a_row() -> None:
     np.testing.assert_allclose(accumulators, s, rtol=1e-6)
 
 
+def test_row_wise_adagrad_follows_a_schedule() -> None:
+    """The first steps of two rows, one after the other, differ by the rate alone."""
+    table = table_of("RowwiseAdagrad", {"learning_rate": SCHEDULE})
+    before, rate_of = values(table), make_schedule(SCHEDULE)
+    ones = np.ones((1, WIDTH), np.float32)
+    for step in (0, 7):
+        table.apply(Rows(ids_of(step), ones), 1.0, step, step + 1)
+    moved = (before - values(table))[[0, 7], 0]
+    np.testing.assert_allclose(moved, [rate_of(0), rate_of(7)], rtol=1e-5)
+    assert rate_of(0) != rate_of(7)
+
+
 def test_row_wise_adagrad_begins_from_nothing() -> None:
     """The first step is ``learning_rate`` times the gradient over its root mean square."""
     table = table_of("RowwiseAdagrad", {})
@@ -144,7 +157,7 @@ def test_the_rate_is_scaled() -> None:
         ("Adam", {"clipnorm": 1.0}, r"'items' has Adam\(clipnorm=1.0\).*it takes .*clipvalue"),
         ("Ftrl", {"use_ema": True}, r"'items' has Ftrl\(use_ema=True\)"),
         ("Ftrl", {"learning_rate_power": 0.5}, r"Ftrl\(learning_rate_power=0.5\); expected 0 or"),
-        ("RowwiseAdagrad", {"epsilon": float("nan")}, r"epsilon=...\) is nan"),
+        ("RowwiseAdagrad", {"epsilon": float("nan")}, r": RowwiseAdagrad\(epsilon=...\) is nan"),
         ("RMSprop", {}, r"table 'items' has optimizer RMSprop"),
         ("SGD", {"learning_rate": {"class_name": "Own", "config": {}}}, r"'items': .*Own"),
     ],

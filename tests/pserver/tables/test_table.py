@@ -147,7 +147,12 @@ def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = dict(zip(ids.tolist(), counts.tolist(), strict=True))
     assert [kept[i] for i in range(20)] == [2] * 20, "those with the greatest count stay"
     assert len(table) == 0
-    assert table.candidates_dropped == 20 + 27 * 30 - len(ids)
+    dropped = 20 + 27 * 30 - len(ids)
+    assert table.candidates_dropped == dropped
+    table.forget()
+    assert table.candidates()[0].tolist() == []
+    apply(table, *range(80), version=1)
+    assert table.candidates_dropped == dropped + 80 - len(table.candidates()[0]), "it never falls"
 
 
 @pytest.mark.parametrize(("eviction", "gone"), [("age", {1, 2}), ("frequency", {3, 4})])
