@@ -30,8 +30,12 @@ LOOK_EVERY_S = 0.9
 CONNECTIONS = 64
 """At once; who comes on top is told to come again. A browser takes six at most."""
 
-IDLE_S = 10
-"""A connection that asks for nothing is closed after this."""
+MOST_CONNECTIONS = 2 * CONNECTIONS
+"""Who comes on top of these is told nothing."""
+
+PATIENCE_S = 15.0
+"""A connection on which no answer was completed for so long is closed, whatever came meanwhile. A
+page that nobody looks at asks every ten seconds."""
 
 GRACE_S = 1
 """What answers get that are under way when it stops."""
@@ -49,15 +53,23 @@ class DashboardServer:
     """Answers from ``start`` to ``stop``; looks at the job from ``open`` to ``close``. Used from
     one thread. Without an address it does nothing at all."""
 
-    def __init__(self, address: str | None, board: Board, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        board: Board,
+        insecure: bool = False,
+        patience_s: Callable[[], float] = lambda: PATIENCE_S,
+    ) -> None:
         """
         Args:
             address: HOST:PORT; port 0 lets the system choose.
             insecure: whether others than this machine may look.
+            patience_s: how long a connection may be of no use, asked for each time.
         """
         self._address = address
         self._board = board
         self._insecure = insecure
+        self._patience_s = patience_s
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -78,6 +90,7 @@ class DashboardServer:
         import uvicorn
 
         from coordinator.dashboard import make_app
+        from coordinator.dashboard_connection import bounded
 
         host, port = parse_address(self._address, default_port=DEFAULT_PORT)
         self._socket = self._listen(host, port)
@@ -90,14 +103,14 @@ class DashboardServer:
             log_level="error",
             access_log=False,
             lifespan="off",
-            http="h11",
+            http=bounded(self._patience_s, MOST_CONNECTIONS),
             ws="none",
             loop="asyncio",
             proxy_headers=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,
             backlog=_BACKLOG,
-            timeout_keep_alive=IDLE_S,
+            timeout_keep_alive=round(PATIENCE_S),
             timeout_graceful_shutdown=GRACE_S,
         )
         self._server = uvicorn.Server(config)
