@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--public",
         action="store_true",
         help="allow a --bind that others reach: they see the page, which is not encrypted and does "
-        "not ask who they are, and cannot change anything",
+        "not ask who they are, and cannot change anything; --insecure allows it, too",
     )
     parser.add_argument(
         "--connect-timeout",
