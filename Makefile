@@ -14,6 +14,7 @@ help:
 	@echo "make test-fast    those that take no time"
 	@echo "make test-docker  build the image and train on it"
 	@echo "make test-browser look at the dashboard with a real browser"
+	@echo "make screenshots  the dashboard's pictures in docs/figures, of a run with four workers"
 	@echo "make test-interop let a client of another language speak to a shard"
 	@echo "make sim          simulate clusters with faults: make sim SEEDS=100000"
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
@@ -45,6 +46,10 @@ test-fast: $(INSTALLED)
 test-browser: $(INSTALLED)
 	./scripts/setup-browser
 	$(PYTEST) -m browser tests/browser
+
+screenshots: $(INSTALLED)
+	./scripts/setup-browser
+	$(PY) -m tests.browser.screenshots
 
 test-docker: $(INSTALLED)
 	$(PYTEST) -m docker tests/docker
@@ -105,5 +110,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser test-docker test-interop sim chaos planted mistakes matrix soak lint types \
+.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos planted mistakes matrix soak lint types \
 	bench bench-sweep protos protos-check clean

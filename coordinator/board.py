@@ -1,4 +1,4 @@
-"""What the coordinator's event loop tells the dashboard's thread: newest status and history."""
+"""What the coordinator's event loop tells those who look on: newest status and history."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.points import columns
+from coordinator.audience import PAGE, Audience
+from coordinator.points import Point, columns
 from coordinator.recorder import Recorder
 from coordinator.status_page import as_json
 from psrpc.logs import get_logger
-from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+from psrpc.v1.coordinator_pb2 import (
+    Curves,
+    DashboardEvent,
+    GetDashboardResponse,
+    GetJobStatusResponse,
+)
 
 log = get_logger()
 
 NAME = "dashboard.json"
 """Of the file in the run directory."""
 
-WATCHED_S = 5.0
-"""Whoever has asked within this time is taken to look on."""
-
 LARGEST = 16 << 20
 """Bytes of a file that is read; our own are a tenth of a megabyte."""
 
 
 class Board:
-    """Thread-safe: one lock guards everything, and nothing slow happens while it is held."""
+    """Thread-safe: one lock guards everything but the file, and nothing slow happens while it is
+    held."""
 
     def __init__(self, job: str, wall_clock: Callable[[], float]) -> None:
         """
@@ -46,8 +50,8 @@ class Board:
         self._recorder: Recorder | None = None
         self._path: Path | None = None
         self._refused = False
-        self._seen = threading.Event()
-        self._asked = -math.inf
+        self._saving = threading.Lock()
+        self.audience = Audience(wall_clock)
 
     def open(self, run_id: str, run_dir: Path) -> None:
         """The job was read and its run directory is known: goes on with the history there."""
@@ -61,11 +65,11 @@ class Board:
     def show(self, status: GetJobStatusResponse) -> None:
         """The newest state of the job, which nobody changes any more. Not more than about once a
         second: each is a point of the curves."""
-        self._seen.clear()
         with self._lock:
             self._status, self._looked = status, self._wall_clock()
             if self._recorder is not None:
                 self._recorder.look(status, self._looked)
+        self.audience.changed()
 
     def status(self) -> dict[str, Any]:
         """``now``, when it was ``looked`` last and when this coordinator ``started`` (Unix time,
@@ -73,8 +77,7 @@ class Board:
         the job has been read."""
         with self._lock:
             status, looked = self._status, self._looked
-            self._asked = self._wall_clock()
-        self._seen.set()
+        self.audience.asked(PAGE)
         return {
             "now": self._wall_clock(),
             "looked": looked,
@@ -82,13 +85,6 @@ class Board:
             "job": self._job,
             "status": None if status is None else as_json(status),
         }
-
-    def wait_until_seen(self, timeout_s: float) -> None:
-        """Waits until those who look have seen the newest state; not if nobody does."""
-        with self._lock:
-            watched = self._wall_clock() - self._asked < WATCHED_S
-        if watched:
-            self._seen.wait(timeout_s)
 
     def history(self) -> dict[str, Any]:
         """Curves, of the last minutes and of the whole run, and events; all empty before the job
@@ -105,6 +101,27 @@ class Board:
             "events": events,
         }
 
+    def message(self, viewer: str) -> GetDashboardResponse:
+        """Both, of one moment.
+
+        Args:
+            viewer: who asks; another one from each connection.
+        """
+        with self._lock:
+            recorder = self._recorder or Recorder("")
+            told = GetDashboardResponse(
+                now_s=self._wall_clock(),
+                looked_s=self._looked,
+                started_s=self._started,
+                status=self._status,
+                recent=_curves(recorder.points.recent),
+                whole=_curves(recorder.points.whole),
+                width=recorder.points.width,
+                events=[DashboardEvent(**event) for event in recorder.events],
+            )
+        self.audience.asked(viewer)
+        return told
+
     def save(self) -> None:
         """Writes the history to the run directory. A disk that refuses costs the history, and is
         said once."""
@@ -113,16 +130,25 @@ class Board:
                 return
             path, document = self._path, self._recorder.to_json()
         temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            temporary.write_text(json.dumps(document, separators=(",", ":")))
-            temporary.replace(path)
-            self._refused = False
-        except OSError as error:
-            if not self._refused:
-                self._refused = True
-                log.warning(
-                    "the dashboard's history is not kept", why=os.strerror(error.errno or 0)
-                )
+        # One at a time, but nobody who looks waits for the disk.
+        with self._saving:
+            try:
+                temporary.write_text(json.dumps(document, separators=(",", ":")))
+                temporary.replace(path)
+                self._refused = False
+            except OSError as error:
+                if not self._refused:
+                    self._refused = True
+                    log.warning(
+                        "the dashboard's history is not kept", why=os.strerror(error.errno or 0)
+                    )
+
+
+def _curves(points: Sequence[Point]) -> Curves:
+    made = Curves()
+    for name, values in columns(points).items():
+        getattr(made, name).extend(math.nan if value is None else value for value in values)
+    return made
 
 
 def _read(path: Path) -> Any:

@@ -55,7 +55,7 @@ def make_certificates(directory: Path, job: str, now: datetime, days: int = LEAF
             be used.
     """
     check_job_name(job)
-    _check_days(days)
+    check_days(days)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidArgument(
             f"{directory} is there already, and nothing in it is written over; choose another "
@@ -90,7 +90,7 @@ def renew_certificates(directory: Path, now: datetime, days: int = LEAF_DAYS) ->
     Raises:
         InvalidArgument: the authority or its key is not there, or cannot be used.
     """
-    _check_days(days)
+    check_days(days)
     authorities = authorities_of(directory)
     key = load_pem_private_key(read_secret(directory / CA_KEY), None)
     mine = [a for a in authorities if a.public_key() == key.public_key()]
@@ -123,9 +123,18 @@ def certificates_of_run(directory: Path, job: str, now: datetime) -> None:
     if not directory.exists():
         make_certificates(directory, job, now)
         return
-    leaves = [_load(directory / certificate_name(role)) for role in Role]
-    if min(leaf.not_valid_after_utc for leaf in leaves) < now + RENEW_BEFORE:
+    if first_end(directory) < now + RENEW_BEFORE:
         renew_certificates(directory, now)
+
+
+def first_end(directory: Path) -> datetime:
+    """When the first of the roles' certificates expires.
+
+    Raises:
+        InvalidArgument: one is not there, or cannot be used.
+    """
+    leaves = [_load(directory / certificate_name(role)) for role in Role]
+    return min(leaf.not_valid_after_utc for leaf in leaves)
 
 
 def describe_certificates(directory: Path, now: datetime) -> str:
@@ -286,6 +295,7 @@ def _disk_errors(directory: Path) -> Iterator[None]:
         ) from None
 
 
-def _check_days(days: int) -> None:
+def check_days(days: int, option: str = "--days") -> None:
+    """Raises InvalidArgument where no certificate could live so long."""
     if not 1 <= days <= MOST_DAYS:
-        raise InvalidArgument(f"--days is {days}; expected 1 to {MOST_DAYS}")
+        raise InvalidArgument(f"{option} is {days}; expected 1 to {MOST_DAYS}")

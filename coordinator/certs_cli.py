@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "at their next connection, once they are copied to where theirs are.",
     )
     _add_directory(renew)
+    renew.add_argument(
+        "--within",
+        type=int,
+        metavar="N",
+        help="only if one of them expires within N days; default: in any case",
+    )
     for command in (init, renew):
         command.add_argument(
             "--days",
@@ -48,9 +54,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidArgument: a directory, a name or a number that cannot be used.
     """
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
-    from coordinator.certs import describe_certificates, make_certificates, renew_certificates
+    from coordinator.certs import (
+        check_days,
+        describe_certificates,
+        first_end,
+        make_certificates,
+        renew_certificates,
+    )
 
     now, directory = datetime.now(UTC), args.directory
     if args.action == "init":
@@ -59,6 +71,12 @@ def run(args: argparse.Namespace) -> int:
         _say(f"{directory}: certificates of job {job}, for {args.days} days")
         _say(f"use them with --certs {directory} on every command; keep ca.key where it is")
     elif args.action == "renew":
+        if args.within is not None:
+            check_days(args.within, "--within")
+            end = first_end(directory)
+            if end - now > timedelta(days=args.within):
+                _say(f"{directory}: certificates are valid until {end:%Y-%m-%d}; none is made")
+                return 0
         job = renew_certificates(directory, now, args.days)
         _say(f"{directory}: new certificates of job {job}, for {args.days} days")
     else:

@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": ("coordinator.serve_cli", "serve one job until it is done"),
     "up": ("coordinator.up_cli", "run a job with shards and workers on this machine"),
     "status": ("coordinator.status_cli", "show what a running job does"),
+    "dashboard": ("coordinator.dashboard_cli", "show a job that runs elsewhere to browsers here"),
     "doctor": ("coordinator.doctor", "say why a coordinator cannot be reached, and what to do"),
     "logs": ("coordinator.logs_cli", "show what all processes of a run said, by time"),
     "env": ("coordinator.env_cli", "show what a bug report needs: versions, packages, devices"),

@@ -35,6 +35,9 @@ from psrpc.waiting import Announcer
 CALL_S = 10.0
 """Deadline of a call that the coordinator answers at once."""
 
+LOOK_ON_S = 5.0
+"""Deadline of a look at a job by somebody who looks again and again."""
+
 HEARTBEAT_CALL_S = 3.0
 """Deadline of a sign of life. One that is lost on its way leaves time for two more before the
 coordinator takes the sender for gone."""
@@ -213,6 +216,12 @@ class CoordinatorClient:
         """Everything a person wants to know."""
         return self._call(
             self._stub.GetJobStatus, pb.GetJobStatusRequest(), pb.GetJobStatusResponse, CALL_S
+        )
+
+    def get_dashboard(self) -> pb.GetDashboardResponse:
+        """What a dashboard shows; ask again within a few seconds to see the end of the job."""
+        return self._call(
+            self._stub.GetDashboard, pb.GetDashboardRequest(), pb.GetDashboardResponse, LOOK_ON_S
         )
 
     def persist(

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from psrpc.errors import PsError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -51,14 +53,21 @@ HEADERS = {
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?")
 
 
-def make_app(
-    status: Callable[[], Any], history: Callable[[], Any], names: Iterable[str] = ()
-) -> ASGIApp:
+class Shown(Protocol):
+    """What the pages show; asked from the server's thread. Both raise PsError where that is not
+    known now, with the reason."""
+
+    def status(self) -> Any:
+        """What ``/status.json`` says, see ``Board.status``."""
+
+    def history(self) -> Any:
+        """What ``/history.json`` says, see ``Board.history``."""
+
+
+def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
     """The pages.
 
     Args:
-        status: what ``/status.json`` says.
-        history: what ``/history.json`` says.
         names: host names by which it may be asked for, besides localhost and any IP address.
     """
 
@@ -67,7 +76,10 @@ def make_app(
 
     def answer(source: Callable[[], Any]) -> Handler:
         async def respond(_request: Request) -> Response:
-            text = json.dumps(source(), separators=(",", ":"), allow_nan=False)
+            try:
+                text = json.dumps(source(), separators=(",", ":"), allow_nan=False)
+            except PsError as error:
+                return PlainTextResponse(error.coded, 503)
             # A page of another version than ours is to load itself again.
             return Response(text, headers={"x-edition": edition}, media_type="application/json")
 
@@ -80,8 +92,8 @@ def make_app(
         return respond
 
     routes = [Route(path, page(path, kind), methods=["GET"]) for path, (_, kind) in PAGES.items()]
-    routes.append(Route("/status.json", answer(status), methods=["GET"]))
-    routes.append(Route("/history.json", answer(history), methods=["GET"]))
+    routes.append(Route("/status.json", answer(shown.status), methods=["GET"]))
+    routes.append(Route("/history.json", answer(shown.history), methods=["GET"]))
     return _Guard(Starlette(routes=routes), names)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.board import Board
+from coordinator.chronicle import Chronicle
 from coordinator.course import Course
 from coordinator.dashboard_options import DEFAULT_PORT as DASHBOARD_PORT
 from coordinator.dashboard_server import DashboardServer
@@ -128,6 +129,7 @@ async def serve(options: ServeOptions) -> int:
     host, port = parse_address(options.bind, default_port=5000)
     server = Server(format_address(host, port), options.security, options.reflection)
     board = Board(options.job.stem, time.time)
+    chronicle = Chronicle(board)
     dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
     try:
         # Before there is a run directory.
@@ -135,6 +137,8 @@ async def serve(options: ServeOptions) -> int:
             check_metrics(options.metrics, options.security)
         port = server.bind()
         dashboard.start()
+        if dashboard.url:
+            log.info("dashboard", url=dashboard.url)
         if options.run_dir is not None and not options.resume:
             check_not_ended(options.run_dir)
         description = _known(options) or await stop.unless_stopped(_describe(options))
@@ -152,11 +156,11 @@ async def serve(options: ServeOptions) -> int:
                 run, store, MonotonicClock(), disk, at_end=lambda: _write_summary(course)
             )
             stop.call = course.stop
-            await server.start(Engine(course, store))
+            await server.start(Engine(course, store), board)
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(format_address(where, port))
             loop = asyncio.get_running_loop()
-            dashboard.open(run.run_id, run.run_dir, server.status)
+            chronicle.open(run.run_id, run.run_dir, server.status)
             try:
                 with MetricsServer(
                     options.metrics, lambda: _metrics(server, loop), options.security
@@ -167,12 +171,12 @@ async def serve(options: ServeOptions) -> int:
                         run_dir=str(run.run_dir),
                         metrics=metrics.address,
                     )
-                    await _until_over(course, dashboard)
+                    await _until_over(course, chronicle)
                 await disk.close()
             finally:
+                await chronicle.close()
                 # A late call would find the course and its store closed.
                 await server.stop()
-                dashboard.close()
                 course.close()
             # Now that all have told what they did last.
             _write_summary(course)
@@ -236,9 +240,9 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
     return new_run_directory(description.name, datetime.now(UTC))
 
 
-async def _until_over(course: Course, dashboard: DashboardServer) -> None:
+async def _until_over(course: Course, chronicle: Chronicle) -> None:
     """Ticks until the job is over and everybody knows, or had time to."""
-    ticking = asyncio.create_task(_tick_forever(course, dashboard))
+    ticking = asyncio.create_task(_tick_forever(course, chronicle))
     over = asyncio.create_task(_wait_until_over(course))
     try:
         await asyncio.wait((ticking, over), return_when=asyncio.FIRST_COMPLETED)
@@ -251,10 +255,10 @@ async def _until_over(course: Course, dashboard: DashboardServer) -> None:
         await asyncio.gather(ticking, over, return_exceptions=True)
 
 
-async def _tick_forever(course: Course, dashboard: DashboardServer) -> None:
+async def _tick_forever(course: Course, chronicle: Chronicle) -> None:
     while True:
         course.tick()
-        dashboard.tick()
+        chronicle.tick()
         await asyncio.sleep(TICK_S)
 
 

@@ -7,6 +7,7 @@ from types import TracebackType
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.board import Board
 from coordinator.engine import Engine
 from coordinator.servicer import Servicer
 from coordinator.surroundings import Surroundings
@@ -51,11 +52,11 @@ class Server:
         self.port = bind(self._server, self._address, self._security)
         return self.port
 
-    async def start(self, engine: Engine) -> None:
-        """Begins to answer for ``engine``."""
+    async def start(self, engine: Engine, board: Board | None = None) -> None:
+        """Begins to answer for ``engine``, and from ``board`` to those who look on."""
         assert self._server is not None, "bind first"
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
-        servicer = self._servicer = Servicer(engine, surroundings)
+        servicer = self._servicer = Servicer(engine, surroundings, board)
         add_CoordinatorServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         describe(self._server, (SERVICE,), self._address, self._reflection)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from coordinator.board import Board
 from coordinator.course import LEASE_S
 from coordinator.engine import Caller, Engine
 from coordinator.messages import (
@@ -26,7 +27,7 @@ from coordinator.messages import (
 from coordinator.status import write_status
 from coordinator.surroundings import Surroundings
 from coordinator.work import Work
-from psrpc.errors import InvalidArgument
+from psrpc.errors import InvalidArgument, NotReady
 from psrpc.told import NAME_CHARS, told
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
@@ -39,10 +40,20 @@ HEARTBEAT_S = 1.0
 class Servicer(CoordinatorServicer):
     """One method per RPC; what each does is written in the proto."""
 
-    def __init__(self, engine: Engine, surroundings: Surroundings | None = None) -> None:
-        """``surroundings`` complete the status; without, it is the state of the course alone."""
+    def __init__(
+        self,
+        engine: Engine,
+        surroundings: Surroundings | None = None,
+        board: Board | None = None,
+    ) -> None:
+        """
+        Args:
+            surroundings: complete the status; without, it is the state of the course alone.
+            board: for those who look on.
+        """
         self._engine = engine
         self._surroundings = surroundings
+        self._board = board
 
     def _lease(self, work: Work) -> pb.Lease:
         return write_lease(work, self._engine.run.generation, self._engine.run.policy)
@@ -219,6 +230,13 @@ class Servicer(CoordinatorServicer):
         self, _request: pb.GetJobStatusRequest, _context: Any
     ) -> pb.GetJobStatusResponse:
         return self.status()
+
+    async def GetDashboard(
+        self, _request: pb.GetDashboardRequest, context: Any
+    ) -> pb.GetDashboardResponse:
+        if self._board is None:
+            raise NotReady("nobody keeps the history of this run")
+        return self._board.message(context.peer())
 
     def status(self) -> pb.GetJobStatusResponse:
         """What a person may want to know of the job now. Only in the event loop's thread."""

@@ -34,6 +34,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _COORDINATOR + "LeaveWorker": _WORKERS,
         _COORDINATOR + "SetPolicy": _OPERATORS,
         _COORDINATOR + "GetJobStatus": _OPERATORS,
+        _COORDINATOR + "GetDashboard": _OPERATORS,
         _SHARD + "Initialize": _WORKERS,
         _SHARD + "Pull": _WORKERS,
         _SHARD + "PushGradients": _WORKERS,

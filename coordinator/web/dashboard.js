@@ -13,7 +13,7 @@ const EVENTS_SHOWN = 12;
 const METRICS_SHOWN = 6;
 
 const at = (id) => document.getElementById(id);
-const seen = { look: null, history: null, away: null, skew: 0, edition: null, all: false };
+const seen = { look: null, history: null, away: null, why: "", skew: 0, edition: null, all: false };
 const charts = {};
 const ofMetrics = new Map();
 
@@ -31,7 +31,8 @@ function makeCharts() {
 
 async function ask(path) {
   const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
-  if (!answer.ok) throw new Error(`${path} answered ${answer.status}`);
+  // `coordinator dashboard` says why it has no answer.
+  if (!answer.ok) throw Object.assign(new Error(`${path} answered ${answer.status}`), { why: await answer.text() });
   const edition = answer.headers.get("x-edition");
   seen.edition ??= edition;
   // Another version of the coordinator has taken over, and has a page of its own.
@@ -43,9 +44,10 @@ async function turn() {
   let pause = document.hidden ? HIDDEN_MS : EVERY_MS;
   try {
     const [look, history] = await Promise.all([ask("/status.json"), ask("/history.json")]);
-    Object.assign(seen, { look, history, away: null, skew: look.now - Date.now() / 1000 });
-  } catch {
+    Object.assign(seen, { look, history, away: null, why: "", skew: look.now - Date.now() / 1000 });
+  } catch (error) {
     seen.away ??= Date.now() / 1000;
+    seen.why = error.why ?? "";
     pause = Math.max(pause, AWAY_MS);
   }
   try {
@@ -85,8 +87,8 @@ function banners(look, now) {
   const found = [];
   const add = (kind, title, text) => found.push(el("div", { class: `banner ${kind}` }, el("strong", {}, title), el("span", {}, text)));
   if (seen.away && over(status)) add("note", `The job is ${status.phase}.`, "Its coordinator has left; this is the last state that it showed.");
-  else if (seen.away && !look) add("bad", "The coordinator does not answer.", "This page looks again every two seconds.");
-  else if (seen.away) add("bad", `Coordinator away since ${clock(seen.away)}.`, `This is the last state that it showed, ${duration(now - look.looked)} ago. The page goes on by itself when it is back.`);
+  else if (seen.away && !look) add("bad", "The coordinator does not answer.", `This page looks again every two seconds. ${seen.why}`);
+  else if (seen.away) add("bad", `Coordinator away since ${clock(seen.away)}.`, `This is the last state that it showed, ${duration(now - look.looked)} ago. The page goes on by itself when it is back. ${seen.why}`);
   else if (look && look.status && now - look.looked > STILL_S) add("bad", "The coordinator stands still.", `It answers, but has done nothing for ${duration(now - look.looked)}.`);
   if (look && !status) add("note", "The coordinator reads the job.", "Figures come as soon as it is described.");
   if (!status) return found;

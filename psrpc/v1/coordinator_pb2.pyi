@@ -780,3 +780,59 @@ class GetJobStatusResponse(_message.Message):
     run_dir: str
     free_nbytes: int
     def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ...) -> None: ...
+
+class GetDashboardRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Curves(_message.Message):
+    __slots__ = ("at", "step", "loss", "examples_per_s", "steps_per_s", "staleness", "workers")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    at: _containers.RepeatedScalarFieldContainer[float]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    loss: _containers.RepeatedScalarFieldContainer[float]
+    examples_per_s: _containers.RepeatedScalarFieldContainer[float]
+    steps_per_s: _containers.RepeatedScalarFieldContainer[float]
+    staleness: _containers.RepeatedScalarFieldContainer[float]
+    workers: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, at: _Optional[_Iterable[float]] = ..., step: _Optional[_Iterable[int]] = ..., loss: _Optional[_Iterable[float]] = ..., examples_per_s: _Optional[_Iterable[float]] = ..., steps_per_s: _Optional[_Iterable[float]] = ..., staleness: _Optional[_Iterable[float]] = ..., workers: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class DashboardEvent(_message.Message):
+    __slots__ = ("number", "at", "step", "kind", "text")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at: float
+    step: int
+    kind: str
+    text: str
+    def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., step: _Optional[int] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class GetDashboardResponse(_message.Message):
+    __slots__ = ("now_s", "looked_s", "started_s", "status", "recent", "whole", "width", "events")
+    NOW_S_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_S_FIELD_NUMBER: _ClassVar[int]
+    STARTED_S_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    now_s: float
+    looked_s: float
+    started_s: float
+    status: GetJobStatusResponse
+    recent: Curves
+    whole: Curves
+    width: int
+    events: _containers.RepeatedCompositeFieldContainer[DashboardEvent]
+    def __init__(self, now_s: _Optional[float] = ..., looked_s: _Optional[float] = ..., started_s: _Optional[float] = ..., status: _Optional[_Union[GetJobStatusResponse, _Mapping]] = ..., recent: _Optional[_Union[Curves, _Mapping]] = ..., whole: _Optional[_Union[Curves, _Mapping]] = ..., width: _Optional[int] = ..., events: _Optional[_Iterable[_Union[DashboardEvent, _Mapping]]] = ...) -> None: ...

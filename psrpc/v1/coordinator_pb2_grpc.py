@@ -109,6 +109,11 @@ class CoordinatorStub:
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusRequest.SerializeToString,
                 response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusResponse.FromString,
                 _registered_method=True)
+        self.GetDashboard = channel.unary_unary(
+                '/psrpc.v1.Coordinator/GetDashboard',
+                request_serializer=psrpc_dot_v1_dot_coordinator__pb2.GetDashboardRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.GetDashboardResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -237,6 +242,16 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetDashboard(self, request, context):
+        """What a dashboard shows: the newest look at the job, which is taken about once a second, and
+        what has been seen of the run since its beginning, also by coordinators before this one. Changes
+        nothing, except that a coordinator whose job has ended stays, for a few seconds at most, until
+        those who have asked in the last seconds have asked once more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -314,6 +329,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.GetJobStatus,
                     request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusRequest.FromString,
                     response_serializer=psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusResponse.SerializeToString,
+            ),
+            'GetDashboard': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDashboard,
+                    request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.GetDashboardRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_coordinator__pb2.GetDashboardResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -721,6 +741,33 @@ class Coordinator:
             '/psrpc.v1.Coordinator/GetJobStatus',
             psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusRequest.SerializeToString,
             psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDashboard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/psrpc.v1.Coordinator/GetDashboard',
+            psrpc_dot_v1_dot_coordinator__pb2.GetDashboardRequest.SerializeToString,
+            psrpc_dot_v1_dot_coordinator__pb2.GetDashboardResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
+
+from tests.browser.chromium import Scheme, chromium, new_page
 
 WAIT_MS = 60_000
 """A hang guard for what the page will show."""
@@ -25,22 +24,13 @@ class Watched:
     """Requests to other places than ours."""
 
 
-Scheme = Literal["light", "dark"]
 Open = Callable[..., Watched]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    assert path is not None, "there is no Chromium; run scripts/setup-browser first"
-    # As root, in a container, it cannot make its sandbox.
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=arguments)
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -49,7 +39,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
     opened: list[Page] = []
 
     def open_at(url: str, width: int = 1280, scheme: Scheme = "light") -> Watched:
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = new_page(browser, width, scheme)
         page.set_default_timeout(WAIT_MS)
         opened.append(page)
         watched = Watched(page)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from coordinator.board import Board
+from coordinator.chronicle import Chronicle
 from coordinator.dashboard_server import DashboardServer
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.browser.conftest import WAIT_MS, Open
@@ -80,6 +83,14 @@ def ask(watched: Any, path: str) -> Any:
     return watched.page.evaluate("path => fetch(path).then(answer => answer.json())", path)
 
 
+def drawn(page: Page) -> bool:
+    """Whether there is anything on the first chart."""
+    found: bool = page.locator(".plot canvas").first.evaluate(
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
+    )
+    return found
+
+
 def test_a_job_is_shown_as_it_is(run: Run, open_page: Open) -> None:
     watched = open_page(run.url)
     page = watched.page
@@ -107,10 +118,7 @@ def test_a_job_is_shown_as_it_is(run: Run, open_page: Open) -> None:
     expect(progress).not_to_contain_text(f"Step {status['global_step']:,} of")
     # One canvas each for loss, speed twice, staleness, and two metrics of the evaluation.
     expect(page.locator(".plot canvas")).to_have_count(6)
-    drawn = page.locator(".plot canvas").first.evaluate(
-        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
-    )
-    assert drawn
+    assert drawn(page)
     assert (watched.complaints, watched.elsewhere) == ([], [])
 
 
@@ -178,6 +186,47 @@ def test_it_goes_on_when_the_coordinator_is_killed(run: Run, open_page: Open) ->
     assert after["recent"]["at"][:known] == kept["points"]["recent"]["at"]
     # All that the browser may complain of is that nobody was there.
     assert [line for line in watched.complaints if "ERR_CONNECTION" not in line] == []
+
+
+def test_elsewhere_it_is_the_same_page(run: Run, open_page: Open) -> None:
+    """``coordinator dashboard``, started when the job has trained for a while."""
+    began = time.time()
+    options = ("--run-dir", run.run_dir, "--bind", "127.0.0.1:0")
+    command = Process("dashboard", "coordinator", "dashboard", *options)
+    try:
+        watched = open_page(command.wait_for(r"dashboard (http://\S+)")[1])
+        page = watched.page
+        expect(page.get_by_role("heading", level=1)).to_have_text("dense")
+        expect(page.locator("#workers tbody tr")).to_have_count(2)
+        # The curve begins before the command, and is drawn from there.
+        history = ask(watched, "/history.json")
+        early = [
+            loss
+            for at, loss in zip(history["whole"]["at"], history["whole"]["loss"], strict=True)
+            if at < began and loss is not None
+        ]
+        assert early
+        page.locator(".plot").first.focus()
+        page.keyboard.press("Home")
+        expect(page.locator(".chart .value").first).to_contain_text("at ")
+        assert drawn(page)
+        (pid,) = members(run.run_dir, "coordinator")
+        os.kill(run.up, signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            wait_until_gone([pid])
+            expect(page.locator("#banners")).to_contain_text("Coordinator away since")
+            expect(page.locator("#banners")).to_contain_text("PS204: nothing listens")
+            expect(page.locator("#workers tbody tr")).to_have_count(2)
+        finally:
+            os.kill(run.up, signal.SIGCONT)
+        expect(page.locator("#banners")).not_to_contain_text("Coordinator away since")
+        expect(page.locator("#events")).to_contain_text("coordinator started again")
+        # All that the browser may complain of is that there was no answer.
+        assert [line for line in watched.complaints if "status of 503" not in line] == []
+        assert watched.elsewhere == []
+    finally:
+        command.end()
 
 
 def test_before_the_job_has_been_read(board: tuple[Board, str], open_page: Open) -> None:
@@ -250,17 +299,22 @@ def test_the_end_is_told_and_stays(open_page: Open, tmp_path: Path) -> None:
     server = DashboardServer("127.0.0.1:0", own)
     server.start()
     status = pb.GetJobStatusResponse(job="digits", phase="training", global_step=9, total_steps=10)
-    server.open("r", tmp_path, lambda: status)
-    server.tick()
+    chronicle = Chronicle(own)
+    chronicle.open("r", tmp_path, lambda: status)
+    chronicle.tick()
     page = open_page(server.url).page
     expect(page.locator("#head")).to_contain_text("training")
     status = pb.GetJobStatusResponse(job="digits", phase="done", global_step=10, total_steps=10)
-    server.close()
+
+    def end() -> None:
+        asyncio.run(chronicle.close())
+        server.stop()
+
     # The page asks meanwhile.
-    stopping = threading.Thread(target=server.stop)
-    stopping.start()
+    ending = threading.Thread(target=end)
+    ending.start()
     expect(page.locator("#banners")).to_contain_text("The job is done.")
-    stopping.join()
+    ending.join()
     expect(page.locator("#progress")).to_contain_text("100 %")
     expect(page.locator("#head")).to_contain_text("The coordinator has left")
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.board import Board
 from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
 from coordinator.disk import DiskWork, ThreadedDisk
@@ -120,9 +122,15 @@ class Served:
 
 @contextmanager
 def serving(
-    run: Run, clock: Clock | None = None, security: Security = PLAINTEXT
+    run: Run,
+    clock: Clock | None = None,
+    security: Security = PLAINTEXT,
+    board: Board | None = None,
+    address: str = "127.0.0.1:0",
 ) -> Iterator[Served]:
-    """A coordinator for ``run`` on a free port. It ticks only when a test makes it."""
+    """A coordinator for ``run``, on a free port unless it is told which. It ticks only when a test
+    makes it, and looks at nothing: a board is the test's."""
+    shown = board or Board("tiny", time.time)
     started: list[Served] = []
     ready = threading.Event()
     failure: list[BaseException] = []
@@ -132,8 +140,8 @@ def serving(
         with Store(run.run_dir / "ledger.sqlite") as store:
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(run, store, clock or ManualClock(), disk)
-            async with Server("127.0.0.1:0", security) as server:
-                await server.start(Engine(course, store))
+            async with Server(address, security) as server:
+                await server.start(Engine(course, store), shown)
                 served = Served(f"127.0.0.1:{server.port}", course, asyncio.get_running_loop())
                 started.append(served)
                 stops.append(stopped)

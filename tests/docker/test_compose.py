@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from tests.docker.engine import LIMIT_S, ROOT, base_image, compose_command, run
 from tests.docker.killer import killer
+from tests.docker.prometheus import scrape_targets
 
 # Building the image downloads and unpacks TensorFlow.
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
@@ -26,6 +29,9 @@ SERVERS = {"coordinator": "coordinator", "shard-0": "shard", "shard-1": "shard"}
 
 CONTAINERS = 6
 """The servers, two workers, and the one that made the certificates."""
+
+ON_DEMAND = {"certs": "", "worker": "worker", "operator": "operator", "dashboard": "operator"}
+"""All other services, and whose keys they have. The first one has those of all, elsewhere."""
 
 END_S = 300
 """How long the job may take until its containers have left."""
@@ -60,14 +66,14 @@ class Compose:
     def container(self, service: str) -> str:
         return self("ps", "-q", service).split()[0]
 
-    def wait_for_the_end(self) -> None:
+    def wait_for_the_end(self, count: int = CONTAINERS) -> None:
         containers = self.containers()
-        assert len(containers) == CONTAINERS
+        assert len(containers) == count
         try:
             statuses = run(["docker", "wait", *containers], limit_s=END_S).split()
         except subprocess.TimeoutExpired:
             pytest.fail(f"not at its end within {END_S} s\n" + self("logs", "--no-color"))
-        assert statuses == ["0"] * CONTAINERS, self("logs", "--no-color")
+        assert statuses == ["0"] * count, self("logs", "--no-color")
 
     def down(self) -> None:
         self("down", "--volumes", "--remove-orphans")
@@ -77,7 +83,9 @@ class Compose:
 def compose() -> Iterator[Compose]:
     with base_image() as build_arguments:
         job = {"JOB": "examples/mnist_softmax.py", "JOB_OPTIONS": OPTIONS}
-        found = Compose({**build_arguments, "IMAGE": IMAGE, **job})
+        # Nothing may be at the page's usual port.
+        port = {"DASHBOARD_PORT": str(free_port())}
+        found = Compose({**build_arguments, "IMAGE": IMAGE, **job, **port})
         try:
             found("build", "coordinator")
             yield found
@@ -95,15 +103,50 @@ def began(compose: Compose) -> float:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(compose: Compose, began: float) -> dict[str, Any]:
+def page(compose: Compose, began: float) -> str:
+    """Where the dashboard of the service of that name is; it answers."""
+    compose("up", "-d", "dashboard")
+    container = compose.container("dashboard")
+    with subprocess.Popen(
+        ["docker", "logs", "--follow", container],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as said:
+        assert said.stdout is not None
+        lines = []
+        for line in said.stdout:
+            lines.append(line)
+            if line.startswith("dashboard http"):
+                break
+        else:
+            pytest.fail("".join(lines))
+        said.terminate()
+    where = run(["docker", "port", container]).split()
+    # For browsers of this machine alone.
+    assert (len(where), where[-1].rpartition(":")[0]) == (3, "127.0.0.1")
+    return f"http://{where[-1]}/"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(compose: Compose, page: str) -> dict[str, Any]:
     """The summary of a run to which nothing happened. Its containers and volumes are gone."""
     compose("up", "-d", "--scale", "worker=2", "--no-recreate")
-    compose.wait_for_the_end()
-    wait_until_healthy({"worker"}, began)
+    # The dashboard ends with the job, too.
+    compose.wait_for_the_end(CONTAINERS + 1)
+    # The engine remembers few events, and the newest checks of each container.
+    assert all("0" in checks(worker) for worker in compose("ps", "-q", "worker").split())
     summary = read_summary()
     compose.down()
     assert compose.containers() == []
     return summary
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
 
 
 def wait_until_healthy(missing: set[str], since: float) -> None:
@@ -131,7 +174,7 @@ def test_the_image_runs_as_an_ordinary_user(compose: Compose) -> None:
 
 
 LOOK_AROUND = """
-ls -m /app/certs
+ls -m /app/certs 2>/dev/null
 grep -E "^(CapEff|NoNewPrivs)" /proc/1/status
 for place in /app /home/trainer /app/certs /tmp; do
     touch $place/file 2>/dev/null && echo "$place is written to"
@@ -141,14 +184,70 @@ true
 
 
 def test_a_container_holds_its_own_keys_and_no_power(compose: Compose, began: float) -> None:
-    for service, role in SERVERS.items():
-        seen = run(["docker", "exec", compose.container(service), "sh", "-c", LOOK_AROUND])
+    profiles = ("--profile", "operator", "--profile", "dashboard")
+    services = set(compose(*profiles, "config", "--services").split())
+    assert services == {*SERVERS, *ON_DEMAND}
+    look = ("sh", "-c", LOOK_AROUND)
+    for service, role in {**SERVERS, **ON_DEMAND}.items():
+        if service in SERVERS:
+            seen = run(["docker", "exec", compose.container(service), *look])
+        else:
+            seen = compose("run", "--rm", "-T", "--no-deps", service, *look)
         assert seen.splitlines() == [
-            f"ca.crt, {role}.crt, {role}.key",
+            *([f"ca.crt, {role}.crt, {role}.key"] if role else []),
             "CapEff:\t0000000000000000",
             "NoNewPrivs:\t1",
             "/tmp is written to",
-        ]
+        ], service
+
+
+def test_a_browser_of_this_machine_sees_the_job(compose: Compose, page: str) -> None:
+    with urlopen(page + "status.json", timeout=60) as answer:
+        seen = json.loads(answer.read())
+    assert seen["status"]["job"] == "mnist_softmax"
+    with urlopen(page + "history.json", timeout=60) as answer:
+        events = json.loads(answer.read())["events"]
+    # What was before it was started.
+    assert events[0]["text"] == "mnist_softmax: waiting"
+
+
+READ_METRICS = """
+import http.client, socket, ssl, sys
+context = ssl.create_default_context(cafile="/certs/ca.crt")
+context.load_cert_chain("/certs/reader.crt", "/certs/reader.key")
+for target in sys.argv[1:]:
+    host, name = target.split("=")
+    plain = socket.create_connection((host, 9100), timeout=60)
+    connection = http.client.HTTPConnection(host)
+    connection.sock = context.wrap_socket(plain, server_hostname=name)
+    connection.request("GET", "/metrics")
+    answer = connection.getresponse()
+    print(host, answer.status, answer.read().count(b"# TYPE ") > 5)
+"""
+
+
+def test_prometheus_can_read_what_its_file_names(compose: Compose, began: float) -> None:
+    """With the certificate and the names of ``prometheus.yml``. A worker's health is that its own
+    metrics answer."""
+    found = [t for t in scrape_targets() if t.host in SERVERS]
+    assert {target.host for target in found} == {*SERVERS}
+    reader = ["docker", "run", "--rm", "--network", f"{PROJECT}_default"]
+    reader += ["-v", f"{PROJECT}_reader-certs:/certs:ro", IMAGE, "python", "-c", READ_METRICS]
+    said = run([*reader, *(f"{target.host}={target.server_name}" for target in found)])
+    assert said.splitlines() == [f"{target.host} 200 True" for target in found]
+
+
+def test_up_renews_certificates_that_end_soon(compose: Compose, began: float) -> None:
+    authority = "/certs/authority/cluster"
+    certs = ("run", "--rm", "-T", "certs", "coordinator", "certs")
+    compose(*certs, "renew", "--days", "3", authority)
+    assert "(in 2 days)  pserver://cluster/operator" in compose(*certs, "show", authority)
+    compose("up", "-d", "certs")
+    assert run(["docker", "wait", compose.container("certs")], limit_s=END_S) == "0"
+    shown = compose.operator("coordinator", "certs", "show", "/app/certs")
+    assert "(in 364 days)  pserver://cluster/operator" in shown
+    # Nobody was started anew, and they take them.
+    assert "waiting" in compose.operator()
 
 
 ASK_IN_PLAINTEXT = """
@@ -214,6 +313,12 @@ def test_what_is_killed_comes_back_and_every_batch_counts_once(
     for key in ("phase", "global_step", "batches", "examples", "eval"):
         assert summary[key] == undisturbed[key], key
     assert summary["generation"] > 1
+
+
+def checks(container: str) -> list[str]:
+    """What the last checks of its health came to: ``"0"`` is healthy."""
+    log = "{{range .State.Health.Log}}{{.ExitCode}} {{end}}"
+    return run(["docker", "inspect", "-f", log, container]).split()
 
 
 def restarts(container: str) -> int:

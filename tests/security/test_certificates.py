@@ -71,6 +71,23 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (tmp_path / "other").exists()
 
 
+def test_new_ones_are_made_only_when_the_old_ones_end_soon(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (mine / "shard.crt").read_bytes()
+    renew = ["certs", "renew", str(mine), "--within"]
+    assert main([*renew, "30"]) == 0
+    assert "certificates are valid until" in capsys.readouterr().out
+    assert (mine / "shard.crt").read_bytes() == before
+    # One is enough.
+    put(mine, Role.WORKER, *forge(mine, "pserver://tiny/worker", before=NOW, days=29))
+    assert main([*renew, "30"]) == 0
+    assert "new certificates of job tiny" in capsys.readouterr().out
+    assert (mine / "shard.crt").read_bytes() != before
+    assert main([*renew, "0"]) == 2
+    assert "--within is 0; expected 1 to 3650" in capsys.readouterr().err
+
+
 def test_a_missing_file(mine: Path) -> None:
     (mine / "worker.crt").unlink()
     code, said = refused(mine)
