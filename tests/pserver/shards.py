@@ -191,10 +191,12 @@ def served(
     shared: bool = False,
     deadline_s: float = 60.0,
     rows_nbytes: int = 0,
+    data: bool = False,
 ) -> Iterator[ShardClient]:
-    """The shard behind a real server on a free port, and a client that tries once."""
+    """The shard behind a real server on a free port, with or without a data port, and a client that
+    tries once."""
     shard = engine.identity.shard
-    with ShardServer(shard, "127.0.0.1:0") as server:
+    with ShardServer(shard, "127.0.0.1:0", data_port=0 if data else None) as server:
         server.open(engine)
         where = (f"127.0.0.1:{server.port}", INCARNATION, engine.plan, shard)
         client = (
