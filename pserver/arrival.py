@@ -1,5 +1,4 @@
-"""How tensors get here: in chunks, on a connection of their own, or in a segment that both processes
-see."""
+"""How tensors get here: in chunks, on a connection of their own, or in a shared segment."""
 
 from __future__ import annotations
 

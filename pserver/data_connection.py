@@ -97,7 +97,7 @@ class DataConnection:
             raise self._ended()
 
     def hang_up(self) -> None:
-        """Ends it for both sides: whoever waits here or there waits no more. Any number of times."""
+        """Ends it for both sides: whoever waits, here or there, waits no more. May be repeated."""
         with self._end, contextlib.suppress(OSError):
             # Not the method of a TLS socket: that one would let another thread, which reads, take
             # what is encrypted for tensors.
