@@ -94,6 +94,7 @@ class Exchanger:
         """Why the segment is not attached; empty where it is, None before anybody asked."""
         self._data_refusal: str | None = None
         """Why there is no data connection; None where there is one, or nobody has asked."""
+        self._data_known = False
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
         self._row_box: RowOutbox | None = None
@@ -339,6 +340,9 @@ class Exchanger:
             connection.close()
             raise
         session.use_data(connection)
+        if not self._data_known:
+            self._data_known = True
+            log.info("tensors have a connection of their own", peer=self._peer)
 
     def _go_without(self, why: str) -> None:
         self._data_refusal = why
