@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="how to write logs (default: %(default)s)",
     )
     add(
-        "--data-port",
+        "--data-connections",
         default="0",
         metavar="PORT",
         help="where workers of other machines connect for tensors, beside --bind: 0 is any, off "
@@ -184,7 +184,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             log_format=arguments.log_format,
             metrics=arguments.metrics,
             reflection=arguments.reflection,
-            data_port=arguments.data_port,
+            data_connections=arguments.data_connections,
             security=from_arguments(Role.SHARD, arguments),
         )
         with tracing(arguments.trace, "shard"):

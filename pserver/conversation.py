@@ -289,7 +289,7 @@ class Conversation:
             self._data = data
             return pb.DataOpened()
         if self._listener is None:
-            return pb.DataOpened(refusal="the shard was told to take none (--data-port off)")
+            return pb.DataOpened(refusal="the shard was told to take none (--data-connections off)")
         if self._expected is not None:
             raise InvalidArgument("the call expects a data connection already")
         self._expected = self._listener.expect()

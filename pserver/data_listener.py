@@ -155,7 +155,7 @@ class DataListener:
             listener.close()
             raise PortInUse(
                 f"cannot listen on {where} for data connections: {error.strerror}; choose another "
-                "--data-port"
+                "--data-connections"
             ) from None
         return listener
 

@@ -48,7 +48,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         config.bind,
         security=config.security,
         reflection=config.reflection,
-        data_port=None if config.data_port == OFF else int(config.data_port),
+        data_port=None if config.data_connections == OFF else int(config.data_connections),
     )
     with (
         server,

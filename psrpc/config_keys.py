@@ -25,7 +25,7 @@ KEYS = frozenset(
         "connect_timeout",
         "coordinator",
         "dashboard",
-        "data_port",
+        "data_connections",
         "die_with_parent",
         "gpu",
         "gpu_memory_fraction",

@@ -251,7 +251,7 @@ class Cluster:
         if process.link is not None:
             index = process.name.removeprefix("shard-")
             bind = ["--bind", "127.0.0.1:0", "--advertise", process.link.address]
-            data = [] if options.data else ["--data-port", "off"]
+            data = [] if options.data else ["--data-connections", "off"]
             return ["serve", "--shard", index, *bind, *data, *where]
         shm = [] if options.shm else ["--no-shm"]
         gpu = ["--gpu", "none"] if options.tensorflow else []

@@ -44,6 +44,12 @@ NDArray = npt.NDArray[Any]
 Transport = Literal["shared memory", "data connection", "calls"]
 Exact = Callable[[str], dict[str, NDArray]]
 
+OPTIONS: dict[Transport, tuple[str, ...]] = {
+    "shared memory": (),
+    "data connection": ("--no-shm",),
+    "calls": ("--no-shm", "--data-connections", "off"),
+}
+
 CLUSTERS = {
     "sync": ("--mode", "sync", "--workers", "2", "--shards", "2"),
     "async": ("--mode", "async", "--workers", "1", "--shards", "1"),
@@ -57,9 +63,8 @@ def train(folder: Path, transport: Transport, *args: str) -> Run:
     folder.mkdir(exist_ok=True)
     with by_hand(folder) as hand, closing(Gate(folder, epoch=1)) as gate:
         shm = transport == "shared memory"
-        args = ("--run-dir", str(hand.run_dir), *(() if shm else ("--no-shm",)), *args)
-        more = {"PSERVER_DATA_PORT": "off"} if transport == "calls" else {}
-        cluster = hand.start("up", "coordinator", "up", GATED, *args, **gate.environment, **more)
+        args = ("--run-dir", str(hand.run_dir), *OPTIONS[transport], *args)
+        cluster = hand.start("up", "coordinator", "up", GATED, *args, **gate.environment)
         cluster.wait_for("training  epoch 2/")
         workers = members(hand.run_dir, "worker")
         shards = members(hand.run_dir, "pserver")

@@ -261,7 +261,7 @@ def test_a_shard_may_take_none() -> None:
         client.initialize(client.fence(1, 1), counting(PLAN))
         values_of(client)
         refusal = client._exchanger._data_refusal
-    assert refusal == "the shard was told to take none (--data-port off)"
+    assert refusal == "the shard was told to take none (--data-connections off)"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,9 @@ def _stopping(listener: DataListener) -> Iterator[None]:
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listener = DataListener("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(PortInUse, match="Address already in use; choose another --data-port"):
+        with pytest.raises(
+            PortInUse, match="Address already in use; choose another --data-connections"
+        ):
             listener.start()
 
 
