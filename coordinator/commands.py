@@ -29,6 +29,7 @@ class UpOptions:
             own number, and where it has none an even share of the machine's cores.
         connect_timeout_s: how long shards and workers look for the coordinator.
         shm: workers share memory with the shards.
+        data_connections: shards take data connections, from workers that do not.
         step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
         max_restarts: of processes that die or hang, all together; 0 is never.
         slow_down: the last worker takes so many times as long to compute as it would.
@@ -51,6 +52,7 @@ class UpOptions:
     gpu: str = "auto"
     gpu_memory_fraction: float | None = None
     shm: bool = True
+    data_connections: bool = True
     step_times: bool = False
     max_restarts: int = MAX_RESTARTS
     slow_down: float = 1.0
@@ -145,6 +147,8 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
 
 def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
     command = _module("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
+    if not options.data_connections:
+        command += ["--data-connections", "off"]
     return command + _of_every_member(options, address)
 
 

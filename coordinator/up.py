@@ -34,6 +34,7 @@ from coordinator.targets import with_metrics
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, error_line
 from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
+from psrpc.observing import OFF
 from psrpc.process import on_stop_signals
 from psrpc.runs import CERTS, SUMMARY
 from psrpc.security import Security
@@ -123,6 +124,7 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
         gpu=args.gpu,
         gpu_memory_fraction=args.gpu_memory_fraction,
         shm=args.shm,
+        data_connections=args.data_connections != OFF,
         step_times=args.step_times,
         max_restarts=args.max_restarts,
         slow_down=args.slow_down,

@@ -8,7 +8,7 @@ from pathlib import Path
 from coordinator.dashboard_options import add_dashboard_arguments
 from coordinator.override_options import add_override_arguments
 from coordinator.restarts import MAX_RESTARTS
-from psrpc.observing import add_trace_argument
+from psrpc.observing import OFF, add_trace_argument
 from psrpc.security_options import add_security_arguments
 
 
@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="shm",
         action="store_false",
         help="workers send tensors over TCP; default: they share memory with the shards",
+    )
+    parser.add_argument(
+        "--data-connections",
+        choices=("0", OFF),
+        default="0",
+        help="off: such tensors go with the calls, not over connections of their own",
     )
     parser.add_argument(
         "--step-times",

@@ -1,4 +1,4 @@
-"""How the tensors of a push get here: in chunks, or in a segment that both processes see."""
+"""How tensors get here: in chunks, on a connection of their own, or in a shared segment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pserver.assembly import VALUES, Assembly, Extent
+from pserver.assembly import VALUES, Assembly, Extent, targets
 from pserver.buffers import BufferPool, Loan
+from pserver.data_connection import DataConnection
 from pserver.table_ids import TableIds
 from psrpc.codec import Piece
 from psrpc.encoding import decode, wire_dtype
@@ -89,6 +90,42 @@ class Chunks:
     ) -> None:
         """See :class:`Arrival`."""
         Assembly(plan, extents, into, rows).accept_all(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """They follow on the data connection, one extent after another, and nothing between them."""
+
+    connection: DataConnection
+
+    def place(
+        self,
+        plan: Plan,  # noqa: ARG002  # of the protocol
+        extents: Sequence[Extent],  # noqa: ARG002
+    ) -> None:
+        """See :class:`Arrival`."""
+        return
+
+    def placed_rows(self) -> Sequence[NDArray]:
+        """See :class:`Arrival`."""
+        return ()
+
+    def receive(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+    ) -> None:
+        """See :class:`Arrival`.
+
+        Raises:
+            Unreachable: the connection has ended before they were all here.
+        """
+        for extent, target in targets(plan, extents, into, rows):
+            assert target.flags.c_contiguous
+            assert target.nbytes == extent.nbytes
+            self.connection.receive_into(target.reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True, slots=True)

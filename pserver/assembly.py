@@ -5,7 +5,7 @@ The shard uses it for what is pushed, the client for what is pulled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +97,23 @@ def _either(encodings: Encodings) -> str:
     return " or ".join(encodings)
 
 
+def targets(
+    plan: Plan,
+    extents: Iterable[Extent],
+    into: Mapping[str, NDArray],
+    rows: Mapping[int, NDArray] | None,
+) -> Iterator[tuple[Extent, NDArray]]:
+    """Where each extent that has bytes is put. Arguments: see :class:`Assembly`."""
+    arenas = len(plan.arenas)
+    for extent in extents:
+        if not extent.nbytes:
+            continue
+        if extent.arena < arenas:
+            yield extent, into[plan.arenas[extent.arena].name]
+        else:
+            yield extent, (rows or {})[extent.arena - arenas]
+
+
 class Assembly:
     """The state of one stream: which byte has to come next. Not thread-safe."""
 
@@ -116,13 +133,7 @@ class Assembly:
         """
         self._plan = plan
         self._awaited = [extent for extent in extents if extent.nbytes]
-        arenas = len(plan.arenas)
-        self._targets = {
-            e.arena: into[plan.arenas[e.arena].name]
-            if e.arena < arenas
-            else (rows or {})[e.arena - arenas]
-            for e in self._awaited
-        }
+        self._targets = {e.arena: target for e, target in targets(plan, extents, into, rows)}
         for extent in self._awaited:
             target = self._targets[extent.arena]
             assert target.flags.c_contiguous

@@ -75,6 +75,13 @@ def make_parser() -> argparse.ArgumentParser:
         default="console",
         help="how to write logs (default: %(default)s)",
     )
+    add(
+        "--data-connections",
+        default="0",
+        metavar="PORT",
+        help="where workers of other machines connect for tensors, beside --bind: 0 is any, off "
+        "sends tensors with the calls (default: any)",
+    )
     add_metrics_argument(serve)
     add_trace_argument(serve)
     add_reflection_argument(serve)
@@ -176,6 +183,7 @@ def run(argv: Sequence[str] | None = None) -> int:
             log_format=arguments.log_format,
             metrics=arguments.metrics,
             reflection=arguments.reflection,
+            data_connections=arguments.data_connections,
             security=from_arguments(Role.SHARD, arguments),
         )
         with tracing(arguments.trace, "shard"):

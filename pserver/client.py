@@ -130,7 +130,9 @@ class ShardClient:
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
         self._channel = open_channel(address, security, Role.SHARD)
-        self._exchanger = Exchanger(self._channel, self.peer, plan, shard, workspace, deadline_s)
+        self._exchanger = Exchanger(
+            self._channel, address, security, self.peer, plan, shard, workspace, deadline_s
+        )
         path = f"/{wire.SERVICE}/"
         made = pb.InitializeResponse.FromString
         channel: Any = self._channel  # the stubs want serializers; bytes need none

@@ -27,6 +27,7 @@ class ServeConfig:
         connect_timeout_s: how long to be without the coordinator.
         metrics: HOST:PORT where Prometheus may ask, port 0 for any, or "off".
         reflection: describe the services to callers on any address, not only on loopback.
+        data_connections: port for them, 0 for any, or "off".
         security: a shard's.
 
     Raises:
@@ -42,6 +43,7 @@ class ServeConfig:
     log_format: LogFormat = "console"
     metrics: str = OFF
     reflection: bool = False
+    data_connections: str = "0"
     security: Security = PLAINTEXT
 
     def __post_init__(self) -> None:
@@ -61,3 +63,5 @@ class ServeConfig:
         parse_address(self.bind)
         if self.metrics != OFF:
             parse_address(self.metrics)
+        if self.data_connections != OFF:
+            parse_address(f":{self.data_connections}")

@@ -10,21 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver import futex, wire
-from pserver.arrival import Arrival, Chunks, Shared
+from pserver.arrival import Arrival, Chunks, Shared, Streamed
 from pserver.assembly import check_values, value_dtype
+from pserver.data_connection import DataConnection
+from pserver.data_listener import DataListener, Expected
 from pserver.engine import ShardEngine
 from pserver.mailbox import HEAD_BYTES, ShardBox
 from pserver.requests import PushResult, RowsRequest, Values
 from pserver.segment import AttachedSegment, Offer, SegmentUnavailable, attach
 from pserver.table_ids import TableIds, check_tables, from_table_ids, row_extents
 from pserver.workspace import segment_nbytes
-from psrpc.codec import Piece, encode_stream
+from psrpc.codec import encode_stream
 from psrpc.encoding import Encoding
 from psrpc.errors import InvalidArgument
 from psrpc.plan import ALIGNMENT_BYTES
 from psrpc.v1 import parameter_server_pb2 as pb
 
 NDArray = npt.NDArray[Any]
+
+Parts = Sequence[tuple[int, memoryview]]
+"""Tensors that travel, as the codec wants them."""
 
 _ELEMENT_BYTES = 4
 
@@ -48,12 +53,16 @@ class Conversation:
     says that the call has ended.
     """
 
-    def __init__(self, engine: ShardEngine) -> None:
+    def __init__(self, engine: ShardEngine, data: DataListener | None = None) -> None:
+        """``data`` is where data connections come in; None if they do not."""
         self.idle = True
         self.leaving = False
         self._engine = engine
         self._segment: AttachedSegment | None = None
         self._box: ShardBox | None = None
+        self._listener = data
+        self._expected: Expected | None = None
+        self._data: DataConnection | None = None
         self._over = False
         self._sizes: dict[Encoding, list[tuple[int, int]]] = {}
         self._began = False
@@ -72,17 +81,24 @@ class Conversation:
         try:
             while (request := self._next(messages)) is not None:
                 self.idle = False
-                first, box = request
-                if box is None:
-                    yield from self._exchange(chain((first,), messages), patience_s())
+                first, way = request
+                if isinstance(way, DataConnection):
+                    header = wire.parse_header(first, pb.ExchangeHeader)
+                    answer, parts = self._exchange(header, Streamed(way), patience_s())
+                    way.send(answer.SerializeToString(), [part for _, part in parts])
                 else:
-                    answers = self._exchange(iter((first,)), patience_s())
-                    answer = next(answers)
-                    if next(answers, None) is not None:
+                    rest = chain((first,), messages) if way is None else iter((first,))
+                    header, pieces = wire.read_stream(rest, pb.ExchangeHeader, _announced)
+                    answer, parts = self._exchange(header, Chunks(pieces), patience_s())
+                    del pieces
+                    if way is None:
+                        yield from encode_stream(answer, parts)
+                    elif parts:
                         raise InvalidArgument("values in chunks do not go into a mailbox")
-                    box.answer(answer)
+                    else:
+                        way.answer(*encode_stream(answer, ()))
                 # A worker may be silent for long, and this can be 2 MiB.
-                del first, request
+                del first, request, header, answer, parts
                 # In this order: whoever sets ``leaving`` looks at ``idle`` afterwards.
                 self.idle = True
                 if self.leaving:
@@ -92,18 +108,32 @@ class Conversation:
             # is collected: too long for a worker's memory.
             if self._box is not None:
                 self._box.close()
+            if self._expected is not None:
+                self._expected.forget()
+            if self._data is not None:
+                self._data.close()
             self._segment = None
 
     def hang_up(self) -> None:
         """Any thread."""
         self._over = True
-        box = self._box
+        box, data = self._box, self._data
         if box is not None:
             box.wake()
+        if data is not None:
+            data.hang_up()
 
-    def _next(self, messages: Iterator[bytes]) -> tuple[bytes, ShardBox | None] | None:
-        """The first message of the next exchange, and the mailbox that it was left in, if it was;
-        None if there will be none."""
+    def _next(
+        self, messages: Iterator[bytes]
+    ) -> tuple[bytes, ShardBox | DataConnection | None] | None:
+        """The first message of the next exchange, and the mailbox or data connection in which it
+        came, if it did; None if there will be none."""
+        if self._data is not None:
+            if self._over:
+                # By then nobody has hung the connection up.
+                return None
+            received = self._data.receive_message()
+            return None if received is None else (received, self._data)
         box = self._box
         if box is not None:
             left = box.receive(lambda: self._over)
@@ -114,23 +144,28 @@ class Conversation:
         sent = next(messages, None)
         return None if sent is None else (sent, None)
 
-    def _exchange(self, messages: Iterator[bytes], patience_s: float) -> Iterator[bytes]:
-        header, pieces = wire.read_stream(messages, pb.ExchangeHeader, _announced)
+    def _exchange(
+        self, header: pb.ExchangeHeader, arrival: Arrival, patience_s: float
+    ) -> tuple[pb.ExchangeAnswer, Parts]:
+        """The answer to an exchange, and the tensors that it announces."""
         if header.patience_ms:
             patience_s = min(patience_s, header.patience_ms / 1000)
         pushing, pulling = header.HasField("push"), header.HasField("pull")
         if header.HasField("attach"):
             if pushing or pulling or self._began:
                 raise InvalidArgument("a segment is attached before anything else of the call")
-            answer = pb.ExchangeAnswer(attached=self._attach(header.attach))
-            return encode_stream(answer, ())
+            return pb.ExchangeAnswer(attached=self._attach(header.attach)), ()
+        if header.HasField("open_data") or header.use_data:
+            if pushing or pulling or self._began or self._data is not None:
+                raise InvalidArgument("a data connection is opened once, before any push or pull")
+            return pb.ExchangeAnswer(data=self._take_data(header.use_data)), ()
         self._began = True
         if pushing:
             with self._engine.refusals_counted():
                 # Before anything is changed: there may be no such place.
                 rows = from_table_ids(header.pull.rows) if header.pull.rows else ()
                 room = self._room(header, rows, header.pull.rows_only)
-                result, values = self._push(header, pieces, patience_s, rows, room)
+                result, values = self._push(header, arrival, patience_s, rows, room)
             return self._answer(result, values, rows, room)
         if pulling:
             request = wire.from_pull(header.pull)
@@ -142,13 +177,12 @@ class Conversation:
     def _push(
         self,
         header: pb.ExchangeHeader,
-        pieces: Iterator[Piece],
+        arrival: Arrival,
         patience_s: float,
         rows: TableIds,
         room: _Room,
     ) -> tuple[PushResult, Values | None]:
         request = wire.from_push(header.push)
-        arrival: Arrival = Chunks(pieces)
         if header.push_at:
             sizes = [(extent.nbytes, ALIGNMENT_BYTES) for extent in request.extents]
             views = self._views(header.push_at, sizes, "push")
@@ -170,20 +204,20 @@ class Conversation:
         values: Values | None,
         rows: TableIds,
         room: _Room,
-    ) -> Iterator[bytes]:
+    ) -> tuple[pb.ExchangeAnswer, Parts]:
         plan = self._engine.plan
         answer = pb.ExchangeAnswer()
         if result is not None:
             answer.push.CopyFrom(wire.to_push_result(result))
         if values is None:
-            return encode_stream(answer, ())
+            return answer, ()
         answer.pull.CopyFrom(wire.to_pull_header(plan, values, rows))
         if room.arenas is None:
-            return encode_stream(answer, wire.value_parts(plan, values, rows))
+            return answer, wire.value_parts(plan, values, rows)
         # The rows are there already.
         for view, arena in zip(room.arenas, plan.arenas if values.arrays else (), strict=True):
             np.copyto(view, values.arrays[arena.name].view(np.uint8))
-        return encode_stream(answer, ())
+        return answer, ()
 
     def _room(self, header: pb.ExchangeHeader, rows: TableIds, rows_only: bool) -> _Room:
         """Where in the segment the values of a pull go."""
@@ -244,6 +278,22 @@ class Conversation:
             self._box = ShardBox(memory, wanted.session)
             attached.listens = True
         return attached
+
+    def _take_data(self, come: bool) -> pb.DataOpened:
+        """Expects a data connection, or, where the worker has ``come``, goes on with it."""
+        if come:
+            expected, self._expected = self._expected, None
+            data = None if expected is None else expected.take("the worker")
+            if data is None:
+                raise InvalidArgument("the call has no data connection; open one first")
+            self._data = data
+            return pb.DataOpened()
+        if self._listener is None:
+            return pb.DataOpened(refusal="the shard was told to take none (--data-connections off)")
+        if self._expected is not None:
+            raise InvalidArgument("the call expects a data connection already")
+        self._expected = self._listener.expect()
+        return pb.DataOpened(port=self._expected.port, secret=self._expected.secret)
 
 
 def _announced(header: pb.ExchangeHeader) -> int:

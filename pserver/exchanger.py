@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver import futex, wire
-from pserver.assembly import VALUES, Assembly, Extent, check_extents
+from pserver.arrival import Arrival
+from pserver.assembly import VALUES, Extent, check_extents
+from pserver.data_connection import connect
 from pserver.mailbox import WorkerBox
 from pserver.row_outbox import RowOutbox
 from pserver.row_wire import pushed_parts
@@ -20,16 +22,21 @@ from pserver.rows_wanted import RowsWanted
 from pserver.session import Session
 from pserver.table_ids import check_row_extents, pairs
 from pserver.workspace import Workspace
-from psrpc.codec import Piece
+from psrpc.channel import parse_address
 from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
+from psrpc.identity import Role
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
+from psrpc.security import Security
 from psrpc.status import error_from_rpc
 from psrpc.tables import Rows
 from psrpc.v1 import parameter_server_pb2 as pb
 
 log = get_logger()
+
+CONNECT_S = 3.0
+"""For a data connection, at most: where a firewall swallows it, the call carries everything."""
 
 NDArray = npt.NDArray[Any]
 
@@ -61,6 +68,8 @@ class Exchanger:
     def __init__(
         self,
         channel: grpc.Channel,
+        address: str,
+        security: Security,
         peer: str,
         plan: Plan,
         shard: int,
@@ -69,6 +78,8 @@ class Exchanger:
     ) -> None:
         """Args: see :class:`pserver.client.ShardClient`."""
         self._channel = channel
+        self._address = address
+        self._security = security
         self._peer = peer
         self._plan = plan
         self._shard = shard
@@ -81,6 +92,9 @@ class Exchanger:
         self._given_up = ""
         self._refusal: str | None = None
         """Why the segment is not attached; empty where it is, None before anybody asked."""
+        self._data_refusal: str | None = None
+        """Why there is no data connection; None where there is one, or nobody has asked."""
+        self._data_known = False
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
         self._row_box: RowOutbox | None = None
@@ -131,13 +145,14 @@ class Exchanger:
         with self._lock:
             if self._given_up:
                 raise SegmentLost(self._given_up)
+            session: Session | None = None
             try:
                 session = self._standing()
                 return self._exchange(session, header, gradient, into, rows or {}, wanted)
             except grpc.RpcError as error:
                 raise self._lost(error_from_rpc(error, self._peer)) from None
             except Unreachable as error:
-                raise self._lost(error) from None
+                raise self._lost(error if session is None else session.reason(error)) from None
             except PsError:
                 # Nothing was asked, or there is an answer that cannot be used.
                 self._end_session()
@@ -171,15 +186,15 @@ class Exchanger:
                 parts.extend(pushed_parts(self._plan, pushed, rows))
         if session.attached and (into is not None or wanted is not None):
             header.pull_at.extend(self._pull_places(into, wanted))
-        answer, pieces = session.exchange(header, parts)
+        answer, arrival = session.exchange(header, parts)
         try:
             if wanted is not None:
-                self._receive(answer, pieces, bool(header.pull_at), into, wanted)
+                self._receive(answer, arrival, bool(header.pull_at), into, wanted)
             elif into is not None:
                 extents = wire.from_extents(answer.pull.extents)
                 self._check(extents, into)
                 if not header.pull_at:
-                    Assembly(self._plan, extents, into.mine).accept_all(pieces)
+                    arrival.receive(self._plan, extents, into.mine)
         except InvalidArgument as error:
             raise InvalidArgument(f"{self._peer} answered what cannot be used: {error}") from None
         return answer
@@ -202,7 +217,7 @@ class Exchanger:
     def _receive(
         self,
         answer: pb.ExchangeAnswer,
-        pieces: Iterator[Piece],
+        arrival: Arrival,
         shared: bool,
         into: Target | None,
         wanted: RowsWanted,
@@ -217,7 +232,7 @@ class Exchanger:
         check_row_extents(self._plan, extents[cut:], wanted.pairs)
         if not shared:
             mine = into.mine if into is not None else {}
-            Assembly(self._plan, extents, mine, wanted.into).accept_all(pieces)
+            arrival.receive(self._plan, extents, mine, wanted.into)
 
     def _leave(self, gradient: Gradient) -> list[int]:
         """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""
@@ -265,6 +280,8 @@ class Exchanger:
             session.close()
         if self._workspace is not None and self._workspace.segment is not None:
             self._attach(session, self._workspace)
+        if not session.attached and self._data_refusal is None:
+            self._open_data(session)
         return session
 
     def _attach(self, session: Session, workspace: Workspace) -> None:
@@ -296,8 +313,45 @@ class Exchanger:
                 log.info("tensors stay in shared memory", peer=self._peer)
         self._refusal = refusal
 
+    def _open_data(self, session: Session) -> None:
+        """Moves the exchanges of a session to a connection of their own, if there is one to be had;
+        if not, this client does not try again."""
+        host, _ = parse_address(self._address)
+        answer, _ = session.exchange(pb.ExchangeHeader(open_data=pb.OpenData()), ())
+        refusal = answer.data.refusal
+        if not refusal:
+            try:
+                connection = connect(
+                    host,
+                    answer.data.port,
+                    answer.data.secret,
+                    self._peer,
+                    min(CONNECT_S, self._deadline_s),
+                    self._security.data_client(Role.SHARD),
+                )
+            except Unreachable as error:
+                refusal = str(error)
+        if refusal:
+            self._go_without(refusal)
+            return
+        try:
+            session.exchange(pb.ExchangeHeader(use_data=True), ())
+        except BaseException:
+            connection.close()
+            raise
+        session.use_data(connection)
+        if not self._data_known:
+            self._data_known = True
+            log.info("tensors have a connection of their own", peer=self._peer)
+
+    def _go_without(self, why: str) -> None:
+        self._data_refusal = why
+        log.info("tensors share a connection with calls", peer=self._peer, why=why)
+
     def _lost(self, error: PsError) -> PsError:
         """What it means that an exchange ended with ``error``."""
+        if self._session is not None and self._session.data_broke:
+            self._go_without(str(error))
         attached = self.attached
         self._end_session()
         if attached and isinstance(error, Unreachable | DeadlinePassed):

@@ -7,11 +7,12 @@ from types import TracebackType
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pserver.data_listener import DataListener
 from pserver.engine import ShardEngine
 from pserver.handlers import handlers
 from pserver.servicer import ParameterServerServicer
 from pserver.wire import SERVICE
-from psrpc.channel import bind, make_server
+from psrpc.channel import bind, make_server, parse_address
 from psrpc.errors import NotReady
 from psrpc.health_service import HealthServicer
 from psrpc.interceptor import ErrorInterceptor
@@ -33,18 +34,23 @@ class ShardServer:
         conversations: int = CONVERSATIONS,
         security: Security = PLAINTEXT,
         reflection: bool = False,
+        data_port: int | None = None,
     ) -> None:
         """Args:
         address: HOST:PORT to listen on, port 0 for any.
         conversations: how many are held at once; who begins one more gets NotReady.
         security: this process's.
         reflection: describe the services to callers on any address, not only on loopback.
+        data_port: where data connections come in, on the host of ``address``; 0 for any, None if
+            they do not.
         """
         self._shard = shard
         self._address = address
         self._conversations = conversations
         self._security = security
         self._reflection = reflection
+        self._data_port = data_port
+        self._data: DataListener | None = None
         self._engine: ShardEngine | None = None
         self._server: grpc.Server | None = None
         self._servicer: ParameterServerServicer | None = None
@@ -56,14 +62,20 @@ class ShardServer:
         server = make_server(
             self._conversations + MORE_THREADS, [ErrorInterceptor()], self._security
         )
+        if self._data_port is not None:
+            host, _ = parse_address(self._address)
+            self._data = DataListener(host, self._data_port, self._security.data_server())
         servicer = self._servicer = ParameterServerServicer(
-            self._engine_or_refuse, self._conversations
+            self._engine_or_refuse, self._conversations, self._data
         )
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         describe(server, (SERVICE,), self._address, self._reflection)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        # It checks that others may reach the address.
         self.port = bind(server, self._address, self._security)
+        if self._data is not None:
+            self._data.start()
         server.start()
         self._server = server
         return self.port
@@ -83,6 +95,8 @@ class ShardServer:
             # After that, so that no new conversation begins.
             self._servicer.close()
             stopped.wait()
+        if self._data is not None:
+            self._data.stop()
 
     def __enter__(self) -> ShardServer:
         self.start()
@@ -95,6 +109,11 @@ class ShardServer:
         traceback: TracebackType | None,
     ) -> None:
         self.stop(grace_s=0)
+
+    @property
+    def data_port(self) -> int | None:
+        """Where data connections come in; None if they do not."""
+        return None if self._data is None else self._data.port
 
     @property
     def engine(self) -> ShardEngine | None:

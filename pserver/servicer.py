@@ -11,6 +11,7 @@ import grpc
 from pserver import row_wire, wire
 from pserver.arrival import Chunks
 from pserver.conversation import Conversation
+from pserver.data_listener import DataListener
 from pserver.engine import ShardEngine
 from pserver.table_ids import from_bytes
 from psrpc.codec import encode_stream
@@ -57,11 +58,18 @@ class ParameterServerServicer:
     """One method per RPC; the contract is in protos/psrpc/v1/parameter_server.proto.
 
     ``engine`` returns the shard's engine, or raises NotReady while there is none. Of
-    ``conversations`` as many are held at once, so that threads are left for other calls.
+    ``conversations`` as many are held at once, so that threads are left for other calls. Their
+    tensors may come in by ``data``.
     """
 
-    def __init__(self, engine: Callable[[], ShardEngine], conversations: int) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], ShardEngine],
+        conversations: int,
+        data: DataListener | None = None,
+    ) -> None:
         self._engine = engine
+        self._data = data
         self._most_conversations = conversations
         self._conversations: dict[Conversation, Context] = {}
 
@@ -98,7 +106,7 @@ class ParameterServerServicer:
         return pb.PushGradientsResponse(result=wire.to_push_result(result))
 
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        conversation = Conversation(self._engine())
+        conversation = Conversation(self._engine(), self._data)
         with _ending(context), self._present(conversation, context):
             if not context.add_callback(conversation.hang_up):
                 return

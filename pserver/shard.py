@@ -22,6 +22,7 @@ from psrpc.encoding import wire_encoding
 from psrpc.errors import InvalidJob
 from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
+from psrpc.observing import OFF
 from psrpc.plan import Plan
 from psrpc.process import incarnation
 from psrpc.v1 import coordinator_pb2 as pb
@@ -43,7 +44,11 @@ def serve(config: ServeConfig, ending: Ending) -> None:
     """
     own = incarnation()
     server = ShardServer(
-        config.shard, config.bind, security=config.security, reflection=config.reflection
+        config.shard,
+        config.bind,
+        security=config.security,
+        reflection=config.reflection,
+        data_port=None if config.data_connections == OFF else int(config.data_connections),
     )
     with (
         server,
@@ -61,6 +66,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         log.info(
             "listening",
             port=server.port,
+            data_port=server.data_port,
             coordinator=config.coordinator,
             metrics=metrics.address,
         )

@@ -25,6 +25,7 @@ KEYS = frozenset(
         "connect_timeout",
         "coordinator",
         "dashboard",
+        "data_connections",
         "die_with_parent",
         "gpu",
         "gpu_memory_fraction",

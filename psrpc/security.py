@@ -29,7 +29,7 @@ from psrpc.certificates import (
     stamp_of_file,
 )
 from psrpc.errors import InvalidArgument
-from psrpc.identity import Identity, Role
+from psrpc.identity import Identity, Role, server_name
 from psrpc.logs import get_logger
 from psrpc.security_options import BY_OPTIONS, Asked
 
@@ -222,6 +222,18 @@ class Security:
 
         return fetch
 
+    def data_server(self) -> Callable[[], ssl.SSLContext] | None:
+        """For a server of data connections, as :meth:`https`; None in plaintext. Whoever connects
+        shows a secret that a call was given, so that a client by token needs no certificate."""
+        return self.https() if self.encrypted else None
+
+    def data_client(self, peer: Role) -> tuple[ssl.SSLContext, str] | None:
+        """For a client of such a server, from the files as they are, and the name that is expected
+        of it; None in plaintext."""
+        if not self.encrypted:
+            return None
+        return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), server_name(self.job, peer)
+
     def https_reader(self) -> ssl.SSLContext:
         """For a client of such a server. Only with a certificate of its own."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -231,12 +243,14 @@ class Security:
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         assert self.directory is not None
-        assert self.role is not None
-        context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self.directory / CA_CERTIFICATE)
-        context.load_cert_chain(
-            self.directory / certificate_name(self.role), self.directory / key_name(self.role)
-        )
+        if not self.by_token:
+            context.verify_mode = ssl.CERT_REQUIRED
+        role = self._needed()
+        if role is not None:
+            context.load_cert_chain(
+                self.directory / certificate_name(role), self.directory / key_name(role)
+            )
         return context
 
     def knows_token(self, sent: bytes) -> bool:

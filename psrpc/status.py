@@ -113,7 +113,7 @@ def _in_words(code: grpc.StatusCode, details: str) -> str:
     """What gRPC says of a call that nobody answered, as a person would."""
     if code is grpc.StatusCode.UNAVAILABLE:
         return f"unreachable: {_TO_THE_CAUSE.sub('', details, count=1)}"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED and details == "Deadline Exceeded":
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and "Deadline Exceeded" in details:
         return "no answer in time"
     return f"{code.name} {details}"
 

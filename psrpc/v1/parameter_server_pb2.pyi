@@ -167,21 +167,39 @@ class Attached(_message.Message):
     listens: bool
     def __init__(self, refusal: _Optional[str] = ..., proof: _Optional[bytes] = ..., listens: _Optional[bool] = ...) -> None: ...
 
+class OpenData(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DataOpened(_message.Message):
+    __slots__ = ("refusal", "port", "secret")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    port: int
+    secret: bytes
+    def __init__(self, refusal: _Optional[str] = ..., port: _Optional[int] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
 class ExchangeHeader(_message.Message):
-    __slots__ = ("push", "pull", "attach", "patience_ms", "push_at", "pull_at")
+    __slots__ = ("push", "pull", "attach", "patience_ms", "push_at", "pull_at", "open_data", "use_data")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_MS_FIELD_NUMBER: _ClassVar[int]
     PUSH_AT_FIELD_NUMBER: _ClassVar[int]
     PULL_AT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_DATA_FIELD_NUMBER: _ClassVar[int]
+    USE_DATA_FIELD_NUMBER: _ClassVar[int]
     push: PushHeader
     pull: PullRequest
     attach: Attach
     patience_ms: int
     push_at: _containers.RepeatedScalarFieldContainer[int]
     pull_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., patience_ms: _Optional[int] = ..., push_at: _Optional[_Iterable[int]] = ..., pull_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    open_data: OpenData
+    use_data: bool
+    def __init__(self, push: _Optional[_Union[PushHeader, _Mapping]] = ..., pull: _Optional[_Union[PullRequest, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., patience_ms: _Optional[int] = ..., push_at: _Optional[_Iterable[int]] = ..., pull_at: _Optional[_Iterable[int]] = ..., open_data: _Optional[_Union[OpenData, _Mapping]] = ..., use_data: _Optional[bool] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -192,14 +210,16 @@ class ExchangeRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[ExchangeHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class ExchangeAnswer(_message.Message):
-    __slots__ = ("push", "pull", "attached")
+    __slots__ = ("push", "pull", "attached", "data")
     PUSH_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     push: PushResult
     pull: PullHeader
     attached: Attached
-    def __init__(self, push: _Optional[_Union[PushResult, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ...) -> None: ...
+    data: DataOpened
+    def __init__(self, push: _Optional[_Union[PushResult, _Mapping]] = ..., pull: _Optional[_Union[PullHeader, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., data: _Optional[_Union[DataOpened, _Mapping]] = ...) -> None: ...
 
 class ExchangeResponse(_message.Message):
     __slots__ = ("header", "chunk")

@@ -107,7 +107,8 @@ class ParameterServerServicer:
         deadline allows, since setting a call up costs more than a small step; a client that comes
         once sends one exchange. An error ends the call. Retry as PushGradients.
 
-        Worker and shard on one host leave the tensors in a shared segment: see Attach.
+        Worker and shard on one host leave the tensors in a shared segment: see Attach. Others may move
+        to a connection that carries nothing else: see OpenData.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -125,7 +125,7 @@ def make_references(schedules: Sequence[Schedule], folder: Path) -> dict[Options
 
 def without_workers(options: Options) -> Options:
     """What the result of a synchronous job depends on."""
-    return replace(options, workers=1, shm=True)
+    return replace(options, workers=1, shm=True, data=False)
 
 
 def run_all(

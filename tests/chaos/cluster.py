@@ -24,6 +24,10 @@ CONNECT_S = 400.0
 RESTART_S = 0.05
 """Pause before a process that died is started again; longer each time if nobody had killed it."""
 
+SHARDS_HOST = "127.0.0.2"
+"""This machine, too. Links to shards are there, so that one can have the number of the shard's data
+port."""
+
 MAX_FAILURES = 6
 """Ends of one process that nobody ordered; more are a crash loop."""
 
@@ -37,7 +41,9 @@ class Process:
         started: monotonic seconds; ``ended`` too.
         killed: it has been sent SIGKILL.
         ordered: it was killed, or has a rival, on purpose; it may end how it likes.
+        data_port: of a shard; None if it takes no data connections, or has not said so yet.
         link: through which others reach a shard.
+        widened: the link is the way to its data port, too.
         late: it had to be told that the job is over, since the coordinator had gone before it
             could.
     """
@@ -51,7 +57,9 @@ class Process:
     killed: bool = False
     ordered: bool = False
     port: int | None = None
+    data_port: int | None = None
     link: Link | None = None
+    widened: bool = False
     late: bool = False
 
     def address(self) -> tuple[str, int] | None:
@@ -59,7 +67,8 @@ class Process:
         if self.port is None and self.log.exists():
             for line in self.log.read_text(errors="replace").splitlines():
                 if '"listening"' in line:
-                    self.port = int(json.loads(line)["port"])
+                    said = json.loads(line)
+                    self.port, self.data_port = int(said["port"]), said.get("data_port")
         return None if self.port is None else ("127.0.0.1", self.port)
 
 
@@ -146,6 +155,8 @@ class Cluster:
             if ended.status != 0 and not self.living(process.name):
                 pause_s = RESTART_S * 2 ** self.failures(process.name)
                 self._due.setdefault(process.name, now + pause_s)
+        for process in self._living.values():
+            self._widen(process)
         if self.done:
             self._due.clear()
         for name, at in list(self._due.items()):
@@ -205,11 +216,19 @@ class Cluster:
             self._launcher.signal(process.pid, signal.SIGCONT)
             self._launcher.signal(process.pid, STACKS)
 
+    def _widen(self, process: Process) -> None:
+        """Leads data connections through a shard's link, once it has said where they come in."""
+        if process.link is None or process.widened or process.address() is None:
+            return
+        process.widened = True
+        if process.data_port is not None:
+            self._proxy.widen(process.link, process.data_port)
+
     def _start(self, name: str) -> Process:
         log = self.folders.logs / f"{name}.{self.starts(name) + 1}.log"
         process = Process(name, 0, log, time.monotonic())
         if name.startswith("shard"):
-            process.link = self._proxy.link(process.address)
+            process.link = self._proxy.link(process.address, SHARDS_HOST)
         entry, arguments = name.split("-")[0], self._arguments(process)
         if self.options.tensorflow:
             entry, arguments = "command", [COMMANDS[entry], *arguments]
@@ -232,7 +251,8 @@ class Cluster:
         if process.link is not None:
             index = process.name.removeprefix("shard-")
             bind = ["--bind", "127.0.0.1:0", "--advertise", process.link.address]
-            return ["serve", "--shard", index, *bind, *where]
+            data = [] if options.data else ["--data-connections", "off"]
+            return ["serve", "--shard", index, *bind, *data, *where]
         shm = [] if options.shm else ["--no-shm"]
         gpu = ["--gpu", "none"] if options.tensorflow else []
         return ["run", *where, *shm, *gpu]

@@ -13,6 +13,9 @@ from typing import Any, TypeVar, cast
 
 Result = TypeVar("Result")
 
+Target = Callable[[], tuple[str, int] | None]
+"""Where a process listens; None if it does not."""
+
 CALL_S = 10.0
 CONNECT_S = 2.0
 
@@ -43,10 +46,11 @@ class Link:
     thread, see :meth:`Proxy.do`.
     """
 
-    def __init__(self, target: Callable[[], tuple[str, int] | None]) -> None:
+    def __init__(self, target: Target, host: str) -> None:
         self.counts = LinkCounts()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.host = host
+        self.listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self.listener.getsockname()[1]}"
         """Where to connect to."""
         # How many faults want each; they may overlap.
         self._silences = self._swallows = self._refusals = 0
@@ -110,19 +114,28 @@ class Link:
 
     def accept(self) -> asyncio.Protocol:
         """The near side of a new connection."""
-        return _Side(self, forth=True)
+        return _Side(self, forth=True, target=self._target)
 
-    def connect(self, near: _Side) -> None:
+    def accept_at(self, port: int) -> asyncio.Protocol:
+        """The same of a connection to another port of the process."""
+
+        def target() -> tuple[str, int] | None:
+            found = self._target()
+            return None if found is None else (found[0], port)
+
+        return _Side(self, forth=True, target=target)
+
+    def connect(self, near: _Side, target: Target) -> None:
         """Finds the far side of a new connection."""
-        task = asyncio.create_task(self._connect(near))
+        task = asyncio.create_task(self._connect(near, target))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, near: _Side) -> None:
+    async def _connect(self, near: _Side, find: Target) -> None:
         if self.silent:
             self.counts.held += 1
             await self._audible.wait()
-        target = None if self._refusals else self._target()
+        target = None if self._refusals else find()
         if target is not None:
             loop = asyncio.get_running_loop()
             with contextlib.suppress(OSError):
@@ -139,8 +152,16 @@ class Link:
 class _Side(asyncio.Protocol):
     """One end of a connection through the proxy; what comes in here goes out at ``peer``."""
 
-    def __init__(self, link: Link, *, forth: bool, peer: _Side | None = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        *,
+        forth: bool,
+        peer: _Side | None = None,
+        target: Target = lambda: None,
+    ) -> None:
         self._link = link
+        self._target = target
         self._forth = forth
         self.peer = peer
         self._held = bytearray()
@@ -155,7 +176,7 @@ class _Side(asyncio.Protocol):
         )
         if self.peer is None:
             self._transport.pause_reading()
-            self._link.connect(self)
+            self._link.connect(self, self._target)
             return
         if self.peer._lost:
             self.abort()
@@ -253,16 +274,29 @@ class Proxy:
         self._thread.join()
         self._loop.close()
 
-    def link(self, target: Callable[[], tuple[str, int] | None]) -> Link:
+    def link(self, target: Target, host: str = "127.0.0.1") -> Link:
         """A new link; ``target``, asked at each connection, says where the process listens."""
 
         async def make() -> Link:
-            link = Link(target)
+            link = Link(target, host)
             server = await asyncio.get_running_loop().create_server(link.accept, sock=link.listener)
             self._servers.append(server)
             return link
 
         return self._wait(make())
+
+    def widen(self, link: Link, port: int) -> None:
+        """Has ``link`` lead to another port of its process, too, at the same port of its own host.
+        Where that is taken, nobody gets through."""
+
+        async def listen() -> None:
+            with contextlib.suppress(OSError):
+                server = await asyncio.get_running_loop().create_server(
+                    lambda: link.accept_at(port), link.host, port
+                )
+                self._servers.append(server)
+
+        self._wait(listen())
 
     def do(self, call: Callable[[], Result]) -> Result:
         """Runs ``call`` in the proxy's thread."""

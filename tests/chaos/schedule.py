@@ -26,6 +26,9 @@ GATE = 0.9
 TABLES = 0.4
 """The part of all jobs that has embedding tables."""
 
+DATA = 0.75
+"""The part of all jobs whose shards take data connections."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -83,6 +86,7 @@ def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> 
     if not tensorflow:
         options = _with_policies(policies, options)
         options = replace(options, rows=random.Random(f"tables {seed}").random() < TABLES)
+    options = replace(options, data=random.Random(f"data {seed}").random() < DATA)
     faults = _faults(rng, options, disk)
     return Schedule(seed, options, _with_change(policies, options, faults))
 

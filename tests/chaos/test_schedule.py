@@ -103,7 +103,7 @@ def test_jobs_of_every_policy_and_optimizer_have_tables() -> None:
     assert 100 < len(found) < 220
     assert {options.policy.mode for options in found} == {"async", "sync", "ssp"}
     assert {options.optimizer for options in found} == {"sgd", "momentum", "adam"}
-    assert {options.shm for options in found} == {True, False}
+    assert len({(options.shm, options.data) for options in found}) == 4
     for options in found:
         assert options == Options.from_json(options.to_json())
         assert [table.name for table in options.plan.tables] == ["growing", "fixed"]

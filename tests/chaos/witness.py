@@ -53,6 +53,7 @@ class Options:
         pace_ms: what a gradient takes.
         poisoned: the batch, counted over all epochs, whose gradient is not a number.
         tensorflow: trains ``keras_job`` instead of the witness model.
+        data: shards take data connections, which workers use that share no memory with them.
         rows: it has embedding tables, see :mod:`tests.chaos.row_witness`.
         change: what a person changes the policy to, once the job has been seen at the global step
             ``change_step``; all policies of such a job apply one gradient at a time.
@@ -70,6 +71,7 @@ class Options:
     pace_ms: int
     poisoned: int | None = None
     tensorflow: bool = False
+    data: bool = False
     rows: bool = False
     change: Policy | None = None
     change_step: int = 0
@@ -79,9 +81,10 @@ class Options:
         model = "TensorFlow" if self.tensorflow else self.optimizer
         tables = " with tables" if self.rows else ""
         poisoned = "" if self.poisoned is None else f" NaN in batch {self.poisoned}"
+        tcp = "data connections" if self.data else "tcp"
         return (
             f"{self.policy}{change} {self.shards} shards {self.workers} workers {model}{tables} "
-            f"{self.epochs}x{self.batches} batches {'shm' if self.shm else 'tcp'} "
+            f"{self.epochs}x{self.batches} batches {'shm' if self.shm else tcp} "
             f"checkpoint every {self.checkpoint_every}{poisoned}"
         )
 

@@ -23,6 +23,7 @@ ALL = UpOptions(
     gpu="1",
     gpu_memory_fraction=0.25,
     shm=False,
+    data_connections=False,
     step_times=True,
 )
 
@@ -45,7 +46,7 @@ def test_every_option_reaches_its_process() -> None:
     assert list(members) == ["shard-0", "shard-1", "worker-a", "worker-b", "worker-c"]
     every = "--coordinator 127.0.0.1:9 --connect-timeout 7.5 --log-format json --die-with-parent"
     assert line(members["shard-1"].arguments) == (
-        f"pserver.cli serve --shard 1 --bind 127.0.0.1:0 {every}"
+        f"pserver.cli serve --shard 1 --bind 127.0.0.1:0 --data-connections off {every}"
     )
     assert line(members["worker-c"].arguments) == (
         "worker.cli run --job job.py --gpu 1 --gpu-memory-fraction 0.25 --intra-op-threads 2 "

@@ -1,4 +1,5 @@
-"""Tensors in shared memory and over TCP: the same results, and nothing left behind."""
+"""Tensors in shared memory, on connections of their own and with the calls: the same results, and
+nothing left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import ml_dtypes
@@ -40,7 +41,14 @@ pytestmark = pytest.mark.slow
 GATED = JOBS / "gated.py"
 
 NDArray = npt.NDArray[Any]
+Transport = Literal["shared memory", "data connection", "calls"]
 Exact = Callable[[str], dict[str, NDArray]]
+
+OPTIONS: dict[Transport, tuple[str, ...]] = {
+    "shared memory": (),
+    "data connection": ("--no-shm",),
+    "calls": ("--no-shm", "--data-connections", "off"),
+}
 
 CLUSTERS = {
     "sync": ("--mode", "sync", "--workers", "2", "--shards", "2"),
@@ -50,12 +58,12 @@ CLUSTERS = {
 the pushes, which with one worker is that of the batches."""
 
 
-def train(folder: Path, shm: bool, *args: str) -> Run:
+def train(folder: Path, transport: Transport, *args: str) -> Run:
     """Runs the gated job, and looks in its midst where the tensors are."""
     folder.mkdir(exist_ok=True)
     with by_hand(folder) as hand, closing(Gate(folder, epoch=1)) as gate:
-        transport = () if shm else ("--no-shm",)
-        args = ("--run-dir", str(hand.run_dir), *transport, *args)
+        shm = transport == "shared memory"
+        args = ("--run-dir", str(hand.run_dir), *OPTIONS[transport], *args)
         cluster = hand.start("up", "coordinator", "up", GATED, *args, **gate.environment)
         cluster.wait_for("training  epoch 2/")
         workers = members(hand.run_dir, "worker")
@@ -68,6 +76,10 @@ def train(folder: Path, shm: bool, *args: str) -> Run:
             assert any(map(gradient_in_segment, workers))
         else:
             assert not any(map(segments, workers + shards))
+            logs = [path.read_text() for path in (hand.run_dir / "logs").glob("worker*.log")]
+            counts = [log.count("tensors have a connection of their own") for log in logs]
+            # One that was slow to start has not met the shards yet.
+            assert max(counts) == (len(shards) if transport == "data connection" else 0)
         assert not any("/dev/shm" in maps(pid) for pid in processes_of(hand.run_dir))
         gate.open()
         code = cluster.wait()
@@ -120,13 +132,16 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Exact:
 
     @cache
     def variables(mode: str) -> dict[str, NDArray]:
-        return load_variables(train(folder / mode, True, *CLUSTERS[mode]).checkpoint)
+        return load_variables(train(folder / mode, "shared memory", *CLUSTERS[mode]).checkpoint)
 
     return variables
 
 
-def test_both_transports_end_in_the_same_bits(exact: Exact, tmp_path: Path) -> None:
-    run = train(tmp_path / "tcp", False, *CLUSTERS["sync"])
+@pytest.mark.parametrize("transport", ["data connection", "calls"])
+def test_all_transports_end_in_the_same_bits(
+    exact: Exact, tmp_path: Path, transport: Transport
+) -> None:
+    run = train(tmp_path / "tcp", transport, *CLUSTERS["sync"])
     assert run.summary["examples"] == 3 * 1230
     assert_equal(load_variables(run.checkpoint), exact("sync"))
 
@@ -137,9 +152,8 @@ def test_what_is_rounded_and_compressed_on_its_way_trains_alike_over_both(
     """tests/pserver/test_exchange.py has every encoding over both, and tests/worker/
     test_feedback.py what training does with that which was left out."""
     args = [*CLUSTERS["async"], "--set", "wire_dtype=bfloat16", "--set", "compression=int8"]
-    over_memory, over_tcp = (
-        train(tmp_path / name, shm, *args) for name, shm in (("memory", True), ("tcp", False))
-    )
+    over_memory = train(tmp_path / "memory", "shared memory", *args)
+    over_tcp = train(tmp_path / "tcp", "data connection", *args)
     trained = load_variables(over_memory.checkpoint)
     assert_equal(load_variables(over_tcp.checkpoint), trained)
     assert_differ(trained, exact("async"))

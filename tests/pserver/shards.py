@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
 INCARNATION = 77
+
+Transport = Literal["calls", "data connection", "shared memory"]
+"""How tensors of exchanges travel."""
+
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 SGD: dict[str, Any] = {
     "class_name": "SGD",
@@ -188,13 +193,14 @@ def served(
     engine: ShardEngine,
     retry: RetryPolicy = ONE_TRY,
     *,
-    shared: bool = False,
+    transport: Transport = "calls",
     deadline_s: float = 60.0,
     rows_nbytes: int = 0,
 ) -> Iterator[ShardClient]:
     """The shard behind a real server on a free port, and a client that tries once."""
     shard = engine.identity.shard
-    with ShardServer(shard, "127.0.0.1:0") as server:
+    data_port = 0 if transport == "data connection" else None
+    with ShardServer(shard, "127.0.0.1:0", data_port=data_port) as server:
         server.open(engine)
         where = (f"127.0.0.1:{server.port}", INCARNATION, engine.plan, shard)
         client = (
@@ -205,7 +211,7 @@ def served(
                 deadline_s=deadline_s,
                 rows_nbytes=rows_nbytes,
             )
-            if shared
+            if transport == "shared memory"
             else ShardClient(*where, retry=retry, deadline_s=deadline_s)
         )
         with client:

@@ -23,6 +23,7 @@ from psrpc.plan import Plan
 from tests.pserver.shards import (
     INCARNATION,
     ONE_TRY,
+    TRANSPORTS,
     NDArray,
     counting,
     engine_of,
@@ -37,9 +38,9 @@ FIRST = BatchId(0, 0, 10)
 SECOND = BatchId(0, 10, 10)
 
 
-@pytest.fixture(params=["network", "shared memory"])
+@pytest.fixture(params=TRANSPORTS)
 def client(request: pytest.FixtureRequest) -> Iterator[ShardClient]:
-    with served(engine_of(PLAN), shared=request.param == "shared memory") as client:
+    with served(engine_of(PLAN), transport=request.param) as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 

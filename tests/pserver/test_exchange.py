@@ -25,8 +25,10 @@ from psrpc.v1 import types_pb2 as types
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, STATE, normal
 from tests.pserver.shards import (
     INCARNATION,
+    TRANSPORTS,
     NDArray,
     SharingClient,
+    Transport,
     counting,
     engine_of,
     part,
@@ -55,14 +57,14 @@ def encoded(
     return gradient, meant
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("encoding", ["bfloat16", "float16", "int8", "topk"])
 def test_gradients_in_every_encoding(
-    encoding: Rounding | Compression, replicas: int, shared: bool
+    encoding: Rounding | Compression, replicas: int, transport: Transport
 ) -> None:
     gradient, meant = encoded(normal(), encoding)
-    with served(engine_of(PLAN, replicas=replicas), shared=shared) as client:
+    with served(engine_of(PLAN, replicas=replicas), transport=transport) as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         assert client.push(fence, Push("worker-1", BATCH, 1, 0, gradient)).version == 1 - replicas
@@ -73,22 +75,27 @@ def test_gradients_in_every_encoding(
         client.pull(
             fence, "worker-1", 1 if replicas else None, into, decision if replicas else None
         )
-        assert client.shares_memory == shared
+        assert client.shares_memory == (transport == "shared memory")
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - meant)
     np.testing.assert_array_equal(into[STATE], counting(PLAN)[STATE] + normal()[STATE])
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("encoding", ["bfloat16", "float16"])
-def test_values_in_every_encoding(encoding: Rounding, shared: bool) -> None:
+def test_values_in_every_encoding(encoding: Rounding, transport: Transport) -> None:
     engine = engine_of(PLAN)
     values = normal()
     rounded = whole(PLAN)
     rounded[NAME] = np.zeros(3000, wire_dtype(encoding, "float32"))
-    with served(engine) as client:
+    data_transport: Transport = "data connection" if transport == "data connection" else "calls"
+    with served(engine, transport=data_transport) as client:
         client.initialize(client.fence(1, 1), values)
         where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
-        other = SharingClient(*where, plan=PLAN, wire=encoding) if shared else ShardClient(*where)
+        other = (
+            SharingClient(*where, plan=PLAN, wire=encoding)
+            if transport == "shared memory"
+            else ShardClient(*where)
+        )
         with other:
             other.pull(client.fence(1, 1), "worker-1", None, rounded)
     np.testing.assert_array_equal(rounded[NAME], round_to(values[NAME], encoding))

@@ -29,9 +29,11 @@ from tests.pserver.shards import (
     INCARNATION,
     ONE_TRY,
     SGD,
+    TRANSPORTS,
     NDArray,
     SharingClient,
     Sink,
+    Transport,
     counting,
     engine_of,
     identity_of,
@@ -151,7 +153,7 @@ def test_an_exchange_that_was_interrupted_has_no_answer(updates: Blocking) -> No
         assert updates.entered.wait(30)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with served(engine, shared=True) as client:
+    with served(engine, transport="shared memory") as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
@@ -165,11 +167,12 @@ def test_an_exchange_that_was_interrupted_has_no_answer(updates: Blocking) -> No
             client.push(fence, push)
 
 
-def test_without_an_answer_chunks_are_sent_again(updates: Blocking) -> None:
+@pytest.mark.parametrize("transport", ["calls", "data connection"])
+def test_without_an_answer_tensors_are_sent_again(updates: Blocking, transport: Transport) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
     heard: list[str] = []
     push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
-    with served(engine) as client:
+    with served(engine, transport=transport) as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         address = client.peer.rpartition(" ")[2]
@@ -186,16 +189,17 @@ def test_without_an_answer_chunks_are_sent_again(updates: Blocking) -> None:
     assert "no answer in time" in heard[0]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(shared: bool) -> None:
-    server = ShardServer(0, "127.0.0.1:0")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(transport: Transport) -> None:
+    data_port = 0 if transport == "data connection" else None
+    server = ShardServer(0, "127.0.0.1:0", data_port=data_port)
     port = server.start()
     server.open(engine_of(PLAN))
     where = (f"127.0.0.1:{port}", INCARNATION, PLAN, 0)
     retry = RetryPolicy(first_s=0.001, budget_s=30)
     client = (
         SharingClient(*where, plan=PLAN, retry=retry)
-        if shared
+        if transport == "shared memory"
         else ShardClient(*where, retry=retry)
     )
     with client:
@@ -212,14 +216,14 @@ def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(shared: bool) -
             again.open(engine_of(PLAN))
             client.initialize(fence, counting(PLAN))
             client.pull(fence, "worker-1", None, whole(PLAN))
-        assert client.shares_memory == shared
+        assert client.shares_memory == (transport == "shared memory")
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_call_that_is_cancelled_ends_at_once(updates: Blocking, shared: bool) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_call_that_is_cancelled_ends_at_once(updates: Blocking, transport: Transport) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
     push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
-    with served(engine, shared=shared) as client:
+    with served(engine, transport=transport) as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
 
@@ -229,7 +233,8 @@ def test_a_call_that_is_cancelled_ends_at_once(updates: Blocking, shared: bool) 
 
         cancelling = threading.Thread(target=cancel)
         cancelling.start()
-        with pytest.raises(SegmentLost if shared else OutcomeUnknown, match="CANCELLED"):
+        lost = SegmentLost if transport == "shared memory" else OutcomeUnknown
+        with pytest.raises(lost, match="CANCELLED"):
             client.push(fence, push)
         cancelling.join()
         updates.go_on.set()

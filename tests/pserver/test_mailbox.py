@@ -164,7 +164,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def test_short_messages_are_left_and_long_ones_sent(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(engine_of(PLAN), shared=True) as client:
+    with served(engine_of(PLAN), transport="shared memory") as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         into = whole(PLAN)
@@ -182,7 +182,7 @@ def test_short_messages_are_left_and_long_ones_sent(
 
 
 def test_an_error_ends_the_call_and_the_next_one_goes_on(counted: Counted) -> None:
-    with served(engine_of(PLAN), shared=True) as client:
+    with served(engine_of(PLAN), transport="shared memory") as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         into = whole(PLAN)
@@ -212,7 +212,7 @@ def test_a_system_without_it_sends_everything(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(futex, "available", lambda: False)
-    with served(engine_of(PLAN), shared=True) as client:
+    with served(engine_of(PLAN), transport="shared memory") as client:
         fence = client.fence(1, 1)
         client.initialize(fence, counting(PLAN))
         client.pull(fence, "worker-1", None, whole(PLAN))

@@ -38,6 +38,8 @@ from tests.pserver.engine_bench import (
     value,
 )
 from tests.pserver.shards import (
+    TRANSPORTS,
+    Transport,
     counting,
     engine_of,
     part,
@@ -111,11 +113,11 @@ def test_buffers_follow_the_policy() -> None:
 # -- the age of gradients --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_what_is_too_stale_changes_nothing_and_brings_the_newest(shared: bool) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_too_stale_changes_nothing_and_brings_the_newest(transport: Transport) -> None:
     plan = plan_of()
     engine = engine_of(plan, policy=Policy(max_staleness=1))
-    with served(engine, shared=shared) as client:
+    with served(engine, transport=transport) as client:
         found = client.fence(1, 1)
         client.initialize(found, counting(plan))
         ones = part(plan, whole(plan, 1.0))

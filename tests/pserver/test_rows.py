@@ -1,4 +1,4 @@
-"""Rows of embedding tables over real gRPC, in chunks and in shared memory: async shards."""
+"""Rows of embedding tables over real gRPC, beside it and in shared memory: async shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,15 @@ from tests.pserver.rows_cases import (
     tables_plan,
     wanting,
 )
-from tests.pserver.shards import SharingClient, counting, engine_of, served, whole
+from tests.pserver.shards import (
+    TRANSPORTS,
+    SharingClient,
+    Transport,
+    counting,
+    engine_of,
+    served,
+    whole,
+)
 
 PLAN = tables_plan()
 NAME = "float32.trainable"
@@ -39,14 +47,15 @@ FIRST, SECOND = BatchId(0, 0, 10), BatchId(0, 10, 10)
 ROOM = 1 << 16
 
 
-@pytest.fixture(params=["network", "shared memory"])
-def shared(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "shared memory")
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    found: Transport = request.param
+    return found
 
 
 @pytest.fixture
-def client(shared: bool) -> Iterator[ShardClient]:
-    with served(engine_of(PLAN), shared=shared, rows_nbytes=ROOM) as client:
+def client(transport: Transport) -> Iterator[ShardClient]:
+    with served(engine_of(PLAN), transport=transport, rows_nbytes=ROOM) as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 
@@ -82,7 +91,9 @@ def test_pushed_rows_are_what_the_optimizer_makes_of_them(client: ShardClient) -
     assert all(t.rows == t.created > 12 and t.nbytes > 0 for t in status.tables)
 
 
-def test_one_exchange_pushes_rows_and_brings_others(client: ShardClient, shared: bool) -> None:
+def test_one_exchange_pushes_rows_and_brings_others(
+    client: ShardClient, transport: Transport
+) -> None:
     model = Model(PLAN)
     for number, batch in enumerate((FIRST, SECOND)):
         pushed = gradients_of(number, n=9)
@@ -95,7 +106,7 @@ def test_one_exchange_pushes_rows_and_brings_others(client: ShardClient, shared:
         assert info.version == number + 1
         assert_rows(wanted.into, model, ids)
         np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - (number + 1))
-    assert client.shares_memory == shared
+    assert client.shares_memory == (transport == "shared memory")
 
 
 def test_a_pull_brings_rows_with_the_arenas(client: ShardClient) -> None:
@@ -137,9 +148,9 @@ def test_a_skipped_batch_carries_no_rows(client: ShardClient) -> None:
     )
 
 
-def test_a_gradient_that_is_too_stale_changes_no_row(shared: bool) -> None:
+def test_a_gradient_that_is_too_stale_changes_no_row(transport: Transport) -> None:
     engine = engine_of(PLAN, policy=Policy(mode="async", max_staleness=0))
-    with served(engine, shared=shared, rows_nbytes=ROOM) as client:
+    with served(engine, transport=transport, rows_nbytes=ROOM) as client:
         client.initialize(fence(client), counting(PLAN))
         model = Model(PLAN)
         rows = gradients_of(1)
@@ -150,9 +161,9 @@ def test_a_gradient_that_is_too_stale_changes_no_row(shared: bool) -> None:
         assert_rows(pulled_rows(client, all_ids()), model, all_ids())
 
 
-def test_the_rate_is_scaled_for_rows_as_for_arenas(shared: bool) -> None:
+def test_the_rate_is_scaled_for_rows_as_for_arenas(transport: Transport) -> None:
     engine = engine_of(PLAN, policy=Policy(mode="async", staleness_lr="inverse"))
-    with served(engine, shared=shared, rows_nbytes=ROOM) as client:
+    with served(engine, transport=transport, rows_nbytes=ROOM) as client:
         client.initialize(fence(client), counting(PLAN))
         model = Model(PLAN)
         for number in range(3):
@@ -165,9 +176,9 @@ def test_the_rate_is_scaled_for_rows_as_for_arenas(shared: bool) -> None:
         np.testing.assert_allclose(found[table], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_job_may_have_tables_alone(shared: bool) -> None:
+def test_a_job_may_have_tables_alone(transport: Transport) -> None:
     plan = tables_plan(arenas=False)
-    with served(engine_of(plan), shared=shared, rows_nbytes=ROOM) as client:
+    with served(engine_of(plan), transport=transport, rows_nbytes=ROOM) as client:
         client.initialize(fence(client), {})
         model = Model(plan)
         for number in range(3):
@@ -182,13 +193,13 @@ def test_a_job_may_have_tables_alone(shared: bool) -> None:
         assert_rows(pulled_rows(client, all_ids()), model, all_ids())
 
 
-def test_two_shards_have_each_their_rows(shared: bool) -> None:
+def test_two_shards_have_each_their_rows(transport: Transport) -> None:
     plan = tables_plan(2)
     model = Model(plan)
     with ExitStack() as stack:
         engines = [engine_of(plan, shard) for shard in range(2)]
         clients = [
-            stack.enter_context(served(engine, shared=shared, rows_nbytes=ROOM))
+            stack.enter_context(served(engine, transport=transport, rows_nbytes=ROOM))
             for engine in engines
         ]
         for shard, client in enumerate(clients):
@@ -210,7 +221,7 @@ def test_two_shards_have_each_their_rows(shared: bool) -> None:
 
 def test_what_has_no_room_in_the_segment_travels_in_chunks() -> None:
     model = Model(PLAN)
-    with served(engine_of(PLAN), shared=True, rows_nbytes=64) as client:
+    with served(engine_of(PLAN), transport="shared memory", rows_nbytes=64) as client:
         client.initialize(fence(client), counting(PLAN))
         box = client.workspace.row_outbox[0]  # type: ignore[attr-defined]  # it shares memory
         many = 1 + box.nbytes // 16
@@ -299,9 +310,9 @@ def test_a_gradient_with_a_nan_names_table_and_id(client: ShardClient) -> None:
     assert client.push(fence(client), push_of(PLAN, FIRST, gradients_of(1))).outcome == "applied"
 
 
-def test_a_full_table_refuses_the_push_whole(shared: bool) -> None:
+def test_a_full_table_refuses_the_push_whole(transport: Transport) -> None:
     plan = tables_plan(max_rows=8)
-    with served(engine_of(plan), shared=shared, rows_nbytes=ROOM) as client:
+    with served(engine_of(plan), transport=transport, rows_nbytes=ROOM) as client:
         client.initialize(fence(client), counting(plan))
         with pytest.raises(ResourceExhausted, match="table 'user' is full"):
             client.push(fence(client), push_of(plan, FIRST, gradients_of(1, 9)))
@@ -311,13 +322,13 @@ def test_a_full_table_refuses_the_push_whole(shared: bool) -> None:
 
 
 def test_a_push_without_memory_for_its_rows_changes_nothing(
-    shared: bool, monkeypatch: pytest.MonkeyPatch
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(nbytes: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
     engine = engine_of(PLAN)
-    with served(engine, shared=shared, rows_nbytes=ROOM) as client:
+    with served(engine, transport=transport, rows_nbytes=ROOM) as client:
         client.initialize(fence(client), counting(PLAN))
         push = push_of(PLAN, FIRST, gradients_of(1, 400))
         monkeypatch.setattr(engine._held.tables[ITEM]._store.values, "_resize", refuse)
@@ -333,7 +344,7 @@ def test_values_may_change_while_they_are_read(monkeypatch: pytest.MonkeyPatch) 
     """The worker's program may write to the segment at any time: what it gets is its own doing,
     but the shard goes on."""
     engine = engine_of(PLAN)
-    with served(engine, shared=True, rows_nbytes=ROOM) as client:
+    with served(engine, transport="shared memory", rows_nbytes=ROOM) as client:
         assert isinstance(client, SharingClient)
         client.initialize(fence(client), counting(PLAN))
         box = client.workspace.row_outbox[0].view(np.float32)

@@ -30,7 +30,7 @@ from tests.pserver.rows_cases import (
     tables_plan,
     wanting,
 )
-from tests.pserver.shards import SGD, Sink, counting, engine_of, served, whole
+from tests.pserver.shards import SGD, TRANSPORTS, Sink, counting, engine_of, served, whole
 
 PLAN = tables_plan()
 NAME = "float32.trainable"
@@ -47,10 +47,9 @@ def engine(sink: Sink) -> ShardEngine:
     return engine_of(PLAN, sink=sink)
 
 
-@pytest.fixture(params=["network", "shared memory"])
+@pytest.fixture(params=TRANSPORTS)
 def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[ShardClient]:
-    shared = request.param == "shared memory"
-    with served(engine, shared=shared, rows_nbytes=1 << 16) as client:
+    with served(engine, transport=request.param, rows_nbytes=1 << 16) as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 

@@ -24,7 +24,7 @@ from tests.pserver.rows_cases import (
     tables_plan,
     wanting,
 )
-from tests.pserver.shards import Sink, counting, engine_of, served, whole
+from tests.pserver.shards import TRANSPORTS, Sink, Transport, counting, engine_of, served, whole
 from tests.pserver.test_sync_service import decision
 
 PLAN = tables_plan()
@@ -37,14 +37,15 @@ def engine() -> ShardEngine:
     return engine_of(PLAN, replicas=3, sink=Sink())
 
 
-@pytest.fixture(params=["network", "shared memory"])
-def shared(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "shared memory")
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    found: Transport = request.param
+    return found
 
 
 @pytest.fixture
-def client(shared: bool, engine: ShardEngine) -> Iterator[ShardClient]:
-    with served(engine, shared=shared, rows_nbytes=1 << 16) as client:
+def client(transport: Transport, engine: ShardEngine) -> Iterator[ShardClient]:
+    with served(engine, transport=transport, rows_nbytes=1 << 16) as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 
@@ -103,10 +104,10 @@ def test_of_two_attempts_the_rows_of_the_named_one_count(client: ShardClient) ->
     assert_rows(pulled_rows(client, ALL, 1, decision((A, 2))), model, ALL)
 
 
-def test_staged_rows_are_not_the_workers_memory(client: ShardClient, shared: bool) -> None:
+def test_staged_rows_are_not_the_workers_memory(client: ShardClient, transport: Transport) -> None:
     rows = gradients_of(1)
     stage(client, A, 1, rows)
-    if shared:
+    if transport == "shared memory":
         client.workspace.row_outbox[0].fill(0xFF)  # type: ignore[attr-defined]  # it shares memory
     model = Model(PLAN)
     model.subtract(rows)
@@ -151,12 +152,12 @@ def test_memory_of_what_was_staged_comes_back(client: ShardClient, engine: Shard
     assert engine._intake.pool.in_use == 0
 
 
-def test_a_round_without_room_for_its_rows_fails_the_job(shared: bool) -> None:
+def test_a_round_without_room_for_its_rows_fails_the_job(transport: Transport) -> None:
     """Each attempt has room, both together have not; the round was decided, and other shards
     may have applied it."""
     plan = tables_plan(max_rows=10)
     engine = engine_of(plan, replicas=3)
-    with served(engine, shared=shared, rows_nbytes=1 << 16) as client:
+    with served(engine, transport=transport, rows_nbytes=1 << 16) as client:
         client.initialize(client.fence(1, 1), counting(plan))
         for number, batch in enumerate((A, B)):
             ids = np.arange(6) + 10 * number
@@ -171,9 +172,9 @@ def test_a_round_without_room_for_its_rows_fails_the_job(shared: bool) -> None:
         np.testing.assert_array_equal(left, counting(plan)["float32.trainable"])
 
 
-def test_rounds_of_a_job_with_tables_alone(shared: bool) -> None:
+def test_rounds_of_a_job_with_tables_alone(transport: Transport) -> None:
     plan = tables_plan(arenas=False)
-    with served(engine_of(plan, replicas=2), shared=shared, rows_nbytes=1 << 16) as client:
+    with served(engine_of(plan, replicas=2), transport=transport, rows_nbytes=1 << 16) as client:
         client.initialize(client.fence(1, 1), {})
         fence = client.fence(1, 1)
         rows = {A: gradients_of(1), B: {}}

@@ -17,6 +17,7 @@ from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import (
     INCARNATION,
     ONE_TRY,
+    TRANSPORTS,
     NDArray,
     Sink,
     counting,
@@ -41,9 +42,9 @@ def engine(sink: Sink) -> ShardEngine:
     return engine_of(PLAN, replicas=3, sink=sink)
 
 
-@pytest.fixture(params=["network", "shared memory"])
+@pytest.fixture(params=TRANSPORTS)
 def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[ShardClient]:
-    with served(engine, shared=request.param == "shared memory") as client:
+    with served(engine, transport=request.param) as client:
         client.initialize(client.fence(1, 1), counting(PLAN))
         yield client
 

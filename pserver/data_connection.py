@@ -1,0 +1,204 @@
+"""A TCP connection that carries the exchanges of one standing call; the call goes on beside it.
+docs/design/0013-data-connection.md."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+
+from psrpc.errors import InvalidArgument, Unreachable
+from psrpc.limits import MAX_MESSAGE_BYTES
+
+SECRET_BYTES = 32
+"""Of what the worker sends first. Load-bearing, as is all that follows here."""
+
+PROOF_BYTES = 32
+"""Of what the shard answers to it."""
+
+_LENGTH_BYTES = 4
+"""Before each message: its length, little-endian."""
+
+_JOINED_BYTES = 1 << 16
+"""What is sent with TLS is joined up to here, since each piece becomes a record of its own."""
+
+_VIEWS = 512
+"""In one system call, at most; Linux takes 1,024."""
+
+
+def proof(secret: bytes) -> bytes:
+    """What only a shard can answer that knows the secret already."""
+    return hmac.digest(secret, b"psrpc data connection", "sha256")
+
+
+class DataConnection:
+    """Messages, each with the tensors that it announces behind it, one exchange after another.
+
+    One thread uses it, but for :meth:`hang_up` and :meth:`close`, which any thread may call.
+    """
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        """Args:
+        connected: blocking, without a timeout; it is closed with this object.
+        peer: how errors call the other side.
+        """
+        self._socket = connected
+        self._peer = peer
+        self._encrypted = isinstance(connected, ssl.SSLSocket)
+        # Held by who sends or receives, and by who ends or closes the socket: its number must not
+        # be another file's by then.
+        self._use, self._end = threading.Lock(), threading.Lock()
+        prepare(connected)
+
+    def send(self, message: bytes, parts: Sequence[memoryview]) -> None:
+        """Sends a message and the bytes that it announces: contiguous, one part after another.
+
+        Raises:
+            Unreachable: the connection has ended.
+        """
+        head = len(message).to_bytes(_LENGTH_BYTES, "little") + message
+        views = [memoryview(head), *(part.cast("B") for part in parts if part.nbytes)]
+        try:
+            with self._use:
+                (self._send_records if self._encrypted else self._send_all)(views)
+        except OSError as error:
+            raise self._ended(error) from None
+
+    def receive_message(self) -> bytes | None:
+        """The next message; None when the other side has ended the connection instead.
+
+        Raises:
+            InvalidArgument: it is longer than any can be.
+            Unreachable: the connection has ended within it.
+        """
+        head = bytearray(_LENGTH_BYTES)
+        if not self._fill(memoryview(head)):
+            return None
+        nbytes = int.from_bytes(head, "little")
+        if nbytes > MAX_MESSAGE_BYTES:
+            raise InvalidArgument(
+                f"{self._peer} announces a message of {nbytes} bytes; expected at most "
+                f"{MAX_MESSAGE_BYTES}"
+            )
+        message = bytearray(nbytes)
+        self.receive_into(memoryview(message))
+        return bytes(message)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fills ``view``, of bytes.
+
+        Raises:
+            Unreachable: the connection has ended before.
+        """
+        if view.nbytes and not self._fill(view):
+            raise self._ended()
+
+    def hang_up(self) -> None:
+        """Ends it for both sides: whoever waits, here or there, waits no more. May be repeated."""
+        with self._end, contextlib.suppress(OSError):
+            # Not the method of a TLS socket: that one would let another thread, which reads, take
+            # what is encrypted for tensors.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends it, and lets go of the socket as soon as nobody uses it any more."""
+        self.hang_up()
+        with self._use, self._end:
+            self._socket.close()
+
+    def _send_all(self, views: list[memoryview]) -> None:
+        while views:
+            sent = self._socket.sendmsg(views[:_VIEWS])
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+
+    def _send_records(self, views: list[memoryview]) -> None:
+        short: list[memoryview] = []
+        for view in views:
+            if sum(map(len, short)) + len(view) <= _JOINED_BYTES:
+                short.append(view)
+                continue
+            if short:
+                self._socket.sendall(b"".join(short))
+                short = []
+            self._socket.sendall(view)
+        if short:
+            self._socket.sendall(b"".join(short))
+
+    def _fill(self, view: memoryview) -> bool:
+        """False if the connection ended before the first byte."""
+        place = 0
+        # Fewer wakes, and fewer fights for the interpreter's lock. TLS knows no flags.
+        flags = 0 if self._encrypted else socket.MSG_WAITALL
+        try:
+            with self._use:
+                while place < len(view):
+                    count = self._socket.recv_into(view[place:], len(view) - place, flags)
+                    if not count:
+                        break
+                    place += count
+        except OSError as error:
+            raise self._ended(error) from None
+        if 0 < place < len(view):
+            raise self._ended()
+        return place > 0
+
+    def _ended(self, error: OSError | None = None) -> Unreachable:
+        why = "it was closed" if error is None else error.strerror or str(error)
+        return Unreachable(f"the data connection with {self._peer} broke: {why}")
+
+
+def prepare(connected: socket.socket) -> None:
+    """Sets what both sides need."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # What lies between may forget a connection on which nothing happens. Whether the peer lives is
+    # found out by the call.
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
+
+
+def connect(
+    host: str,
+    port: int,
+    secret: bytes,
+    peer: str,
+    timeout_s: float,
+    tls: tuple[ssl.SSLContext, str] | None,
+) -> DataConnection:
+    """The worker's side: connects and shows the secret.
+
+    Args:
+        tls: with the name that the shard's certificate has; None for plaintext.
+
+    Raises:
+        Unreachable: nobody there, or not the shard that made the secret.
+    """
+    opened: socket.socket | None = None
+    try:
+        opened = socket.create_connection((host, port), timeout_s)
+        opened.settimeout(timeout_s)
+        if tls is not None:
+            context, name = tls
+            opened = context.wrap_socket(opened, server_hostname=name)
+        opened.sendall(secret)
+        answer = b""
+        while len(answer) < PROOF_BYTES and (more := opened.recv(PROOF_BYTES - len(answer))):
+            answer += more
+        if not hmac.compare_digest(answer, proof(secret)):
+            raise Unreachable(f"port {port} of {host} is not the data port of {peer}")
+        opened.settimeout(None)
+        return DataConnection(opened, peer)
+    except (OSError, Unreachable) as error:
+        if opened is not None:
+            opened.close()
+        if isinstance(error, Unreachable):
+            raise
+        raise Unreachable(
+            f"no data connection to port {port} of {host}: {error.strerror or error}"
+        ) from None
