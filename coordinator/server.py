@@ -84,8 +84,10 @@ class Server:
             self._beating.cancel()
 
     async def _listen(self) -> int:
-        self._server = make_aio_server([AioErrorInterceptor()], self._security)
-        return bind(self._server, self._address, self._security)
+        server = make_aio_server([AioErrorInterceptor()], self._security)
+        port = bind(server, self._address, self._security)
+        self._server = server
+        return port
 
     async def _serve(self, server: grpc.aio.Server, crossing: Crossing) -> None:
         add_CoordinatorServicer_to_server(crossing, server)  # type: ignore[no-untyped-call]  # generated
