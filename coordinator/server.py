@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.board import Board
+from coordinator.crossing import Crossing, HealthServicer, LoopThread, Pulse
 from coordinator.engine import Engine
 from coordinator.servicer import Servicer
 from coordinator.surroundings import Surroundings
 from psrpc.channel import bind, make_aio_server
-from psrpc.health_service import AioHealthServicer
 from psrpc.interceptor import AioErrorInterceptor
 from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
@@ -28,7 +29,8 @@ GRACE_S = 2.0
 
 class Server:
     """Listens from ``bind`` on and answers from ``start`` on, so that a port in use is found
-    before anything slow is done. Used within one event loop."""
+    before anything slow is done. Used within one event loop, the job's; it has a thread of its own
+    for the network, see :mod:`coordinator.crossing`."""
 
     def __init__(
         self, address: str, security: Security = PLAINTEXT, reflection: bool = False
@@ -41,15 +43,22 @@ class Server:
         self._address = address
         self._security = security
         self._reflection = reflection
+        self._network = LoopThread("network")
         self._server: grpc.aio.Server | None = None
         self._servicer: Servicer | None = None
-        self._health = AioHealthServicer()
+        self._pulse = Pulse()
+        self._beating: asyncio.Task[None] | None = None
+        self._health = HealthServicer(self._pulse)
         self.port = 0
 
     def bind(self) -> int:
         """Takes the port and returns it. Raises PortInUse, InvalidArgument."""
-        self._server = make_aio_server([AioErrorInterceptor()], self._security)
-        self.port = bind(self._server, self._address, self._security)
+        self._network.start()
+        try:
+            self.port = self._network.call(self._listen())
+        except BaseException:
+            self._network.stop()
+            raise
         return self.port
 
     async def start(self, engine: Engine, board: Board | None = None) -> None:
@@ -57,12 +66,9 @@ class Server:
         assert self._server is not None, "bind first"
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
         servicer = self._servicer = Servicer(engine, surroundings, board)
-        add_CoordinatorServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        describe(self._server, (SERVICE,), self._address, self._reflection)
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        await self._server.start()
+        self._beating = asyncio.create_task(self._pulse.beat())
+        crossing = Crossing(servicer, asyncio.get_running_loop(), self._pulse)
+        await self._network.run(self._serve(self._server, crossing))
 
     def status(self) -> pb.GetJobStatusResponse:
         """As GetJobStatus answers, once it has started. Only in the event loop's thread."""
@@ -71,9 +77,30 @@ class Server:
 
     async def stop(self) -> None:
         """Takes no more calls and ends those in flight; may be called twice."""
-        if self._server is not None:
-            await self._health.enter_graceful_shutdown()
-            await self._server.stop(GRACE_S)
+        server, self._server = self._server, None
+        if server is not None:
+            await self._network.run(self._end(server))
+            self._network.stop()
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _listen(self) -> int:
+        server = make_aio_server([AioErrorInterceptor()], self._security)
+        port = bind(server, self._address, self._security)
+        self._server = server
+        return port
+
+    async def _serve(self, server: grpc.aio.Server, crossing: Crossing) -> None:
+        add_CoordinatorServicer_to_server(crossing, server)  # type: ignore[no-untyped-call]  # generated
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        describe(server, (SERVICE,), self._address, self._reflection)
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await server.start()
+
+    async def _end(self, server: grpc.aio.Server) -> None:
+        await self._health.enter_graceful_shutdown()
+        await server.stop(GRACE_S)
 
     async def __aenter__(self) -> Server:
         self.bind()

@@ -1,9 +1,10 @@
-"""Asks whether a peer may make a call, before its request is read, for both kinds of server."""
+"""Asks whether a peer may make a call, for both kinds of server, and before its request is read:
+:mod:`psrpc.load` reads it, further in."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -98,20 +99,14 @@ class AuthorizationInterceptor(Interceptor):
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
         inner = behaviour_of(handler)
-        read = _reader(handler)
 
         def call(request: Any, context: grpc.ServicerContext) -> Any:
             refused = self._authorizer.refusal(method, context)
             if refused is not None:
                 _abort(context, refused)
-            if read is not None:
-                try:
-                    request = read(request)
-                except Exception:
-                    context.abort(grpc.StatusCode.INTERNAL, _UNREADABLE)
             return inner(request, context)
 
-        return remake(handler, call, raw=read is not None)
+        return remake(handler, call)
 
 
 class AioAuthorizationInterceptor(AioInterceptor):
@@ -123,40 +118,24 @@ class AioAuthorizationInterceptor(AioInterceptor):
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
         inner = behaviour_of(handler)
-        read = _reader(handler)
 
-        async def admit(request: Any, context: Any) -> Any:
+        async def admit(context: Any) -> None:
             refused = self._authorizer.refusal(method, context)
             if refused is not None:
                 code, error = refused
                 await context.abort(code, details(error), trailing_metadata(error))
-            if read is None:
-                return request
-            try:
-                return read(request)
-            except Exception:
-                await context.abort(grpc.StatusCode.INTERNAL, _UNREADABLE)
 
         async def call(request: Any, context: Any) -> Any:
-            return await inner(await admit(request, context), context)
+            await admit(context)
+            return await inner(request, context)
 
         async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
-            async for response in inner(await admit(request, context), context):
+            await admit(context)
+            async for response in inner(request, context):
                 yield response
 
         streaming = inspect.isasyncgenfunction(inner)
-        return remake(handler, call_streaming if streaming else call, raw=read is not None)
-
-
-_UNREADABLE = "Exception deserializing request!"
-"""What gRPC says of a request that is no message."""
-
-
-def _reader(handler: Any) -> Callable[[bytes], Any] | None:
-    """What makes a message of a request; None where gRPC reads messages as the handler asks for
-    them, which is after the call to it."""
-    read: Callable[[bytes], Any] | None = handler.request_deserializer
-    return None if handler.request_streaming else read
+        return remake(handler, call_streaming if streaming else call)
 
 
 def _abort(context: grpc.ServicerContext, refused: Refusal) -> NoReturn:

@@ -26,18 +26,20 @@ _POOL = "experimental_thread_pool"
 
 
 def remake(
-    handler: Any, behaviour: Callable[..., Any], raw: bool = False
+    handler: Any, behaviour: Callable[..., Any], unread: bool = False
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """``handler`` with another behaviour, which with ``raw`` is given requests as bytes."""
+    """``handler`` with another behaviour. With ``unread``, one request becomes a stream of one, as
+    bytes: gRPC reads nothing of it before the behaviour does."""
+    late = unread and not handler.request_streaming
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
-    }[(handler.request_streaming, handler.response_streaming)]
+    }[(handler.request_streaming or late, handler.response_streaming)]
     remade = make(
         behaviour,
-        request_deserializer=None if raw else handler.request_deserializer,
+        request_deserializer=None if late else handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
     pool = getattr(behaviour_of(handler), _POOL, None)

@@ -12,12 +12,28 @@ from typing import Any
 MAX_MESSAGE_BYTES = 8 << 20
 """Of one message. Tensors travel in chunks of 2 MiB; nothing needs a larger message."""
 
-MAX_STREAMS = 64
-"""Calls under way on one connection. A worker has a handful; a client that begins more waits. gRPC
-holds at most one unread message of each, so this bounds the bytes in flight, too."""
+WINDOW_BYTES = 512 << 10
+"""That a stream holds of what nobody has asked for yet. gRPC would let it grow to several messages
+where the network is fast. More than a fast network has on its way; a message that is being read may
+come whole, whatever this says."""
 
-MAX_BYTES_IN_FLIGHT = MAX_STREAMS * MAX_MESSAGE_BYTES
-"""Of one connection, received and read by nobody yet."""
+MAX_STREAMS = 64
+"""Calls under way on one connection. A worker has a handful; a client that begins more waits."""
+
+UNREAD_BYTES = MAX_STREAMS * WINDOW_BYTES
+"""Of one connection, at most."""
+
+PEER_CALLS = 256
+"""Calls of one address that are served at once, whatever connections they came on; the next is told
+to try again before anything of it is read. Half of a shard's threads, and enough for a machine with
+a hundred workers. Those of :data:`VITAL` come on top, as many again."""
+
+PEER_BYTES = PEER_CALLS * MAX_MESSAGE_BYTES
+"""Of one address, in the messages of calls that are served, at most; a shard keeps only parts of
+tensors, in buffers that are counted."""
+
+REQUEST_S = 10.0
+"""How long a call that has one request may be about to send it."""
 
 MAX_CONNECTIONS = 4096
 """To one server. Each worker and shard has one or two; an idle one costs some 30 KB."""
@@ -46,8 +62,11 @@ MAX_WAITING = 256
 """Calls that wait for one of a shard's threads; the next is told to try again. Half as many as
 there are threads: whoever waits longer than they need has no use for the answer."""
 
-VITAL_THREADS = 4
+VITAL_THREADS = 16
 """Of a shard, for what has to be answered while all others are taken: :data:`VITAL`."""
+
+VITAL_UNREAD = 8
+"""Of them, at most so many wait for requests of one address."""
 
 MAX_PARKED = 2048
 """Calls that a coordinator, which needs no thread for one, serves at once: four of each of
@@ -86,6 +105,8 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
     ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
     ("grpc.max_connection_idle_ms", int(IDLE_CONNECTION_S * 1000)),

@@ -1,16 +1,18 @@
 """Who is served when more is asked than can be done, for both kinds of server.
 
-Some calls are vital (:data:`psrpc.limits.VITAL`): they have threads of their own, or come on top of
-what is counted. Of the others a bounded number is served, a bounded number waits, and all further
-ones get NotReady at once, which clients try again.
+Some calls are vital (:data:`psrpc.limits.VITAL`): they have threads of their own, or come on top
+of what is counted. Of the others a bounded number is served, in all and of each address, a bounded
+number waits, and all further ones get NotReady at once, which clients try again. No request is read
+before it is known that it is served.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import grpc
@@ -24,7 +26,16 @@ from psrpc.interceptor import (
     remake,
     run_on,
 )
-from psrpc.limits import MAX_PARKED, MAX_WAITING, VITAL, VITAL_THREADS
+from psrpc.limits import (
+    MAX_PARKED,
+    MAX_WAITING,
+    PEER_CALLS,
+    VITAL,
+    VITAL_THREADS,
+    VITAL_UNREAD,
+)
+from psrpc.peers import Peers
+from psrpc.request import RequestReader, read_request
 
 
 class CountingPool(ThreadPoolExecutor):
@@ -59,7 +70,8 @@ class CountingPool(ThreadPoolExecutor):
 
 
 class LoadInterceptor(Interceptor):
-    """For servers with threads; the last of a server's interceptors."""
+    """For servers with threads; the last of a server's interceptors, and the one that reads the
+    request of a call that has one."""
 
     def __init__(self, pool: CountingPool, threads: int, waiting: int = MAX_WAITING) -> None:
         """Args:
@@ -70,16 +82,46 @@ class LoadInterceptor(Interceptor):
         self._pool = pool
         self._threads, self._waiting = threads, waiting
         self._vital = ThreadPoolExecutor(VITAL_THREADS, thread_name_prefix="vital")
+        self._peers, self._vital_unread = Peers(PEER_CALLS), Peers(VITAL_UNREAD)
+        self._reader = RequestReader()
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
         if method in VITAL:
-            return run_on(self._vital, handler)
+            return run_on(self._vital, self._vitally(handler))
         if self._pool.calls >= self._threads + self._waiting:
-            return run_on(self._vital, remake(handler, self._refuse))
-        return handler
+            return run_on(self._vital, remake(handler, self._refuse, unread=True))
+        inner, read = behaviour_of(handler), self._read_by(handler)
 
-    def _refuse(self, _request: Any, _context: grpc.ServicerContext) -> Any:
+        def call(requests: Any, context: grpc.ServicerContext) -> Any:
+            with self._peers.present(context.peer()):
+                return inner(read(requests, context), context)
+
+        def call_streaming(requests: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._peers.present(context.peer()):
+                yield from inner(read(requests, context), context)
+
+        streaming = handler.response_streaming
+        return remake(handler, call_streaming if streaming else call, unread=True)
+
+    def _vitally(self, handler: Handler) -> Handler:
+        inner, read = behaviour_of(handler), self._read_by(handler)
+
+        def call(requests: Any, context: grpc.ServicerContext) -> Any:
+            # What it does with the request takes no time.
+            with self._vital_unread.present(context.peer()):
+                request = read(requests, context)
+            return inner(request, context)
+
+        return remake(handler, call, unread=True)
+
+    def _read_by(self, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
+        parse: Any = handler.request_deserializer
+        if handler.request_streaming:
+            return lambda requests, _context: requests
+        return lambda requests, context: self._reader.read(requests, context, parse)
+
+    def _refuse(self, _requests: Any, _context: grpc.ServicerContext) -> Any:
         raise NotReady(
             f"the server has {self._threads} calls under way and {self._waiting} more that wait; "
             "try again, or start more shards"
@@ -87,38 +129,45 @@ class LoadInterceptor(Interceptor):
 
 
 class AioLoadInterceptor(AioInterceptor):
-    """For asyncio servers; the last of a server's interceptors."""
+    """For asyncio servers; as the other, the last, and the one that reads."""
 
     def __init__(self, parked: int = MAX_PARKED) -> None:
         """``parked`` calls are served at once, beside vital ones."""
         self._parked = parked
         self._calls = 0
+        self._peers, self._vital = Peers(PEER_CALLS), Peers(PEER_CALLS)
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
-        if method in VITAL:
-            return handler
         inner = behaviour_of(handler)
+        parse: Any = handler.request_deserializer
+        late = not handler.request_streaming
+        served = self._vitally if method in VITAL else self._served
 
-        async def call(request: Any, context: Any) -> Any:
-            self._enter()
-            try:
+        async def call(requests: Any, context: Any) -> Any:
+            with served(context.peer()):
+                request = await read_request(context, parse) if late else requests
                 return await inner(request, context)
-            finally:
-                self._calls -= 1
 
-        async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
-            self._enter()
-            try:
+        async def call_streaming(requests: Any, context: Any) -> AsyncIterator[Any]:
+            with served(context.peer()):
+                request = await read_request(context, parse) if late else requests
                 async for response in inner(request, context):
                     yield response
+
+        streaming = inspect.isasyncgenfunction(inner)
+        return remake(handler, call_streaming if streaming else call, unread=True)
+
+    @contextmanager
+    def _served(self, peer: str) -> Iterator[None]:
+        if self._calls >= self._parked:
+            raise NotReady(f"the server has {self._calls} calls under way; try again")
+        with self._peers.present(peer):
+            self._calls += 1
+            try:
+                yield
             finally:
                 self._calls -= 1
 
-        streaming = inspect.isasyncgenfunction(inner)
-        return remake(handler, call_streaming if streaming else call)
-
-    def _enter(self) -> None:
-        if self._calls >= self._parked:
-            raise NotReady(f"the server has {self._calls} calls under way; try again")
-        self._calls += 1
+    def _vitally(self, peer: str) -> AbstractContextManager[None]:
+        return self._vital.present(peer)

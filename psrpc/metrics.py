@@ -3,7 +3,8 @@
 Nothing is counted for it: the figures that a process keeps anyway are read when somebody asks, so
 training does not pay for being watched. It can be read and nothing else, and tells figures and
 names, never values of parameters. On loopback it is plain HTTP. Elsewhere it is HTTPS that asks for
-a certificate of the job, or, where there are none, nothing unless it was said to be insecure.
+a certificate of the job, of a role that may read it (:func:`psrpc.permissions.may_read_metrics`),
+or, where there are none, nothing unless it was said to be insecure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from socketserver import TCPServer, ThreadingMixIn
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
@@ -25,8 +26,10 @@ from prometheus_client.registry import Collector
 
 from psrpc.channel import check_metrics, format_address, is_loopback, parse_address
 from psrpc.errors import PortInUse
+from psrpc.identity import Identity, identity_of
 from psrpc.logs import get_logger
 from psrpc.observing import OFF
+from psrpc.permissions import may_read_metrics
 from psrpc.security import PLAINTEXT, Security
 
 log = get_logger()
@@ -39,6 +42,9 @@ READERS = 8
 
 IDLE_S = 5.0
 """A reader that has said nothing for so long is not waited for."""
+
+_PEER = "psrpc.peer"
+"""In the environment of a request: whoever makes it."""
 
 STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Upper bounds of the buckets of a histogram of staleness, in versions. Shards count up to 63."""
@@ -92,7 +98,9 @@ class MetricsServer:
                 f"cannot listen on {self._asked}: {error.strerror or error}; stop who does, or "
                 "choose another --metrics HOST:PORT, or --metrics off"
             ) from None
-        self._server.set_app(cast(Any, make_wsgi_app(registry)))
+        app: Any = make_wsgi_app(registry)
+        me = self._security.identity if encrypted else None
+        self._server.set_app(app if me is None else _for_readers(app, me))
         self.address = format_address(host, self._server.server_port)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
@@ -140,8 +148,35 @@ class _Collector(Collector):
         return ()
 
 
+def _for_readers(app: Any, server: Identity) -> Any:
+    """``app`` for those alone who may read the metrics of ``server``."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        peer = environ[_PEER]
+        if may_read_metrics(peer, server):
+            found: Iterable[bytes] = app(environ, start_response)
+            return found
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        who = peer or "certificate that names no role"
+        return [f"a {who} may not read the metrics of a {server}\n".encode()]
+
+    return answer
+
+
+def _peer_of(connection: socket.socket) -> Identity | None:
+    """Whom the certificate names that was shown on ``connection``, if it names one."""
+    shown = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
+    names: Any = (shown or {}).get("subjectAltName", ())
+    uris = [name for kind, name in names if kind == "URI"]
+    return identity_of(uris[0].encode()) if len(uris) == 1 else None
+
+
 class _Handler(WSGIRequestHandler):
     timeout = IDLE_S
+
+    def get_environ(self) -> dict[str, Any]:
+        """Says who asks."""
+        return {**super().get_environ(), _PEER: _peer_of(self.connection)}
 
     def get_stderr(self) -> io.StringIO:
         """Takes the traceback of a failure, which has been logged in a line."""

@@ -1,11 +1,12 @@
-"""Which role may call which RPC: one table. What is not in it may be called by nobody."""
+"""Which role may call which RPC: one table. What is not in it may be called by nobody. And who may
+read `/metrics`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from psrpc.identity import Role
+from psrpc.identity import Identity, Role
 
 _COORDINATOR = "/psrpc.v1.Coordinator/"
 _SHARD = "/psrpc.v1.ParameterServer/"
@@ -54,3 +55,11 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
 def roles_of(method: str) -> frozenset[Role]:
     """Who may call the RPC with the full name ``method``, e.g. ``/psrpc.v1.Coordinator/GetJob``."""
     return PERMISSIONS.get(method, frozenset())
+
+
+def may_read_metrics(peer: Identity | None, server: Identity) -> bool:
+    """Whether ``peer``, None for nobody that is known, may read the metrics of ``server``: people,
+    what collects metrics, which needs no more than a reader's certificate, and the process itself,
+    which asks for its own health."""
+    allowed = (Role.OPERATOR, Role.READER, server.role)
+    return peer is not None and peer.job == server.job and peer.role in allowed

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +15,15 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from psrpc import channel as channel_module
-from psrpc import limits
-from psrpc.channel import bind, make_server, open_channel
+from psrpc import limits, load
+from psrpc.channel import bind, make_aio_server, make_server, open_channel
 from psrpc.errors import NotReady
 from psrpc.interceptor import AioErrorInterceptor, ErrorInterceptor
-from psrpc.limits import SERVER_OPTIONS, VITAL
+from psrpc.limits import SERVER_OPTIONS, VITAL, VITAL_THREADS, VITAL_UNREAD
 from psrpc.load import AioLoadInterceptor, CountingPool, LoadInterceptor
+from psrpc.peers import Peers
 from psrpc.permissions import PERMISSIONS
+from psrpc.request import RequestReader, read_request
 from psrpc.status import error_from_rpc
 
 LONG_S = 30.0
@@ -214,3 +217,149 @@ def test_there_is_room_for_what_we_say_we_serve() -> None:
     assert limits.MAX_CALLS >= limits.CONVERSATIONS + limits.MORE_THREADS + limits.MAX_WAITING
     assert limits.MAX_CALLS > limits.MAX_PARKED
     assert limits.MAX_CONNECTIONS >= 2 * limits.CONVERSATIONS
+
+
+class Stalled:
+    """Calls whose request never comes, as a peer begins them that keeps a connection busy."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel: Any = channel
+        self._over = threading.Event()
+
+    def begin(self, method: str) -> Any:
+        return self._channel.stream_unary(method).future(self._requests(), timeout=LONG_S)
+
+    def _requests(self) -> Iterator[bytes]:
+        assert self._over.wait(LONG_S)
+        yield from ()
+
+    def end(self) -> None:
+        self._over.set()
+
+
+@pytest.fixture
+def stalled() -> Iterator[Callable[[grpc.Channel], Stalled]]:
+    made: list[Stalled] = []
+
+    def make(channel: grpc.Channel) -> Stalled:
+        made.append(Stalled(channel))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def _error(call: Any) -> Exception:
+    with pytest.raises(grpc.RpcError) as caught:
+        call.result()
+    return error_from_rpc(caught.value, "the server")
+
+
+def test_calls_of_one_address_on_whatever_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "PEER_CALLS", 2)
+    parked = Parked()
+    with (
+        served(parked, threads=8, waiting=0) as address,
+        open_channel(address) as first,
+        open_channel(address) as second,
+    ):
+        calls: list[Any] = [c.unary_unary("/t/Wait") for c in (first, second)]  # type: ignore[call-arg]
+        running = [call.future(b"1", timeout=LONG_S) for call in calls]
+        for _ in running:
+            assert parked.begun.acquire(timeout=LONG_S)
+        for call in calls:
+            error = _error(call.future(b"2", timeout=LONG_S))
+            assert isinstance(error, NotReady)
+            assert "127.0.0.1 has 2 calls under way, as many as one address may" in str(error)
+        _check_health(first)
+        parked.released.set()
+        assert [call.result() for call in running] == [b"1", b"1"]
+        assert [call(b"3", timeout=LONG_S) for call in calls] == [b"3", b"3"]
+
+
+def test_another_address_is_served_all_the_same() -> None:
+    peers = Peers(1)
+    with peers.present("ipv4:192.0.2.1:4711"):
+        with peers.present("ipv4:192.0.2.2:4711"), peers.present("ipv6:%5B::1%5D:4711"):
+            pass
+        with pytest.raises(NotReady, match=r"^192\.0\.2\.1 has 1 calls"):
+            peers.present("ipv4:192.0.2.1:4712").__enter__()
+    with peers.present("ipv4:192.0.2.1:4712"):
+        pass
+
+
+def _check_health(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    status = stub.Check(health_pb2.HealthCheckRequest(), timeout=LONG_S).status
+    assert status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_requests_that_do_not_come_keep_no_thread_for_good(
+    monkeypatch: pytest.MonkeyPatch, stalled: Callable[[grpc.Channel], Stalled]
+) -> None:
+    monkeypatch.setattr(load, "RequestReader", lambda: RequestReader(0.05))
+    with (
+        served(Parked(), threads=1, waiting=64) as address,
+        open_channel(address) as channel,
+    ):
+        slow = stalled(channel)
+        for call in [slow.begin("/t/Wait") for _ in range(3)]:
+            with pytest.raises(grpc.RpcError) as caught:
+                call.result()
+            assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+def test_whoever_is_slow_to_ask_leaves_threads_for_what_is_vital(
+    stalled: Callable[[grpc.Channel], Stalled],
+) -> None:
+    """From one address: others have the rest of the threads."""
+    ended = threading.Semaphore(0)
+    with served(Parked(), threads=1, waiting=0) as address, open_channel(address) as channel:
+        slow = stalled(channel)
+        calls = [slow.begin("/grpc.health.v1.Health/Check") for _ in range(VITAL_THREADS + 1)]
+        for call in calls:
+            call.add_done_callback(lambda _: ended.release())
+        for _ in range(VITAL_THREADS + 1 - VITAL_UNREAD):
+            assert ended.acquire(timeout=LONG_S)
+        done = [call for call in calls if call.done()]
+        assert len(done) == VITAL_THREADS + 1 - VITAL_UNREAD
+        assert all(isinstance(_error(call), NotReady) for call in done)
+
+
+def test_an_asyncio_server_bounds_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "PEER_CALLS", 1)
+    late = functools.partial(read_request, limit_s=0.05)
+
+    async def main() -> None:
+        begun, released = asyncio.Event(), asyncio.Event()
+
+        async def wait(request: bytes, _context: Any) -> bytes:
+            begun.set()
+            await released.wait()
+            return request
+
+        server = make_aio_server([AioErrorInterceptor()])
+        server.add_generic_rpc_handlers((_handlers(wait),))
+        port = bind(server, "127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/t/Wait")  # type: ignore[call-arg]
+            first = asyncio.ensure_future(_result(call(b"1", timeout=LONG_S)))
+            await begun.wait()
+            with pytest.raises(grpc.aio.AioRpcError, match="as many as one address may"):
+                await call(b"2", timeout=LONG_S)
+            released.set()
+            assert await first == b"1"
+
+            monkeypatch.setattr(load, "read_request", late)
+            slow: Any = channel.stream_unary("/t/Wait")  # type: ignore[call-arg]
+            with pytest.raises(grpc.aio.AioRpcError, match="did not come within") as caught:
+                await slow(timeout=LONG_S)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await call(b"3", timeout=LONG_S) == b"3"
+        await server.stop(0)
+
+    asyncio.run(main())

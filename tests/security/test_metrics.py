@@ -15,8 +15,9 @@ from prometheus_client.core import GaugeMetricFamily
 from coordinator.certs import make_certificates, renew_certificates
 from psrpc.certificates import certificate_name, key_name
 from psrpc.errors import InvalidArgument
-from psrpc.identity import Role, server_name
+from psrpc.identity import Identity, Role, server_name
 from psrpc.metrics import READERS, Family, MetricsServer
+from psrpc.permissions import may_read_metrics
 from psrpc.security import PLAINTEXT, Security
 from tests.security.conftest import JOB
 from tests.security.test_certificates import NOW
@@ -43,12 +44,18 @@ def read(connection: socket.socket) -> bytes:
     return found
 
 
-def get(server: MetricsServer, certs: Path, of: Role, reader: Path | None) -> bytes:
-    """What the server of the role ``of`` answers a reader with the certificate of an operator."""
+def get(
+    server: MetricsServer,
+    certs: Path,
+    of: Role,
+    reader: Path | None,
+    role: Role = Role.OPERATOR,
+) -> bytes:
+    """What the server of the role ``of`` answers a reader with the certificate of ``role``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(certs / "ca.crt")
     if reader is not None:
-        name, key = certificate_name(Role.OPERATOR), key_name(Role.OPERATOR)
+        name, key = certificate_name(role), key_name(role)
         context.load_cert_chain(reader / name, reader / key)
     with context.wrap_socket(connected(server), server_hostname=server_name(JOB, of)) as tls:
         return read(tls)
@@ -58,6 +65,27 @@ def get(server: MetricsServer, certs: Path, of: Role, reader: Path | None) -> by
 def test_elsewhere_it_is_https_for_the_job(certs: Path, role: Role) -> None:
     with MetricsServer(EVERYWHERE, families, Security.from_options(role, certs)) as server:
         assert b"\npserver_version 7.0\n" in get(server, certs, role, certs)
+
+
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD, Role.WORKER])
+def test_which_roles_may_read_it(certs: Path, role: Role) -> None:
+    """And a process may ask for its own: that is what `worker healthcheck` does."""
+    with MetricsServer(EVERYWHERE, families, Security.from_options(role, certs)) as server:
+        answers = {reader: get(server, certs, role, certs, reader) for reader in Role}
+    read = {reader for reader, answer in answers.items() if b"pserver_version" in answer}
+    assert read == {Role.OPERATOR, Role.READER, role}
+    for reader in set(Role) - read:
+        status, _, body = answers[reader].partition(b"\r\n")
+        assert status.split()[1] == b"403"
+        said = f"a {reader} of job {JOB} may not read the metrics of a {role} of job {JOB}"
+        assert said.encode() in body
+
+
+def test_a_certificate_of_nobody_and_of_another_job() -> None:
+    shard = Identity(JOB, Role.SHARD)
+    assert may_read_metrics(Identity(JOB, Role.READER), shard)
+    assert not may_read_metrics(Identity("other", Role.READER), shard)
+    assert not may_read_metrics(None, shard)
 
 
 def test_others_learn_nothing(certs: Path, tmp_path: Path) -> None:
