@@ -12,10 +12,13 @@ import pytest
 import tensorflow as tf
 
 from coordinator.client import CoordinatorClient
+from pserver.engine import ShardEngine
 from pserver.requests import SnapshotOrder
 from pserver.tables.initial import InitialRows
+from pserver.tables.part import TablePart
 from pserver.wire import from_decision
 from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
 from psrpc.plan import Plan, aligned_empty
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
@@ -219,6 +222,55 @@ def test_prefetched_rows_that_are_too_old_are_refused_and_their_batch_done_again
         loop.run([[0], [2], [1]])
         check(shards, plan, loop)
         assert [engine._counters.too_stale for engine in shards.engines] == [1] * plan.shards
+
+
+def test_a_gradient_with_a_nan_and_an_id_that_is_not_in_the_vocabulary_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows, slots, counts and versions are those of the batch before them."""
+
+    def read_badly(self: Arrays, seed: int, batch: BatchId) -> Any:
+        x, y = read(self, seed, batch)
+        if batch == BATCHES[1]:
+            y = np.full_like(y, np.nan)
+        elif batch == BATCHES[2]:
+            x = x | {"user": np.full_like(x["user"], USERS)}
+        return x, y
+
+    read = Arrays.read
+    monkeypatch.setattr(Arrays, "read", read_badly)
+    job = ratings_job(True, optimizer=keras.optimizers.SGD(0.5, momentum=0.5))
+    plan = plan_of(job)
+    with cluster(job, plan) as (coordinator, shards, trainer):
+        coordinator.leases.extend([INITIALIZE, task(0, 1, 2)])
+        with pytest.raises(InvalidJob, match=f"layer 'users' was given id {USERS}, which table"):
+            trainer.run()
+        assert {n: report.skipped for n, report in reported(coordinator).items()} == {
+            1: False,
+            2: True,
+        }
+        loop = Loop(job, plan, True)
+        loop.run([[0]])
+        check(shards, plan, loop)
+        x, _ = job.train.read(job.seed, BATCHES[0])
+        for index, (spec, ids) in enumerate(zip(plan.tables, x.values(), strict=True)):
+            found = [held_rows(engine, index) for engine in shards.engines]
+            assert sorted(np.concatenate([part.ids for part in found])) == np.unique(ids).tolist()
+            for part in found:
+                initial = np.empty_like(part.values)
+                InitialRows(spec).fill(part.ids, initial)
+                velocity = part.slots["momentums"]
+                np.testing.assert_allclose(initial + velocity, part.values, rtol=0, atol=1e-6)
+                assert (part.counts == 1).all()
+                assert (part.touched == 1).all()
+
+
+def held_rows(engine: ShardEngine, table: int) -> TablePart:
+    """All rows of a table that a shard holds."""
+    frozen = engine._held.tables[table].freeze()
+    part = frozen.block(frozen.since(-1))
+    frozen.close()
+    return part
 
 
 def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
