@@ -12,6 +12,7 @@ of several turns, and the least and the greatest.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -49,6 +50,8 @@ ROOM_MB = 256
 FIRST_STEP_S = 180.0
 BEGIN_S = 240.0
 TICK_S = 0.25
+
+_DATA_PORT = re.compile(r"data_port=(\d+)")
 
 NAMES = {
     "strangers": "calls that a role may not make",
@@ -94,7 +97,14 @@ class Watch:
         self.shards = cluster.processes("pserver")
         self.coordinators = cluster.processes("coordinator")
         found = self._client.get_cluster(pb.GetClusterRequest())
-        self.targets = [f"{address}=coordinator", *(f"{s.address}=shard" for s in found.shards)]
+        self._servers = [f"{address}=coordinator", *(f"{s.address}=shard" for s in found.shards)]
+        logs = (cluster.run_dir / "logs").glob("shard-*.log")
+        ports = [port for log in logs for port in _DATA_PORT.findall(log.read_text())]
+        self._data_ports = [f"127.0.0.1:{port}=shard" for port in ports]
+
+    def targets(self, kind: str) -> list[str]:
+        """What an attack of ``kind`` is made on: data ports take no calls."""
+        return self._servers + (self._data_ports if kind in ("tcp", "garbage") else [])
 
     def step(self) -> int:
         """The global step, or 0 before the first; what was seen last while nobody answers."""
@@ -199,7 +209,7 @@ def measure(kinds: Sequence[str], seconds: float, connections: int, turns: int) 
         yield watch.phase(seconds)
         certs = cluster.run_dir / "certs"
         for kind in [*kinds] * turns:
-            with attacked(kind, watch.targets, certs, connections) as said:
+            with attacked(kind, watch.targets(kind), certs, connections) as said:
                 found = watch.phase(seconds, kind)
             yield Phase(**(asdict(found) | {"sent": said[0]}))
             yield watch.phase(seconds)

@@ -12,7 +12,7 @@ from coordinator.applied import common_positions, partial_positions
 from coordinator.description import JobDescription
 from coordinator.open_batches import count_batches
 from coordinator.pruning import Pruner
-from coordinator.run import Restored, Run
+from coordinator.run import RestoredCheckpoint, Run
 from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
@@ -147,7 +147,7 @@ class Chosen:
     """The checkpoint to go on from, the run that it is of, lines on what was passed over, and how
     many batches all of its shards have."""
 
-    restored: Restored
+    restored: RestoredCheckpoint
     run_id: str
     generation: int
     remarks: tuple[str, ...]
@@ -194,7 +194,7 @@ def choose_checkpoint(
         )
     if plan is not None and manifest.plan.hash != plan.hash:
         remarks += _lost_by_another_plan(manifest, sets)
-    restored = Restored(choice.directory.name, manifest.global_step, manifest.policy)
+    restored = RestoredCheckpoint(choice.directory.name, manifest.global_step, manifest.policy)
     batches = _batches(sets, manifest.batch_size)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches)
 

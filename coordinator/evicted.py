@@ -28,7 +28,7 @@ of its name with these and its manifest. Load-bearing."""
 COPY_NBYTES = 1 << 20
 
 
-class Restored(NamedTuple):
+class RestoredGeneration(NamedTuple):
     """A generation, and the generation and global step of the checkpoint that it went on from;
     but for the shards that ``kept`` what they held."""
 
@@ -97,7 +97,7 @@ def evicted_of(checkpoint: Path, manifest: Manifest) -> tuple[list[Source], list
 
 
 def is_behind(
-    one: tuple[int, int], other: tuple[int, int], shard: int, restored: Iterable[Restored]
+    one: tuple[int, int], other: tuple[int, int], shard: int, restored: Iterable[RestoredGeneration]
 ) -> bool:
     """Whether the state of ``shard`` in checkpoint ``other`` has that in ``one`` behind it, or is
     it. Both are a generation and a global step."""
@@ -115,11 +115,11 @@ def _age(manifest: Manifest) -> tuple[int, int]:
     return manifest.generation, manifest.global_step
 
 
-def _restored(run_dir: Path) -> list[Restored]:
+def _restored(run_dir: Path) -> list[RestoredGeneration]:
     store = Store(run_dir / LEDGER)
     try:
         store.open_to_read()
-        return [Restored(*one) for one in store.get(RESTORED) or ()]
+        return [RestoredGeneration(*one) for one in store.get(RESTORED) or ()]
     except sqlite3.Error as error:
         raise CheckpointError(f"{run_dir / LEDGER} cannot be read: {error}") from None
     finally:

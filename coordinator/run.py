@@ -15,7 +15,7 @@ from psrpc.policy import Policy
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredCheckpoint:
     """The checkpoint that a run goes on from; ``policy`` is the number of the one that stood."""
 
     name: str
@@ -55,7 +55,7 @@ class Run:
     plan: Plan
     generation: int = 0
     since: int = 0
-    restored: Restored | None = None
+    restored: RestoredCheckpoint | None = None
     policies: tuple[Followed, ...] = ()
     first: Policy | None = None
 
@@ -107,4 +107,4 @@ class Run:
         return (max(0, self.generation - 1) << 40) + 1
 
 
-__all__ = ["Followed", "Restored", "Run"]
+__all__ = ["Followed", "RestoredCheckpoint", "Run"]

@@ -16,7 +16,7 @@ from pserver.ending import Ending
 from pserver.engine import ShardEngine
 from pserver.heartbeats import Heartbeats, replaced
 from pserver.obedience import obey
-from pserver.requests import Restored
+from pserver.requests import RestoredState
 from psrpc.errors import (
     AlreadyExists,
     CoordinatorUnreachable,
@@ -141,7 +141,7 @@ class Coordination:
     def follow(
         self,
         engine: ShardEngine,
-        read: Callable[[str], Restored],
+        read: Callable[[str], RestoredState],
         begun: Callable[[], object],
     ) -> None:
         """The shard is built: says what it holds, and follows commands from then on.
@@ -183,7 +183,7 @@ class Coordination:
     def _follow(
         self,
         engine: ShardEngine,
-        read: Callable[[str], Restored],
+        read: Callable[[str], RestoredState],
         begun: Callable[[], object],
     ) -> None:
         failures = 0
@@ -263,7 +263,7 @@ class Coordination:
         self,
         engine: ShardEngine,
         command: pb.WatchResponse,
-        read: Callable[[str], Restored],
+        read: Callable[[str], RestoredState],
         begun: Callable[[], object],
     ) -> None:
         kind = command.WhichOneof("command")

@@ -33,7 +33,7 @@ from pserver.requests import (
     PullRequest,
     PushRequest,
     PushResult,
-    Restored,
+    RestoredState,
     Revocation,
     RowsRequest,
     SnapshotOrder,
@@ -105,7 +105,7 @@ class ShardEngine:
 
     # -- where it stands ---------------------------------------------------------------------
 
-    def begin(self, order: Begin, restored: Restored | None = None) -> Begun | None:
+    def begin(self, order: Begin, restored: RestoredState | None = None) -> Begun | None:
         """Stands at another generation; everything of an older one is refused from now on.
 
         An order that was carried out before changes nothing. One of an older generation changes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pserver import wire
 from pserver.engine import ShardEngine
-from pserver.requests import Begun, Restored
+from pserver.requests import Begun, RestoredState
 from psrpc.errors import PsError
 from psrpc.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
@@ -18,7 +18,7 @@ log = get_logger()
 
 
 def obey(
-    engine: ShardEngine, command: pb.WatchResponse, read: Callable[[str], Restored]
+    engine: ShardEngine, command: pb.WatchResponse, read: Callable[[str], RestoredState]
 ) -> pb.ReportShardReadyRequest | None:
     """Carries ``command`` out, any but ``shutdown``; every command may come more than once.
 
@@ -62,7 +62,7 @@ def _follow(engine: ShardEngine, command: pb.WatchResponse) -> None:
 
 
 def _begin(
-    engine: ShardEngine, command: pb.Begin, read: Callable[[str], Restored]
+    engine: ShardEngine, command: pb.Begin, read: Callable[[str], RestoredState]
 ) -> pb.ReportShardReadyRequest | None:
     """The checkpoint is read before the engine's lock is taken: that may take long."""
     try:

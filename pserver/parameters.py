@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pserver.applied import AppliedSet
 from pserver.compensation import MEAN_SQUARE, Compensation
 from pserver.rates import Rates
-from pserver.requests import Restored, Snapshot, Values
+from pserver.requests import RestoredState, Snapshot, Values
 from pserver.tables.tables import Tables
 from pserver.updates.engine import ITERATIONS, Slots, UpdateEngine, scalar
 from psrpc.encoding import Encoding
@@ -102,7 +102,7 @@ class Parameters:
             self._updates.load(values)
         self.standing = self.standing._replace(initialized=True)
 
-    def restore(self, restored: Restored, version: int | None = None) -> None:
+    def restore(self, restored: RestoredState, version: int | None = None) -> None:
         """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` is what its
         version becomes.
 

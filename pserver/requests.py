@@ -187,7 +187,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredState:
     """A shard's whole state, as a checkpoint gives it back. The arrays are nobody else's.
 
     ``load_rows`` puts the rows into tables that are empty; see

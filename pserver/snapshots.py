@@ -11,7 +11,7 @@ from pathlib import Path
 from pserver.applied import AppliedSet
 from pserver.evicted_files import EvictedFiles
 from pserver.fence import ShardIdentity
-from pserver.requests import Restored, Snapshot, SnapshotOrder
+from pserver.requests import RestoredState, Snapshot, SnapshotOrder
 from pserver.row_files import RowFiles, fill_tables
 from pserver.tables.tables import Tables
 from pserver.updates.engine import Slots
@@ -123,7 +123,7 @@ class SnapshotFiles:
         base = self._inside(order.base) if order.base else None
         return self._rows.write(order, snapshot, directory, base)
 
-    def read(self, checkpoint: str) -> Restored:
+    def read(self, checkpoint: str) -> RestoredState:
         """What the shard takes over from a checkpoint, named relative to the run directory; see
         :func:`psrpc.checkpoint.load_state`. Rows are read later, by ``load_rows``, which raises
         CheckpointError too: they go straight into the tables.
@@ -143,7 +143,7 @@ class SnapshotFiles:
             applied = AppliedSet.from_epochs(state.applied)
         except InvalidArgument as error:
             raise CheckpointError(f"{directory}: {error}") from None
-        return Restored(
+        return RestoredState(
             values=state.values,
             slots=Slots(state.elements, state.variables, state.scalars),
             applied=applied,

@@ -99,7 +99,8 @@ def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnrea
     ending = read_ending(run_dir)
     if ending:
         how = (
-            f"the run has ended ({ending_in_words(ending)}); its figures are in {run_dir / SUMMARY}"
+            f"the run has ended ({ending_in_words(ending)}); its figures are in "
+            f"{run_dir / SUMMARY}, and `coordinator export` writes to files what it has trained"
         )
     elif not (run_dir / JOB).exists():
         how = (

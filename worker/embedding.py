@@ -97,7 +97,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             --evicted``.
         out_of_vocabulary: what an id outside the vocabulary is: an ``error``, ``clip``\\ ped to the
             nearest id, or ``drop``\\ ped: zeros, and no part of what is combined.
-        padding: the id, or string, that stands for none and is dropped.
+        padding: the id, or string, that stands for none and is dropped; without a combiner it is
+            masked for the layers that follow.
         table: its name; the layer's own where it is None. Layers that name one table share it.
 
     Raises:
@@ -160,6 +161,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             keep_evicted=keep_evicted,
             layer=self.name,
         )
+        self.supports_masking = padding is not None and combiner is None
         self._initializer = initializer
         self._strings = False
         # All rows of its table, in a model that is to be exported.
@@ -213,6 +215,17 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         """As Keras asks for it."""
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.width)
+
+    def compute_mask(
+        self,
+        inputs: Any,
+        previous_mask: Any,  # noqa: ARG002  # Keras's name; ids have no mask
+    ) -> Any:
+        """As Keras asks for it: where dense ids are not padding, as with its ``mask_zero``."""
+        if not self.supports_masking or isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
+            return None
+        padding = str(self.padding) if inputs.dtype == "string" else self.padding
+        return keras.ops.not_equal(inputs, padding)
 
     def get_config(self) -> dict[str, Any]:
         """What makes the layer anew."""

@@ -93,7 +93,9 @@ class Candidates:
         return items
 
     def load(self, ids: Ids, counts: Counts) -> None:
-        """Remembers ``counts`` of ``ids``, which are distinct, in place of what it has of them."""
+        """Remembers ``counts`` of ``ids``, which are distinct, in place of what it has of them.
+        Raises OSError as :meth:`IdStore.reserve` does."""
+        self.reserve(ids)
         store = self._store
         at = store.find(ids)
         known = at >= 0

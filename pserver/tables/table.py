@@ -208,8 +208,18 @@ class Table:
         return self._candidates.items()
 
     def load_candidates(self, ids: Ids, counts: Counts) -> None:
-        """Takes candidates of a checkpoint."""
-        self._candidates.load(ids, counts)
+        """Takes candidates of a checkpoint.
+
+        Raises:
+            ResourceExhausted: there is no memory. Nothing was changed.
+        """
+        try:
+            self._candidates.load(ids, counts)
+        except OSError as error:
+            raise ResourceExhausted(
+                f"table {self.spec.name!r}: no memory for {len(ids)} ids that are counted on shard "
+                f"{self._shard} ({error}); use more shards"
+            ) from error
 
     def freeze(self) -> FrozenTable:
         """The table as it is now, to be closed. Costs next to nothing, but for the candidates,

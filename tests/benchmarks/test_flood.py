@@ -42,12 +42,14 @@ def test_a_run_ends_under_all_attacks(tmp_path: Path, monkeypatch: pytest.Monkey
             Cluster(JOBS / "gated.py", shards=2, workers=2, transport="tcp") as cluster,
             closing(Watch(cluster)) as watch,
         ):
+            assert len(watch.targets("grpc")) == 3
+            assert len(watch.targets("garbage")) == 5
             before = watch.memory_mb()
             certs = cluster.run_dir / "certs"
             with ExitStack() as attacks:
                 for kind in KINDS:
                     attacks.enter_context(
-                        attacked(kind, watch.targets, certs, connections=50, idle=False)
+                        attacked(kind, watch.targets(kind), certs, connections=50, idle=False)
                     )
                 # All of them are under way before the last epoch is.
                 gate.open()

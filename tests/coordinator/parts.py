@@ -17,7 +17,7 @@ from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
 from coordinator.disk import DiskWork, ThreadedDisk
 from coordinator.engine import Engine
-from coordinator.run import Restored, Run
+from coordinator.run import RestoredCheckpoint, Run
 from coordinator.server import Server
 from coordinator.store import Store
 from psrpc.clock import Clock, ManualClock
@@ -72,7 +72,7 @@ def describe(**changes: Any) -> JobDescription:
 def make_run(
     run_dir: Path,
     shards: int = 1,
-    restored: Restored | None = None,
+    restored: RestoredCheckpoint | None = None,
     generation: int = 0,
     **changes: Any,
 ) -> Run:

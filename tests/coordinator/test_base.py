@@ -12,7 +12,7 @@ from coordinator.checkpoints import Checkpoints
 from coordinator.disk import commit
 from coordinator.messages import read_file, write_order
 from coordinator.orders import Orders
-from coordinator.run import Restored, Run
+from coordinator.run import RestoredCheckpoint, Run
 from coordinator.saving import temporary_directory
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.work import Command, SnapshotOrder
@@ -95,7 +95,7 @@ def test_a_checkpoint_of_another_history_is_none(
 ) -> None:
     run = replace(run_of(tmp_path), generation=3, since=2)
     if restored:
-        run = replace(run, since=3, restored=Restored(newest[0], 5))
+        run = replace(run, since=3, restored=RestoredCheckpoint(newest[0], 5))
     assert Ordering(run, newest).next().base == base
 
 

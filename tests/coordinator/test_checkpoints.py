@@ -14,7 +14,7 @@ from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfin
 from coordinator.description import JobDescription
 from coordinator.disk import choose
 from coordinator.history import Followed
-from coordinator.run import Restored, Run
+from coordinator.run import RestoredCheckpoint, Run
 from coordinator.saving import checkpoint_name, temporary_directory
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
@@ -107,7 +107,9 @@ def test_a_checkpoint_says_under_which_policy_it_was_taken(tmp_path: Path) -> No
     write_applied(run, 4, [[]], Followed(3, Policy(mode="sync", replicas=2)))
     manifest = read_manifest(tmp_path / "checkpoints" / "step-00000004")
     assert (manifest.policy, manifest.mode, manifest.replicas) == (3, "sync", 2)
-    assert choose_checkpoint(tmp_path, job()).restored == Restored("step-00000004", 4, policy=3)
+    assert choose_checkpoint(tmp_path, job()).restored == RestoredCheckpoint(
+        "step-00000004", 4, policy=3
+    )
 
 
 def test_local_steps_make_batches_larger(tmp_path: Path) -> None:

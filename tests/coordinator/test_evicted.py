@@ -14,7 +14,7 @@ from coordinator import export, export_cli
 from coordinator.checkpoint_cli import run as run_checkpoint
 from coordinator.checkpoint_diff import diff_checkpoints
 from coordinator.checkpoint_options import add_arguments as add_checkpoint_arguments
-from coordinator.evicted import Restored, is_behind, keep_evicted
+from coordinator.evicted import RestoredGeneration, is_behind, keep_evicted
 from coordinator.pruning import Pruner
 from coordinator.run_directory import LEDGER
 from coordinator.store import RESTORED, Store
@@ -26,7 +26,7 @@ from tests.pserver.row_files_bench import Job
 from tests.pserver.test_evicted_files import job_of, touch
 
 
-def run_of(root: Path, restored: Sequence[Restored] = (), shards: int = 1) -> Job:
+def run_of(root: Path, restored: Sequence[RestoredGeneration] = (), shards: int = 1) -> Job:
     job = job_of(root / "run", shards=shards)
     job.root.mkdir()
     with Store(job.root / LEDGER) as store:
@@ -101,7 +101,7 @@ def test_an_earlier_state_has_less_behind_it(tmp_path: Path) -> None:
 
 
 def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
-    job = run_of(tmp_path, [Restored(2, 1, 5)])
+    job = run_of(tmp_path, [RestoredGeneration(2, 1, 5)])
     touch(job, 0, 5)
     first = job.checkpoint()
     assert job.version == 5
@@ -119,7 +119,7 @@ def test_what_a_restart_has_gone_behind_is_not_exported(tmp_path: Path) -> None:
 
 def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> None:
     """Asynchronous: the newest checkpoint is damaged, and only shard 1 needs one."""
-    job = run_of(tmp_path, [Restored(2, 1, 6, [0])], shards=2)
+    job = run_of(tmp_path, [RestoredGeneration(2, 1, 6, [0])], shards=2)
     ids = [np.flatnonzero(shard_of(np.arange(100), 2) == shard).tolist() for shard in (0, 1)]
 
     def touch_all(first: int, stop: int) -> None:
@@ -163,7 +163,7 @@ def test_shards_that_kept_what_they_held_have_it_behind_them(tmp_path: Path) -> 
 def test_what_a_state_has_behind_it(
     one: tuple[int, int], other: tuple[int, int], behind: bool
 ) -> None:
-    restored = [Restored(2, 1, 20, [1]), Restored(4, 1, 15, [1, 2])]
+    restored = [RestoredGeneration(2, 1, 20, [1]), RestoredGeneration(4, 1, 15, [1, 2])]
     assert is_behind(one, other, 0, restored) == behind
     assert is_behind(one, other, 1, restored) == (one <= other)
 

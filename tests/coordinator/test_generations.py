@@ -13,7 +13,7 @@ from coordinator.checkpoints import Chosen
 from coordinator.disk import Choice
 from coordinator.generations import Generations
 from coordinator.recovery import Holding
-from coordinator.run import Restored, Run
+from coordinator.run import RestoredCheckpoint, Run
 from coordinator.store import RESTORED, Store
 from psrpc.plan import make_plan
 from tests.coordinator.parts import QueuedDisk, make_run
@@ -45,7 +45,7 @@ class Cluster:
         self.incarnation += 1
         if checkpoint is not None:
             generation, step = checkpoint
-            restored = Restored(f"step-{step}.g{generation}", step)
+            restored = RestoredCheckpoint(f"step-{step}.g{generation}", step)
             self.disk.newest = Choice(Chosen(restored, "r1", generation, ()))
         self.stands(Holding(self.incarnation))
 

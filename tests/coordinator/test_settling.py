@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.checkpoints import Chosen
 from coordinator.history import Followed
-from coordinator.run import Restored, Run
+from coordinator.run import RestoredCheckpoint, Run
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.serve import ServeOptions
 from coordinator.settling import settle
@@ -90,7 +90,7 @@ def test_shards_of_another_job_are_not_let_in(
     """With the job as it was, shards that are there still keep what they hold; with another
     learning rate or plan they must not."""
     first, _ = settled(tmp_path)
-    chosen = Chosen(Restored("step-00000004", 4), first.run_id, 1, (), batches=4)
+    chosen = Chosen(RestoredCheckpoint("step-00000004", 4), first.run_id, 1, (), batches=4)
     monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: chosen)
     assert settled(tmp_path, resume=True)[0].token == first.token
     changed, _ = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
@@ -120,7 +120,7 @@ SYNC = {"mode": "sync", "replicas": 2}
 
 def resumed(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Run:
     """The run goes on from a checkpoint of step 7 that has 5 batches."""
-    chosen = Chosen(Restored("step-00000007", 7), "r", 1, (), batches=5)
+    chosen = Chosen(RestoredCheckpoint("step-00000007", 7), "r", 1, (), batches=5)
     monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: chosen)
     return settled(path, resume=True, changes=changes)[0]
 

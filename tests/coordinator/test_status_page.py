@@ -174,7 +174,8 @@ def test_other_commands_say_that_the_run_has_ended(
     assert main(["set", "mode=async"]) == 2
     assert capsys.readouterr().err == (
         "error PS201: no coordinator runs on runs/old: the run has ended (failed: no more data); "
-        "its figures are in runs/old/summary.json\n"
+        "its figures are in runs/old/summary.json, and `coordinator export` writes to files what "
+        "it has trained\n"
     )
 
 

@@ -90,7 +90,7 @@ class Faulty:
             held = status.global_step >= status.total_steps * (EPOCHS - 1) // EPOCHS
             return status.global_step >= step + STEPS or held
 
-        self._until(trained, f"training in a generation after {after}")
+        self.until(trained, f"training in a generation after {after}")
         return self._stood[0]
 
     def end(self) -> Run:
@@ -102,7 +102,9 @@ class Faulty:
         assert not processes_of(self.run_dir), "a process outlived the job"
         return run
 
-    def _until(self, true_of: Callable[[GetJobStatusResponse], bool], what: str) -> None:
+    def until(self, true_of: Callable[[GetJobStatusResponse], bool], what: str) -> None:
+        """Waits for a status of which this is true."""
+
         def found() -> bool:
             assert self._process.popen.poll() is None, f"up has ended\n{self._process.text()}"
             status = self._status()
@@ -135,10 +137,11 @@ class Faulty:
 
 
 @contextmanager
-def faulty(folder: Path, *args: str, job: Path = GATED) -> Iterator[Faulty]:
+def faulty(folder: Path, *args: str, job: Path = GATED, **env: str) -> Iterator[Faulty]:
     with by_hand(folder) as hand, closing(Gate(folder, epoch=EPOCHS - 1)) as gate:
         run = ("up", job, "--run-dir", hand.run_dir)
-        process = hand.start("up", "coordinator", *run, *COMMON, *args, **gate.environment)
+        env |= gate.environment
+        process = hand.start("up", "coordinator", *run, *COMMON, *args, **env)
         with Faulty(hand.run_dir, process, gate) as cluster:
             yield cluster
 

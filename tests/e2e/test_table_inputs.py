@@ -75,6 +75,7 @@ job = job_with(model, np.arange(RECORDS))
     assert run.code == 2, run.stderr
     (line,) = run.stderr.splitlines()
     assert "layers 'of_4' and 'of_8' both name table 'shared', but width is 4 in the first" in line
+    assert not (run.run_dir / "checkpoints").exists(), "nothing has begun"
 
 
 def test_an_id_that_its_table_has_not(tmp_path: Path) -> None:

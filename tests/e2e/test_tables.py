@@ -1,9 +1,11 @@
-"""A whole cluster that trains an embedding table, of which a shard is killed: in sync mode rows end
-as those of a plain loop over a whole table do, and in async mode every row has been in every batch
-that names it, once."""
+"""A whole cluster that trains embedding tables, of which a process is killed: in sync mode rows end
+as those of a plain loop over a whole table do, on any number of shards and with any optimizer, and
+in the other modes every row has been in every batch that names it, once."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from psrpc.checkpoint import load_variables, read_manifest
 from psrpc.rows_chain import load_table
-from psrpc.rows_reader import RowsBlock
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.e2e.cluster import JOBS, LIMIT_S, ROOT, Run, environment, up
 from tests.e2e.test_recovery import COMMON, EPOCHS, assert_all_counted_once, faulty
 
@@ -23,6 +25,17 @@ pytestmark = pytest.mark.slow
 
 RATED = JOBS / "rated.py"
 EVERY = ("--set", "checkpoint_every=20")
+OLDEST, AHEAD = 1, 1
+"""``max_staleness``, and the ``staleness`` of ssp."""
+
+SLOTS = {
+    "things": {"momentums"},
+    "adagrad": {"accumulators"},
+    "adam": {"momentums", "velocities"},
+    "ftrl": {"accumulators", "linears"},
+    "rowwise": {"row_accumulators"},
+}
+"""The tables, and what each keeps beside its values."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +59,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return up(RATED, tmp_path_factory.mktemp("whole") / "run", *COMMON, *sync)
 
 
-def harmed(folder: Path, *args: str) -> tuple[Run, RowsBlock]:
-    """A run in which a shard was killed, and the table at its end."""
+def harmed(folder: Path, *args: str) -> Run:
+    """A run in which a shard was killed."""
     with faulty(folder, *args, job=RATED) as cluster:
         generation = cluster.until_trained(after=0)
         cluster.kill("pserver")
@@ -56,14 +69,29 @@ def harmed(folder: Path, *args: str) -> tuple[Run, RowsBlock]:
     assert_all_counted_once(run)
     restarts = run.summary["restarts"]
     assert sum(n for name, n in restarts.items() if name.startswith("shard")) == 1
-    return run, load_table(run.checkpoint, "things")
+    return run
 
 
-def assert_same_bits(table: RowsBlock, expected: RowsBlock) -> None:
-    np.testing.assert_array_equal(table.ids, expected.ids)
-    np.testing.assert_array_equal(table.values, expected.values)
-    np.testing.assert_array_equal(table.slots["momentums"], expected.slots["momentums"])
-    np.testing.assert_array_equal(table.counts, expected.counts)
+def assert_same_bits(run: Run, other: Run, slots: dict[str, set[str]]) -> None:
+    """All tables of both are alike; ``slots`` are those of each."""
+    for name, expected_slots in slots.items():
+        table, expected = load_table(run.checkpoint, name), load_table(other.checkpoint, name)
+        assert set(table.slots) == expected_slots
+        np.testing.assert_array_equal(table.ids, expected.ids)
+        np.testing.assert_array_equal(table.values, expected.values)
+        np.testing.assert_array_equal(table.counts, expected.counts)
+        for slot, values in table.slots.items():
+            np.testing.assert_array_equal(values, expected.slots[slot])
+
+
+def assert_in_every_batch_once(run: Run, loop: dict[str, npt.NDArray[Any]]) -> None:
+    """Each row has been in every batch that names it, once."""
+    for name in SLOTS:
+        table = load_table(run.checkpoint, name)
+        np.testing.assert_array_equal(table.ids, loop["ids"])
+        np.testing.assert_array_equal(table.counts, loop["batches"])
+        assert np.isfinite(table.values).all()
+    assert run.summary["global_step"] == run.summary["batches"]
 
 
 def test_sync_rows_have_the_same_bits_on_other_shards_after_a_loss_and_agree_with_a_plain_loop(
@@ -72,9 +100,10 @@ def test_sync_rows_have_the_same_bits_on_other_shards_after_a_loss_and_agree_wit
     sync = ("--mode", "sync", *EVERY)
     up(RATED, tmp_path / "run", *sync, "--shards", "2", "--set", "epochs=2")
     # The rows of two shards go on in three, of which one is lost.
-    run, table = harmed(tmp_path, *sync, "--shards", "3", "--resume")
+    run = harmed(tmp_path, *sync, "--shards", "3", "--resume")
     assert read_manifest(run.checkpoint).plan.shards == 3
-    assert_same_bits(table, load_table(whole.checkpoint, "things"))
+    assert_same_bits(run, whole, SLOTS)
+    table = load_table(run.checkpoint, "things")
     np.testing.assert_array_equal(table.ids, loop["ids"])
     np.testing.assert_array_equal(table.counts, loop["rounds"])
     # TensorFlow sums what a batch has twice in another order.
@@ -87,13 +116,51 @@ def test_sync_rows_have_the_same_bits_on_other_shards_after_a_loss_and_agree_wit
         np.testing.assert_allclose(value, plain, rtol=0, atol=1e-4, err_msg=name)
 
 
-def test_async_every_row_was_in_every_batch_that_names_it_once(
+def test_async_rows_that_are_fetched_ahead_are_refused_when_too_old_and_none_is_lost(
     tmp_path: Path, loop: dict[str, npt.NDArray[Any]]
 ) -> None:
-    run, table = harmed(tmp_path, "--mode", "async", *EVERY)
-    np.testing.assert_array_equal(table.ids, loop["ids"])
-    np.testing.assert_array_equal(table.counts, loop["batches"])
-    assert np.isfinite(table.values).all()
-    assert run.summary["global_step"] == run.summary["batches"]
+    """tests/worker/test_table_training.py has how old they are."""
+    old = ("--set", "prefetch_rows=true", "--set", f"max_staleness={OLDEST}")
+    run = harmed(tmp_path, "--mode", "async", "--workers", "3", *old, *EVERY)
+    assert_in_every_batch_once(run, loop)
+    assert run.summary["too_stale"] > 0
+    assert len(run.summary["staleness_counts"]) <= 1 + OLDEST
     files = [file.rows for file in read_manifest(run.checkpoint).files]
     assert all(files), "rows of both shards are in the checkpoint"
+
+
+def test_ssp_nobody_runs_away_from_a_worker_that_is_held_and_then_killed(
+    tmp_path: Path, loop: dict[str, npt.NDArray[Any]]
+) -> None:
+    hold = tmp_path / "hold"
+    os.mkfifo(hold)
+    ssp = ("--mode", "ssp", "--workers", "3", "--set", f"staleness={AHEAD}", *EVERY)
+    began: dict[str, int] = {}
+    steps: dict[str, int] = {}
+    # The others were up to s + 1 steps behind it, it did s + 1 more that it had been given, and
+    # they may be s + 1 ahead then.
+    most = 3 * (AHEAD + 1)
+
+    with faulty(tmp_path, *ssp, job=RATED, HOLD=str(hold)) as cluster:
+        marker = hold.with_name("hold.pid")
+        cluster.until(lambda _: marker.exists() and marker.read_text() != "", "a held worker")
+        held = int(marker.read_text())
+
+        def stand(status: GetJobStatusResponse) -> bool:
+            others = [worker for worker in status.workers if worker.pid != held]
+            for worker in others:
+                began.setdefault(worker.worker, worker.batches)
+                steps[worker.worker] = worker.batches - began[worker.worker]
+            wait = [f"it may be {AHEAD} ahead" in worker.waiting_for for worker in others]
+            return (len(others) == 2 and all(wait)) or max(steps.values(), default=0) > most
+
+        cluster.until(stand, "the others, who wait for it")
+        assert max(steps.values()) <= most, steps
+        os.kill(held, signal.SIGKILL)
+        run = cluster.end()
+    assert_all_counted_once(run)
+    assert_in_every_batch_once(run, loop)
+    # During a step each of the two others goes from s behind to s + 1 ahead.
+    assert len(run.summary["staleness_counts"]) <= 1 + 2 * (2 * AHEAD + 1)
+    restarts = run.summary["restarts"]
+    assert [name.partition("-")[0] for name in restarts] == ["worker"]

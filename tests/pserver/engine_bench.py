@@ -17,7 +17,7 @@ from pserver.requests import (
     PullRequest,
     PushRequest,
     PushResult,
-    Restored,
+    RestoredState,
 )
 from pserver.staging import Attempt
 from pserver.updates.engine import Slots
@@ -87,12 +87,12 @@ def values(engine: ShardEngine, generation: int) -> list[float]:
     return list(pulled.arrays[ARENA][:1])
 
 
-def checkpoint(value: float, version: int, *batches: BatchId) -> Restored:
+def checkpoint(value: float, version: int, *batches: BatchId) -> RestoredState:
     applied = AppliedSet()
     for batch in batches:
         applied.add(batch)
     slots = Slots(scalars={"iterations": np.array(version)})
-    return Restored({ARENA: filled(value)}, slots, applied, version)
+    return RestoredState({ARENA: filled(value)}, slots, applied, version)
 
 
 def shard_of(policy: Policy, **options: Any) -> ShardEngine:

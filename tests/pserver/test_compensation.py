@@ -20,7 +20,7 @@ from pserver.requests import (
     InitializeRequest,
     PullRequest,
     PushRequest,
-    Restored,
+    RestoredState,
     Revocation,
     SnapshotOrder,
     Values,
@@ -325,9 +325,9 @@ def test_the_mean_square_is_saved_and_restored(kind: EngineKind) -> None:
     shard.push("a", 4.0, 1)
     assert list(taken.slots.elements[MEAN_SQUARE][NAME]) == [1.0] * 6
 
-    def restored() -> Restored:
+    def restored() -> RestoredState:
         values = {n: aligned(a) for n, a in taken.values.arrays.items()}
-        return Restored(values, taken.slots, AppliedSet(), 1)
+        return RestoredState(values, taken.slots, AppliedSet(), 1)
 
     again = Shard(ADAPTIVE, kind)
     again.engine.begin(Begin(2, 1, restore="c"), restored())

@@ -25,7 +25,7 @@ from pserver.requests import (
     InitializeRequest,
     PullRequest,
     PushRequest,
-    Restored,
+    RestoredState,
     Snapshot,
     SnapshotOrder,
 )
@@ -114,7 +114,7 @@ def now(engine: ShardEngine, sink: Sink, name: str) -> dict[str, Any]:
     return state(sink.snapshots[name])
 
 
-def through_files(snapshot: Snapshot) -> Restored:
+def through_files(snapshot: Snapshot) -> RestoredState:
     """Written, committed and read again."""
     with TemporaryDirectory() as directory:
         run_dir = Path(directory)

@@ -49,7 +49,7 @@ ANNOUNCED = {"extents": [DENSE, extent(USERS, 48)], "rows": [named(USER)]}
 
 @pytest.fixture
 def shard() -> Iterator[BareShard]:
-    with bare_shard(PLAN, ANNOUNCED, shared=True, rows_nbytes=1 << 16) as shard:
+    with bare_shard(PLAN, ANNOUNCED, transport="shared memory", rows_nbytes=1 << 16) as shard:
         yield shard
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pserver.engine import ShardEngine
 from pserver.obedience import obey
-from pserver.requests import Restored
+from pserver.requests import RestoredState
 from psrpc.errors import CheckpointError
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -21,7 +21,7 @@ class Disk:
         self.read: list[str] = []
         self.good = {"checkpoints/good": 7.0}
 
-    def __call__(self, name: str) -> Restored:
+    def __call__(self, name: str) -> RestoredState:
         self.read.append(name)
         if name not in self.good:
             raise CheckpointError(f"{name} is damaged")

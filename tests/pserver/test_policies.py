@@ -12,7 +12,7 @@ from pserver.counters import MAX_WORKERS, STALENESS_BUCKETS, Counters
 from pserver.requests import (
     Begin,
     PushResult,
-    Restored,
+    RestoredState,
 )
 from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
@@ -74,7 +74,7 @@ def test_a_policy_is_obeyed_from_the_order_that_brings_it() -> None:
 def test_a_restored_shard_counts_on_from_the_version_it_is_told() -> None:
     engine = shard_of(Policy())
     slots = Slots(scalars={"iterations": np.array(7)})
-    restored = Restored({ARENA: filled(3)}, slots, AppliedSet(), 7)
+    restored = RestoredState({ARENA: filled(3)}, slots, AppliedSet(), 7)
     begun = engine.begin(Begin(2, 1, restore="c", version=100), restored)
     assert begun is not None
     assert begun.version == 100
@@ -163,7 +163,7 @@ def test_rates_are_scaled_after_a_warm_up_that_outlasts_a_restart() -> None:
     assert value(engine, 2) == -(1.0 + 2.0)
     snapshot = engine._held.snapshot()
     assert snapshot.slots.iterations == 2
-    restored = Restored({ARENA: filled(0)}, snapshot.slots, AppliedSet(), 2)
+    restored = RestoredState({ARENA: filled(0)}, snapshot.slots, AppliedSet(), 2)
     engine.begin(Begin(3, 1, restore="c", rate_scale=5.0, warmup_updates=4), restored)
     for n, batch in enumerate((A, B, C)):
         push(engine, batch, 2 + n, generation=3)

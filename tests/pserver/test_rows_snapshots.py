@@ -13,7 +13,7 @@ from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from pserver.freeze import Freeze
 from pserver.parameters import Parameters
-from pserver.requests import Begin, Restored, Snapshot, SnapshotOrder
+from pserver.requests import Begin, RestoredState, Snapshot, SnapshotOrder
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from pserver.updates.numpy_engine import NumpyEngine
@@ -159,14 +159,14 @@ def test_the_last_claim_closes() -> None:
     assert closed == [1]
 
 
-def restored(snapshot: Snapshot, **change: object) -> Restored:
+def restored(snapshot: Snapshot, **change: object) -> RestoredState:
     fields: dict[str, object] = {
         "values": {name: array.copy() for name, array in snapshot.values.arrays.items()},
         "slots": snapshot.slots,
         "applied": engine_of(PLAN).applied(),
         "version": snapshot.values.version,
     }
-    return Restored(**(fields | change))  # type: ignore[arg-type]
+    return RestoredState(**(fields | change))  # type: ignore[arg-type]
 
 
 def test_rows_go_into_empty_tables_when_a_checkpoint_is_restored(

@@ -16,7 +16,7 @@ from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.heartbeats import LEAVING_S
 from pserver.obedience import obey
-from pserver.requests import Restored, Snapshot
+from pserver.requests import RestoredState, Snapshot
 from pserver.snapshots import SnapshotFiles
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.errors import (
@@ -280,7 +280,7 @@ class Shard:
                 self._service.meanwhile = lambda: None
         return said[0] if said else obey(engine, command, self._read)
 
-    def _read(self, name: str) -> Restored:
+    def _read(self, name: str) -> RestoredState:
         assert self._writer is not None
         restored = self._writer.files.read(name)
         self._cluster.counts["shards restored"] += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pserver.requests import Restored, Snapshot, Values
+from pserver.requests import RestoredState, Snapshot, Values
 from pserver.row_files import fill_tables
 from pserver.table_ids import TableIds
 from pserver.tables.tables import Tables
@@ -183,7 +183,9 @@ class TableBook:
         counts = self._cluster.counts
         counts["rows continued" if len(report.rows) > 1 else "rows written whole"] += 1
 
-    def watched(self, restored: Restored, checkpoint: str, shard: int, disk: Storage) -> Restored:
+    def watched(
+        self, restored: RestoredState, checkpoint: str, shard: int, disk: Storage
+    ) -> RestoredState:
         """``restored``, whose rows are compared with those that were written."""
         load = restored.load_rows
         if load is None:

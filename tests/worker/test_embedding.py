@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def as_ragged(x: Any) -> Any:
-    return tf.RaggedTensor.from_tensor(x, padding=0)
+    return tf.RaggedTensor.from_tensor(x, padding="" if x.dtype == tf.string else 0)
 
 
 def combined(combiner: str, tables: Mapping[str, Any], x: Any) -> Any:
@@ -63,6 +63,23 @@ def test_combiners_make_one_vector_of_several_ids(kind: str, combiner: str) -> N
     # The number of ids is another in each batch, and needs no other trace.
     bench.run(type(FIRST)(0, BATCH, BATCH))
     assert len(bench.step._traces) == 1
+
+
+@pytest.mark.parametrize("prepare", [as_ragged, tf.sparse.from_dense])
+def test_words_are_combined_like_numbers(prepare: Callable[[Any], Any]) -> None:
+    def as_words(x: Any) -> Any:
+        return tf.where(x == 0, "", tf.strings.as_string(x))
+
+    def model() -> keras.Model:
+        return Weighed(lambda x: prepare(as_words(x)), combiner="sqrtn")
+
+    def forward(tables: Mapping[str, Any], x: Any) -> Any:
+        there = tf.cast(x != 0, tf.float32)
+        rows = tf.gather(tables["rows"], string_ids(as_words(x), V)) * there[..., tf.newaxis]
+        count = tf.sqrt(tf.maximum(tf.reduce_sum(there, -1), 1))
+        return tf.reduce_sum(tf.reduce_sum(rows, -2) / count[:, tf.newaxis] * WEIGHTS, -1)
+
+    check_gradients(Bench(make_job(model, multi_valued())), forward)
 
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -152,6 +169,26 @@ def test_strings_are_hashed_into_the_vocabulary_and_empty_ones_dropped() -> None
         return tf.reduce_sum(rows * WEIGHTS, [-2, -1])
 
     check_gradients(bench, forward)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "string"])
+def test_padding_is_masked_for_the_layers_that_follow(dtype: str) -> None:
+    count = 1 + np.arange(RECORDS) % 4
+    x = np.where(np.arange(4) < count[:, np.newaxis], some_ids(4, low=1), 0)
+    padding = "0" if dtype == "string" else 0
+
+    def model() -> keras.Model:
+        ids = keras.Input((4,), dtype=dtype)
+        rows = Embedding(W, V, padding=padding, name="rows")(ids)
+        mean = keras.layers.GlobalAveragePooling1D()(rows)
+        return keras.Model(ids, keras.ops.sum(mean * WEIGHTS, -1))
+
+    def forward(tables: Mapping[str, Any], x: Any) -> Any:
+        there = tf.cast(x != padding, tf.float32)[..., tf.newaxis]
+        rows = tf.gather(tables["rows"], string_ids(x, V) if dtype == "string" else x) * there
+        return tf.reduce_sum(tf.reduce_sum(rows, 1) / tf.reduce_sum(there, 1) * WEIGHTS, -1)
+
+    check_gradients(Bench(make_job(model, x.astype(str) if dtype == "string" else x)), forward)
 
 
 def test_the_hash_of_a_string_never_changes() -> None:

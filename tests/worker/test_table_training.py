@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,11 +12,15 @@ import pytest
 import tensorflow as tf
 
 from coordinator.client import CoordinatorClient
+from pserver.engine import ShardEngine
 from pserver.requests import SnapshotOrder
 from pserver.tables.initial import InitialRows
+from pserver.tables.part import TablePart
 from pserver.wire import from_decision
 from psrpc.batch import BatchId
+from psrpc.errors import InvalidJob
 from psrpc.plan import Plan, aligned_empty
+from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
@@ -78,10 +82,10 @@ def ratings_job(dense: bool, **fields: Any) -> Job:
 
 @contextmanager
 def cluster(
-    job: Job, plan: Plan, mode: Literal["async", "sync"] = "async", replicas: int = 0
+    job: Job, plan: Plan, policy: Policy | None = None
 ) -> Iterator[tuple[ScriptedCoordinator, Shards, Trainer]]:
     with (
-        serve_shards(plan, mode, replicas) as shards,
+        serve_shards(plan, policy=policy) as shards,
         serve_script(shards.cluster) as coordinator,
         CoordinatorClient(coordinator.address) as client,
         Standing(client, incarnation=7, connect_timeout_s=5) as standing,
@@ -161,18 +165,28 @@ def test_async_training_is_the_plain_loop_when_nobody_else_trains(dense: bool) -
         check(shards, plan, loop)
 
 
+class PatientFeed(Feed[Any]):
+    """Reads what is peeked at: that a batch is there in time is no matter of luck."""
+
+    def peek(self, batch: BatchId) -> Any:
+        with self._changed:
+            while batch in self._expected or self._reading == batch:
+                self._changed.wait()
+        return super().peek(batch)
+
+
+def reported(coordinator: ScriptedCoordinator) -> dict[int, Any]:
+    """What became of each attempt."""
+    return {
+        report.attempt: report
+        for request in coordinator.requests
+        for report in getattr(request, "done", ())
+    }
+
+
 def test_rows_that_are_prefetched_are_a_step_older_and_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class PatientFeed(Feed[Any]):
-        """Reads what is peeked at: that a batch is there in time is no matter of luck."""
-
-        def peek(self, batch: BatchId) -> Any:
-            with self._changed:
-                while batch in self._expected or self._reading == batch:
-                    self._changed.wait()
-            return super().peek(batch)
-
     monkeypatch.setattr("worker.compute.Feed", PatientFeed)
     job = ratings_job(True, prefetch_rows=True)
     plan = plan_of(job)
@@ -183,13 +197,80 @@ def test_rows_that_are_prefetched_are_a_step_older_and_say_so(
         loop = Loop(job, plan, True)
         loop.run([[0], [1], [2]], rows_late=True)
         check(shards, plan, loop)
-        reported = {
-            report.attempt: report.staleness
-            for request in coordinator.requests
-            for report in getattr(request, "done", ())
-        }
         # The first batch of a task is not known ahead.
-        assert reported == {1: 0, 2: 1, 3: 1}
+        staleness = {number: report.staleness for number, report in reported(coordinator).items()}
+        assert staleness == {1: 0, 2: 1, 3: 1}
+
+
+def test_prefetched_rows_that_are_too_old_are_refused_and_their_batch_done_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.compute.Feed", PatientFeed)
+    job = ratings_job(True, prefetch_rows=True)
+    plan = plan_of(job)
+    policy = Policy(mode="async", max_staleness=0)
+    with cluster(job, plan, policy=policy) as (coordinator, shards, trainer):
+        again = task(1)
+        again.train.batches[0].attempt = 9
+        coordinator.leases.extend([INITIALIZE, task(0, 1, 2), again])
+        with pytest.raises(Stopped):
+            trainer.run()
+        refused = {number: report.too_stale for number, report in reported(coordinator).items()}
+        # The rows of the third are as old as the parameters: nothing was applied in between.
+        assert refused == {1: False, 2: True, 3: False, 9: False}
+        loop = Loop(job, plan, True)
+        loop.run([[0], [2], [1]])
+        check(shards, plan, loop)
+        assert [engine._counters.too_stale for engine in shards.engines] == [1] * plan.shards
+
+
+def test_a_gradient_with_a_nan_and_an_id_that_is_not_in_the_vocabulary_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows, slots, counts and versions are those of the batch before them."""
+
+    def read_badly(self: Arrays, seed: int, batch: BatchId) -> Any:
+        x, y = read(self, seed, batch)
+        if batch == BATCHES[1]:
+            y = np.full_like(y, np.nan)
+        elif batch == BATCHES[2]:
+            x = x | {"user": np.full_like(x["user"], USERS)}
+        return x, y
+
+    read = Arrays.read
+    monkeypatch.setattr(Arrays, "read", read_badly)
+    job = ratings_job(True, optimizer=keras.optimizers.SGD(0.5, momentum=0.5))
+    plan = plan_of(job)
+    with cluster(job, plan) as (coordinator, shards, trainer):
+        coordinator.leases.extend([INITIALIZE, task(0, 1, 2)])
+        with pytest.raises(InvalidJob, match=f"layer 'users' was given id {USERS}, which table"):
+            trainer.run()
+        assert {n: report.skipped for n, report in reported(coordinator).items()} == {
+            1: False,
+            2: True,
+        }
+        loop = Loop(job, plan, True)
+        loop.run([[0]])
+        check(shards, plan, loop)
+        x, _ = job.train.read(job.seed, BATCHES[0])
+        for index, (spec, ids) in enumerate(zip(plan.tables, x.values(), strict=True)):
+            found = [held_rows(engine, index) for engine in shards.engines]
+            assert sorted(np.concatenate([part.ids for part in found])) == np.unique(ids).tolist()
+            for part in found:
+                initial = np.empty_like(part.values)
+                InitialRows(spec).fill(part.ids, initial)
+                velocity = part.slots["momentums"]
+                np.testing.assert_allclose(initial + velocity, part.values, rtol=0, atol=1e-6)
+                assert (part.counts == 1).all()
+                assert (part.touched == 1).all()
+
+
+def held_rows(engine: ShardEngine, table: int) -> TablePart:
+    """All rows of a table that a shard holds."""
+    frozen = engine._held.tables[table].freeze()
+    part = frozen.block(frozen.since(-1))
+    frozen.close()
+    return part
 
 
 def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
@@ -218,7 +299,7 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
     ]
     task_ = pb.EvaluateTask(evaluation="epoch-0", task=1, snapshot="step-00000000", stop=20)
     before = Loop(job, plan, True)
-    with cluster(job, plan, "sync", 2) as (coordinator, shards, trainer):
+    with cluster(job, plan, Policy(mode="sync", replicas=2)) as (coordinator, shards, trainer):
 
         def keep_a_snapshot() -> pb.Lease:
             for engine in shards.engines:

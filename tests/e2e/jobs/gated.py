@@ -1,30 +1,15 @@
 """A small classifier with BatchNormalization, whose workers wait where a test wants to look at
-them: before the first batch of an epoch, until the gate is opened (``tests.e2e.cluster.Gate``).
-"""
-
-import os
+them."""
 
 import keras
 import numpy as np
 
-from psrpc.batch import BatchId
+from tests.e2e.gated_arrays import GatedArrays
 from worker import Arrays, Job
-from worker.data import Batch
 
 rng = np.random.default_rng(7)
 x = rng.normal(size=(1230, 12)).astype("float32")
 y = (x @ rng.normal(size=(12, 4))).argmax(1).astype("int32")
-
-GATE = os.environ.get("GATE")
-EPOCH = int(os.environ.get("GATE_EPOCH", "0"))
-
-
-class Gated(Arrays):
-    def read(self, seed: int, batch: BatchId) -> Batch:
-        if GATE and batch.epoch >= EPOCH:
-            # A FIFO opens for reading once somebody has it open for writing.
-            os.close(os.open(GATE, os.O_RDONLY))
-        return super().read(seed, batch)
 
 
 def model() -> keras.Model:
@@ -43,7 +28,7 @@ job = Job(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     optimizer=keras.optimizers.SGD(0.02, momentum=0.9),
     metrics=["accuracy"],
-    train=Gated(x, y),
+    train=GatedArrays(x, y),
     eval=Arrays(x[:500], y[:500]),
     batch_size=20,
     epochs=3,

@@ -59,6 +59,7 @@ class Model:
         self.rows: dict[int, Row] = {}
         self.candidates: dict[int, int] = {}
         self.removed: list[tuple[int, int]] = []
+        self.evicted: dict[int, Row] = {}
         self._initial = InitialRows(spec)
 
     def copy(self) -> Model:
@@ -66,6 +67,7 @@ class Model:
         other.rows = {i: row.copy() for i, row in self.rows.items()}
         other.candidates = dict(self.candidates)
         other.removed = list(self.removed)
+        other.evicted = dict(self.evicted)
         return other
 
     def initial(self, i: int) -> npt.NDArray[np.float32]:
@@ -92,7 +94,7 @@ class Model:
             others = sorted(self.rows.keys() - set(named), key=self._worth)
             over = len(self.rows) + len(new) - limit
             for i in others[: max(over, limit // 16)]:
-                del self.rows[i]
+                self.evicted[i] = self.rows.pop(i)
                 self.removed.append((version, i))
         for i, count in new:
             self.rows[i] = Row(self.initial(i), count, version)

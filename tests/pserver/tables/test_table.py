@@ -135,6 +135,31 @@ def test_a_frozen_table_has_the_candidates_of_its_moment() -> None:
     frozen.close()
 
 
+def test_as_many_candidates_as_there_were_are_restored() -> None:
+    """More than an empty table has room for."""
+    its = spec(min_count=3)
+    table, other = Table(its, 0, 1), Table(its, 0, 1)
+    apply(table, *range(5000), version=1)
+    apply(table, *range(1000), version=2)
+    other.load_candidates(*table.candidates())
+    assert content(other) == content(table)
+    assert len(other.candidates()[0]) == 5000
+    apply(other, *range(2000), version=3)
+    assert len(other) == 1000
+
+
+def test_memory_for_candidates_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(spec(min_count=3), 0, 1)
+
+    def refuse(ids: Ids) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(table._candidates._store, "reserve", refuse)
+    with pytest.raises(ResourceExhausted, match="'items': no memory for 2 ids that are counted"):
+        table.load_candidates(ids_of(1, 2), np.ones(2, np.uint32))
+    assert content(table) == {"candidates": {}}
+
+
 def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "MAX_CANDIDATES", 64)
     table = Table(spec(min_count=4), 0, 1)
