@@ -128,14 +128,15 @@ class Crossing(CoordinatorServicer):
             setattr(self, method.name, across if member is None else self._known(across, member))
 
     def _called(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(request: Any, _context: Any) -> Any:
-            return await run_on(self._job, inner(request, None))
+        async def call(request: Any, context: Any) -> Any:
+            # Of the context only what can be read on any thread: who calls.
+            return await run_on(self._job, inner(request, context))
 
         return call
 
     def _streamed(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(request: Any, _context: Any) -> AsyncIterator[Any]:
-            answers = inner(request, None)
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            answers = inner(request, context)
             try:
                 while (answer := await run_on(self._job, _next(answers))) is not None:
                     yield answer
