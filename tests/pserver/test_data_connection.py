@@ -197,12 +197,38 @@ def test_who_shows_another_secret_is_sent_away(said: bytes) -> None:
 
 
 def test_a_secret_is_good_for_one() -> None:
-    with opened() as (_, data, _client):
-        first = connect("127.0.0.1", data.port, data.secret, "the shard", 30, None)
-        with closing(first), dialled(data, data.secret) as second:
+    listener = DataListener("127.0.0.1", 0)
+    listener.start()
+    with _stopping(listener):
+        mine, _another = listener.expect(), listener.expect()
+        first = connect("127.0.0.1", mine.port, mine.secret, "the shard", 30, None)
+        again = pb.DataOpened(port=mine.port)
+        with closing(first), dialled(again, mine.secret) as second:
             assert heard(second) == b""
+        mine.forget()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is sent away for having taken too long."""
+    monkeypatch.setattr(data_listener, "STRANGER_S", 3600.0)
+
+
+def test_a_call_that_ends_hangs_up() -> None:
+    with opened() as (session, data, client):
+        connection = connect("127.0.0.1", data.port, data.secret, "the shard", 30, None)
+        with closing(connection):
+            session.exchange(pb.ExchangeHeader(use_data=True), ())
+            gradient = wire.gradient_parts(PLAN, part(PLAN, normal()))
+            connection.send(pushing(client).SerializeToString(), [data for _, data in gradient])
+            assert connection.receive_message()
+            # As its deadline would: this side of the connection is not told.
+            session._call.cancel()
+            connection._socket.settimeout(30)
+            assert connection.receive_message() is None
+
+
+@pytest.mark.usefixtures("patient")
 def test_while_nobody_is_expected_nobody_is_heard() -> None:
     with opened() as (session, data, client):
         first = connect("127.0.0.1", data.port, data.secret, "the shard", 30, None)
@@ -224,6 +250,7 @@ def test_a_secret_dies_with_its_call() -> None:
         assert kept.take("a worker") is None
 
 
+@pytest.mark.usefixtures("patient")
 def test_silent_strangers_are_few_and_take_no_place_from_the_one_expected() -> None:
     with opened() as (_, data, _client), ExitStack() as stack:
         silent = [stack.enter_context(dialled(data)) for _ in range(MAX_STRANGERS + 1)]
