@@ -63,11 +63,10 @@ class Arrival(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """They come in chunks; ``pieces`` ends with the last of them."""
+class _Travelling:
+    """They lie nowhere yet."""
 
-    pieces: Iterable[Piece]
+    __slots__ = ()
 
     def place(
         self,
@@ -80,6 +79,13 @@ class Chunks:
     def placed_rows(self) -> Sequence[NDArray]:
         """See :class:`Arrival`."""
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks(_Travelling):
+    """They come in chunks; ``pieces`` ends with the last of them."""
+
+    pieces: Iterable[Piece]
 
     def receive(
         self,
@@ -93,22 +99,10 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class Streamed(_Travelling):
     """They follow on the data connection, one extent after another, and nothing between them."""
 
     connection: DataConnection
-
-    def place(
-        self,
-        plan: Plan,  # noqa: ARG002  # of the protocol
-        extents: Sequence[Extent],  # noqa: ARG002
-    ) -> None:
-        """See :class:`Arrival`."""
-        return
-
-    def placed_rows(self) -> Sequence[NDArray]:
-        """See :class:`Arrival`."""
-        return ()
 
     def receive(
         self,

@@ -87,7 +87,9 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
         broken, standing = data_of(client), client._exchanger._session
         assert broken is not None
         assert standing is not None
+        # The shard hears of it, too, and its end of the call could be here first.
         monkeypatch.setattr(standing._ended, "wait", lambda _timeout: False)
+        monkeypatch.setattr(Session, "usable", True)
         broken.hang_up()
         pushed = client.push(
             client.fence(1, 1), Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
