@@ -93,8 +93,7 @@ class Exchanger:
         self._refusal: str | None = None
         """Why the segment is not attached; empty where it is, None before anybody asked."""
         self._data_refusal: str | None = None
-        """Why there is no data connection; None where there is one, or nobody has asked."""
-        self._data_known = False
+        """Why there is no data connection; empty where there is, None before anybody asked."""
         self._boxes: dict[str, NDArray] = {}
         self._box_places: list[int] = []
         self._row_box: RowOutbox | None = None
@@ -280,7 +279,7 @@ class Exchanger:
             session.close()
         if self._workspace is not None and self._workspace.segment is not None:
             self._attach(session, self._workspace)
-        if not session.attached and self._data_refusal is None:
+        if not session.attached and not self._data_refusal:
             self._open_data(session)
         return session
 
@@ -340,8 +339,8 @@ class Exchanger:
             connection.close()
             raise
         session.use_data(connection)
-        if not self._data_known:
-            self._data_known = True
+        if self._data_refusal is None:
+            self._data_refusal = ""
             log.info("tensors have a connection of their own", peer=self._peer)
 
     def _go_without(self, why: str) -> None:
