@@ -6,32 +6,16 @@ from __future__ import annotations
 import contextlib
 import hmac
 import socket
-import ssl
 import threading
 from collections.abc import Sequence
 
+from pserver.byte_stream import ByteStream, PlainStream, SealedStream
+from pserver.data_keys import PROOF_BYTES, data_keys
 from psrpc.errors import InvalidArgument, Unreachable
 from psrpc.limits import MAX_MESSAGE_BYTES
 
-SECRET_BYTES = 32
-"""Of what the worker sends first. Load-bearing, as is all that follows here."""
-
-PROOF_BYTES = 32
-"""Of what the shard answers to it."""
-
 _LENGTH_BYTES = 4
-"""Before each message: its length, little-endian."""
-
-_JOINED_BYTES = 1 << 16
-"""What is sent with TLS is joined up to here, since each piece becomes a record of its own."""
-
-_VIEWS = 512
-"""In one system call, at most; Linux takes 1,024."""
-
-
-def proof(secret: bytes) -> bytes:
-    """What only a shard can answer that knows the secret already."""
-    return hmac.digest(secret, b"psrpc data connection", "sha256")
+"""Before each message: its length, little-endian. Load-bearing."""
 
 
 class DataConnection:
@@ -40,14 +24,19 @@ class DataConnection:
     One thread uses it, but for :meth:`hang_up` and :meth:`close`, which any thread may call.
     """
 
-    def __init__(self, connected: socket.socket, peer: str) -> None:
+    def __init__(
+        self, connected: socket.socket, peer: str, sealing: tuple[bytes, bytes] | None = None
+    ) -> None:
         """Args:
         connected: blocking, without a timeout; it is closed with this object.
         peer: how errors call the other side.
+        sealing: keys of what is sent and of what comes; None for plaintext.
         """
         self._socket = connected
+        self._stream: ByteStream = (
+            PlainStream(connected) if sealing is None else SealedStream(connected, *sealing)
+        )
         self._peer = peer
-        self._encrypted = isinstance(connected, ssl.SSLSocket)
         # Held by who sends or receives, and by who ends or closes the socket: its number must not
         # be another file's by then.
         self._use, self._end = threading.Lock(), threading.Lock()
@@ -63,7 +52,7 @@ class DataConnection:
         views = [memoryview(head), *(part.cast("B") for part in parts if part.nbytes)]
         try:
             with self._use:
-                (self._send_records if self._encrypted else self._send_all)(views)
+                self._stream.send(views)
         except OSError as error:
             raise self._ended(error) from None
 
@@ -99,9 +88,7 @@ class DataConnection:
     def hang_up(self) -> None:
         """Ends it for both sides: whoever waits, here or there, waits no more. May be repeated."""
         with self._end, contextlib.suppress(OSError):
-            # Not the method of a TLS socket: that one would let another thread, which reads, take
-            # what is encrypted for tensors.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Ends it, and lets go of the socket as soon as nobody uses it any more."""
@@ -109,44 +96,16 @@ class DataConnection:
         with self._use, self._end:
             self._socket.close()
 
-    def _send_all(self, views: list[memoryview]) -> None:
-        while views:
-            sent = self._socket.sendmsg(views[:_VIEWS])
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
-            if sent:
-                views[0] = views[0][sent:]
-
-    def _send_records(self, views: list[memoryview]) -> None:
-        short: list[memoryview] = []
-        for view in views:
-            if sum(map(len, short)) + len(view) <= _JOINED_BYTES:
-                short.append(view)
-                continue
-            if short:
-                self._socket.sendall(b"".join(short))
-                short = []
-            self._socket.sendall(view)
-        if short:
-            self._socket.sendall(b"".join(short))
-
     def _fill(self, view: memoryview) -> bool:
         """False if the connection ended before the first byte."""
-        place = 0
-        # Fewer wakes, and fewer fights for the interpreter's lock. TLS knows no flags.
-        flags = 0 if self._encrypted else socket.MSG_WAITALL
         try:
             with self._use:
-                while place < len(view):
-                    count = self._socket.recv_into(view[place:], len(view) - place, flags)
-                    if not count:
-                        break
-                    place += count
+                count = self._stream.fill(view)
         except OSError as error:
             raise self._ended(error) from None
-        if 0 < place < len(view):
+        if 0 < count < len(view):
             raise self._ended()
-        return place > 0
+        return count > 0
 
     def _ended(self, error: OSError | None = None) -> Unreachable:
         why = "it was closed" if error is None else error.strerror or str(error)
@@ -164,36 +123,28 @@ def prepare(connected: socket.socket) -> None:
 
 
 def connect(
-    host: str,
-    port: int,
-    secret: bytes,
-    peer: str,
-    timeout_s: float,
-    tls: tuple[ssl.SSLContext, str] | None,
+    host: str, port: int, secret: bytes, peer: str, timeout_s: float, *, sealed: bool
 ) -> DataConnection:
-    """The worker's side: connects and shows the secret.
+    """The worker's side: connects, and shows that it was given the secret.
 
     Args:
-        tls: with the name that the shard's certificate has; None for plaintext.
+        sealed: where calls are encrypted, for then nobody else knows the secret.
 
     Raises:
         Unreachable: nobody there, or not the shard that made the secret.
     """
+    keys = data_keys(secret)
     opened: socket.socket | None = None
     try:
         opened = socket.create_connection((host, port), timeout_s)
-        opened.settimeout(timeout_s)
-        if tls is not None:
-            context, name = tls
-            opened = context.wrap_socket(opened, server_hostname=name)
-        opened.sendall(secret)
+        opened.sendall(keys.ticket)
         answer = b""
         while len(answer) < PROOF_BYTES and (more := opened.recv(PROOF_BYTES - len(answer))):
             answer += more
-        if not hmac.compare_digest(answer, proof(secret)):
+        if not hmac.compare_digest(answer, keys.proof):
             raise Unreachable(f"port {port} of {host} is not the data port of {peer}")
         opened.settimeout(None)
-        return DataConnection(opened, peer)
+        return DataConnection(opened, peer, keys.of_worker if sealed else None)
     except (OSError, Unreachable) as error:
         if opened is not None:
             opened.close()

@@ -7,13 +7,13 @@ import hashlib
 import secrets
 import selectors
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pserver.data_connection import SECRET_BYTES, DataConnection, proof
+from pserver.data_connection import DataConnection
+from pserver.data_keys import SECRET_BYTES, TICKET_BYTES, DataKeys, data_keys
 from psrpc.channel import format_address
 from psrpc.errors import PortInUse
 from psrpc.logs import get_logger
@@ -21,11 +21,11 @@ from psrpc.logs import get_logger
 log = get_logger()
 
 MAX_STRANGERS = 64
-"""Connections that have not shown a secret yet. One more costs the oldest its place: who is
+"""Connections that have not shown a ticket yet. One more costs the oldest its place: who is
 expected needs some milliseconds, and the standing call carries everything if that was too long."""
 
 STRANGER_S = 10.0
-"""How long one has to show it, TLS included."""
+"""How long one has to show it."""
 
 PAUSE_S = 0.1
 """Before the next try, when the system has no descriptor for one more connection."""
@@ -33,59 +33,69 @@ PAUSE_S = 0.1
 
 @dataclass
 class Expected:
-    """A secret, and the connection on which it was shown; made by :meth:`DataListener.expect`.
+    """A secret, and the connection on which its ticket was shown; made by
+    :meth:`DataListener.expect`.
 
     Attributes:
         secret: for whoever connects.
         port: to connect to.
+        sealed: whether what comes and goes there is.
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     port: int
-    _forget: Callable[[bytes], socket.socket | None]
+    sealed: bool
+    _keys: DataKeys
+    _forget: Callable[[DataKeys], socket.socket | None]
 
     def take(self, peer: str) -> DataConnection | None:
-        """The connection, if somebody has shown the secret; call it once."""
-        found = self._forget(self.secret)
-        return None if found is None else DataConnection(found, peer)
+        """The connection, if there is one; call it once."""
+        found = self._forget(self._keys)
+        if found is None:
+            return None
+        return DataConnection(found, peer, self._keys.of_shard if self.sealed else None)
 
     def forget(self) -> None:
         """Nobody is expected any more."""
-        found = self._forget(self.secret)
+        found = self._forget(self._keys)
         if found is not None:
             found.close()
 
 
 @dataclass(eq=False)
 class _Stranger:
-    """A connection whose secret has not come yet."""
+    """A connection whose ticket has not come yet."""
 
     connected: socket.socket
     deadline: float
-    shaking_hands: bool
     shown: bytearray = field(default_factory=bytearray)
 
 
-class DataListener:
-    """Accepts from ``start`` to ``stop``, and nobody while no secret is outstanding. Thread-safe.
+@dataclass
+class _Awaited:
+    proof: bytes
+    connected: socket.socket | None = None
+    """Which has shown the ticket."""
 
-    One thread of its own asks for secrets, for all strangers at once, and never waits for one.
+
+class DataListener:
+    """Accepts from ``start`` to ``stop``, and nobody while none is expected. Thread-safe.
+
+    One thread of its own asks for tickets, of all strangers at once, and never waits for one.
     """
 
-    def __init__(
-        self, host: str, port: int, context: Callable[[], ssl.SSLContext] | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, *, sealed: bool = False) -> None:
         """Args:
         host: to listen on.
         port: 0 lets the system choose.
-        context: of TLS, asked for at each connection; None for plaintext.
+        sealed: whether calls are encrypted; then so is what goes over these connections.
         """
         self._host = host
         self._port = port
-        self._context = context
+        self._sealed = sealed
         self._lock = threading.Lock()
-        self._expected: dict[bytes, socket.socket | None] = {}
-        """Digest of each outstanding secret, and the connection that has shown it."""
+        self._expected: dict[bytes, _Awaited] = {}
+        """By the digest of each ticket that is outstanding."""
         self._strangers: list[_Stranger] = []
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
@@ -121,21 +131,24 @@ class DataListener:
         for stranger in self._strangers:
             stranger.connected.close()
         with self._lock:
-            unclaimed = [found for found in self._expected.values() if found is not None]
+            unclaimed = [awaited.connected for awaited in self._expected.values()]
             self._expected.clear()
         for found in unclaimed:
-            found.close()
+            if found is not None:
+                found.close()
 
     def expect(self) -> Expected:
         """A new secret, good for one connection."""
         secret = secrets.token_bytes(SECRET_BYTES)
+        keys = data_keys(secret)
         with self._lock:
-            self._expected[_digest(secret)] = None
-        return Expected(secret, self.port, self._forget)
+            self._expected[_digest(keys.ticket)] = _Awaited(keys.proof)
+        return Expected(secret, self.port, self._sealed, keys, self._forget)
 
-    def _forget(self, secret: bytes) -> socket.socket | None:
+    def _forget(self, keys: DataKeys) -> socket.socket | None:
         with self._lock:
-            return self._expected.pop(_digest(secret), None)
+            awaited = self._expected.pop(_digest(keys.ticket), None)
+        return None if awaited is None else awaited.connected
 
     def _listen(self) -> socket.socket:
         where = format_address(self._host, self._port)
@@ -186,68 +199,50 @@ class DataListener:
             time.sleep(PAUSE_S)
             return
         with self._lock:
-            awaited = any(found is None for found in self._expected.values())
+            awaited = any(found.connected is None for found in self._expected.values())
         if not awaited:
             connected.close()
             return
         connected.setblocking(False)
-        if self._context is not None:
-            try:
-                connected = self._context().wrap_socket(
-                    connected, server_side=True, do_handshake_on_connect=False
-                )
-            except OSError:
-                connected.close()
-                return
         if len(self._strangers) >= MAX_STRANGERS:
             self._drop(self._strangers[0])
-        stranger = _Stranger(
-            connected, time.monotonic() + STRANGER_S, shaking_hands=self._context is not None
-        )
+        stranger = _Stranger(connected, time.monotonic() + STRANGER_S)
         self._strangers.append(stranger)
         self._selector.register(connected, selectors.EVENT_READ, stranger)
         self._hear(stranger)
 
     def _hear(self, stranger: _Stranger) -> None:
         """Goes on with a stranger as far as one can without waiting."""
-        connected = stranger.connected
         try:
-            if stranger.shaking_hands:
-                assert isinstance(connected, ssl.SSLSocket)
-                connected.do_handshake()
-                stranger.shaking_hands = False
-            while len(stranger.shown) < SECRET_BYTES:
-                more = connected.recv(SECRET_BYTES - len(stranger.shown))
+            while len(stranger.shown) < TICKET_BYTES:
+                more = stranger.connected.recv(TICKET_BYTES - len(stranger.shown))
                 if not more:
                     self._drop(stranger)
                     return
                 stranger.shown += more
             self._judge(stranger)
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except BlockingIOError:
             return
-        except ssl.SSLWantWriteError:
-            # A handshake fits what the system holds for a connection that is new.
-            self._drop(stranger)
         except OSError:
             self._drop(stranger)
 
     def _judge(self, stranger: _Stranger) -> None:
-        """Hands a connection on whose secret is known, and drops any other."""
-        secret, connected = bytes(stranger.shown), stranger.connected
-        digest = _digest(secret)
+        """Hands a connection on whose ticket is known, and drops any other."""
+        connected = stranger.connected
         self._selector.unregister(connected)
         self._strangers.remove(stranger)
         connected.setblocking(True)
         with self._lock:
-            good = self._expected.get(digest, connected) is None
-            if good:
-                self._expected[digest] = connected
-        if not good:
+            awaited = self._expected.get(_digest(bytes(stranger.shown)))
+            good = awaited is not None and awaited.connected is None
+            if awaited is not None and good:
+                awaited.connected = connected
+        if awaited is None or not good:
             connected.close()
             return
         # Last: the worker may name the connection as soon as it has seen the proof.
         with contextlib.suppress(OSError):
-            connected.sendall(proof(secret))
+            connected.sendall(awaited.proof)
 
     def _drop(self, stranger: _Stranger) -> None:
         self._selector.unregister(stranger.connected)
@@ -255,6 +250,6 @@ class DataListener:
         stranger.connected.close()
 
 
-def _digest(secret: bytes) -> bytes:
-    """By which a secret is looked up: how long that takes tells nothing about the secret."""
-    return hashlib.sha256(secret).digest()
+def _digest(ticket: bytes) -> bytes:
+    """By which a ticket is looked up: how long that takes tells nothing about the ticket."""
+    return hashlib.sha256(ticket).digest()

@@ -25,7 +25,6 @@ from pserver.workspace import Workspace
 from psrpc.channel import parse_address
 from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
-from psrpc.identity import Role
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.security import Security
@@ -326,7 +325,7 @@ class Exchanger:
                     answer.data.secret,
                     self._peer,
                     min(CONNECT_S, self._deadline_s),
-                    self._security.data_client(Role.SHARD),
+                    sealed=self._security.encrypted,
                 )
             except Unreachable as error:
                 refusal = str(error)

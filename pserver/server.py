@@ -64,7 +64,7 @@ class ShardServer:
         )
         if self._data_port is not None:
             host, _ = parse_address(self._address)
-            self._data = DataListener(host, self._data_port, self._security.data_server())
+            self._data = DataListener(host, self._data_port, sealed=self._security.encrypted)
         servicer = self._servicer = ParameterServerServicer(
             self._engine_or_refuse, self._conversations, self._data
         )

@@ -29,7 +29,7 @@ from psrpc.certificates import (
     stamp_of_file,
 )
 from psrpc.errors import InvalidArgument
-from psrpc.identity import Identity, Role, server_name
+from psrpc.identity import Identity, Role
 from psrpc.logs import get_logger
 from psrpc.security_options import BY_OPTIONS, Asked
 
@@ -221,18 +221,6 @@ class Security:
                 return context
 
         return fetch
-
-    def data_server(self) -> Callable[[], ssl.SSLContext] | None:
-        """For a server of data connections, as :meth:`https`; None in plaintext. Whoever connects
-        shows a secret that a call was given, so that a client by token needs no certificate."""
-        return self.https() if self.encrypted else None
-
-    def data_client(self, peer: Role) -> tuple[ssl.SSLContext, str] | None:
-        """For a client of such a server, from the files as they are, and the name that is expected
-        of it; None in plaintext."""
-        if not self.encrypted:
-            return None
-        return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), server_name(self.job, peer)
 
     def https_reader(self) -> ssl.SSLContext:
         """For a client of such a server. Only with a certificate of its own."""

@@ -1,0 +1,181 @@
+"""The bytes of a data connection, in one order and in whole: as they are, or sealed in records."""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from pserver.data_keys import following_key
+
+RECORD_BYTES = 1 << 20
+"""Of plaintext in one record, at most. TLS has 2^14, and Python's ``ssl`` a system call and a fight
+for the interpreter's lock for each: it took twice as long. Load-bearing, as is all of a record: its
+length as four bytes, little-endian, which are authenticated, the ciphertext, and the tag."""
+
+RECORDS_PER_KEY = 1 << 18
+"""A key seals 2^34 blocks at most, as many as RFC 8446, section 5.5, allows AES-GCM. Then another
+one follows."""
+
+_LENGTH_BYTES = 4
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+
+_SHORT_BYTES = 1 << 17
+"""Pieces of this length and shorter are joined, rather than sealed one by one."""
+
+_VIEWS = 512
+"""In one system call, at most; Linux takes 1,024."""
+
+
+class ByteStream(Protocol):
+    """One thread sends or receives at a time."""
+
+    def send(self, views: list[memoryview]) -> None:
+        """Sends contiguous bytes, one view after another. Raises OSError; spoils the list."""
+
+    def fill(self, view: memoryview) -> int:
+        """Receives into ``view``; how many bytes came before the other side ended the stream.
+
+        Raises:
+            OSError: the connection broke, or what came was changed on its way.
+        """
+
+
+class PlainStream:
+    """See :class:`ByteStream`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        """``connected``: blocking, without a timeout."""
+        self._socket = connected
+
+    def send(self, views: list[memoryview]) -> None:
+        """See :class:`ByteStream`."""
+        while views:
+            sent = self._socket.sendmsg(views[:_VIEWS])
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+
+    def fill(self, view: memoryview) -> int:
+        """See :class:`ByteStream`."""
+        place = 0
+        # All at once: fewer wakes, and fewer fights for the interpreter's lock.
+        while place < len(view) and (
+            count := self._socket.recv_into(view[place:], 0, socket.MSG_WAITALL)
+        ):
+            place += count
+        return place
+
+
+class SealedStream:
+    """See :class:`ByteStream`. Every record is AES-256-GCM with its number as the nonce, and a key
+    for each direction: none can be read, changed, left out, repeated or sent back."""
+
+    def __init__(self, connected: socket.socket, sending: bytes, receiving: bytes) -> None:
+        """Args:
+        connected: blocking, without a timeout.
+        sending: key of what is sent, used for nothing else ever.
+        receiving: key of what comes.
+        """
+        self._socket = connected
+        self._raw = PlainStream(connected)
+        self._sending, self._receiving = _Key(sending), _Key(receiving)
+        longest = _LENGTH_BYTES + RECORD_BYTES + _TAG_BYTES
+        # Not touched before they are needed, so that a short exchange costs little memory.
+        self._sealed, self._received = _memory(longest), _memory(longest)
+        self._joined, self._opened = _memory(RECORD_BYTES), _memory(RECORD_BYTES)
+        self._rest = self._opened[:0]
+        """Of the last record, what nobody has asked for yet."""
+
+    def send(self, views: list[memoryview]) -> None:
+        """See :class:`ByteStream`."""
+        held = 0
+        for view in views:
+            if held and (len(view) > _SHORT_BYTES or held + len(view) > RECORD_BYTES):
+                self._send_record(self._joined[:held])
+                held = 0
+            if len(view) <= _SHORT_BYTES:
+                self._joined[held : held + len(view)] = view
+                held += len(view)
+                continue
+            for start in range(0, len(view), RECORD_BYTES):
+                self._send_record(view[start : start + RECORD_BYTES])
+        if held:
+            self._send_record(self._joined[:held])
+
+    def fill(self, view: memoryview) -> int:
+        """See :class:`ByteStream`."""
+        place = 0
+        while place < len(view):
+            if not self._rest:
+                nbytes = self._receive_record()
+                if not nbytes:
+                    break
+                if nbytes <= len(view) - place:
+                    self._open(nbytes, view[place : place + nbytes])
+                    place += nbytes
+                    continue
+                self._rest = self._opened[:nbytes]
+                self._open(nbytes, self._rest)
+            count = min(len(self._rest), len(view) - place)
+            view[place : place + count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            place += count
+        return place
+
+    def _send_record(self, plaintext: memoryview) -> None:
+        record = self._sealed[: _LENGTH_BYTES + len(plaintext) + _TAG_BYTES]
+        record[:_LENGTH_BYTES] = len(plaintext).to_bytes(_LENGTH_BYTES, "little")
+        cipher, nonce = self._sending.of_next_record()
+        cipher.encrypt_into(nonce, plaintext, record[:_LENGTH_BYTES], record[_LENGTH_BYTES:])
+        self._socket.sendall(record)
+
+    def _receive_record(self) -> int:
+        """Bytes of plaintext in the next record, which lies in ``_received``; 0 at the end."""
+        head = self._received[:_LENGTH_BYTES]
+        count = self._raw.fill(head)
+        if not count:
+            return 0
+        nbytes = int.from_bytes(head, "little")
+        if count < _LENGTH_BYTES or not 0 < nbytes <= RECORD_BYTES:
+            raise ConnectionAbortedError("what came is no record")
+        rest = self._received[_LENGTH_BYTES : _LENGTH_BYTES + nbytes + _TAG_BYTES]
+        if self._raw.fill(rest) < len(rest):
+            raise ConnectionAbortedError("it was closed within a record")
+        return nbytes
+
+    def _open(self, nbytes: int, into: memoryview) -> None:
+        sealed = self._received[: _LENGTH_BYTES + nbytes + _TAG_BYTES]
+        cipher, nonce = self._receiving.of_next_record()
+        try:
+            cipher.decrypt_into(nonce, sealed[_LENGTH_BYTES:], sealed[:_LENGTH_BYTES], into)
+        except InvalidTag:
+            raise ConnectionAbortedError("what came is not what was sent") from None
+
+
+class _Key:
+    """The key of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._cipher = AESGCM(key)
+        self._records = 0
+
+    def of_next_record(self) -> tuple[AESGCM, bytes]:
+        """The cipher, and a nonce that it has never had."""
+        if self._records == RECORDS_PER_KEY:
+            self._key = following_key(self._key)
+            self._cipher = AESGCM(self._key)
+            self._records = 0
+        nonce = self._records.to_bytes(_NONCE_BYTES, "little")
+        self._records += 1
+        return self._cipher, nonce
+
+
+def _memory(nbytes: int) -> memoryview:
+    return np.empty(nbytes, np.uint8).data
