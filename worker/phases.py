@@ -135,6 +135,11 @@ def _check_prefetch(job: Job, policies: list[Policy]) -> None:
             f"prefetch_rows is for mode async or ssp, but mode is {job.mode!r}: a round is "
             "computed from its own version of every row"
         )
+    if job.prefetch_rows and any(policy.max_staleness == 0 for policy in policies):
+        raise InvalidSetting(
+            "prefetch_rows receives rows before the last update, and max_staleness is 0: every "
+            "second batch would be refused and computed again; expected max_staleness of 1 or more"
+        )
 
 
 def _refuse(job: Job, name: str, value: Any) -> None:

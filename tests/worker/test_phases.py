@@ -69,6 +69,8 @@ def test_replicas_of_a_job_that_is_run_without_rounds_do_no_harm() -> None:
         ({"then": "sync", "then_after": 1, "epochs": 2}, "mode is 'sync' but replicas is not set"),
         (RULE | {"then": "sync"}, "then is 'sync', and so is mode; the rule would change nothing"),
         (RULE | {"epochs": 2}, "then_after is 2, but the job has 2 epochs: the first phase never"),
+        (SYNC | {"prefetch_rows": True}, "prefetch_rows is for mode async or ssp"),
+        ({"prefetch_rows": True, "max_staleness": 0}, "expected max_staleness of 1 or more"),
         ({"warmup_epochs": 5}, "warmup_epochs is 5, but scale_lr is not set"),
         ({"scale_lr": "linear"}, "scale_lr is 'linear', but mode is 'async': only rounds make one"),
         (SYNC | {"balance": True, "local_steps": 2}, "balance and local_steps exclude each other"),
