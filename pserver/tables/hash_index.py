@@ -67,11 +67,21 @@ class HashIndex:
         """The slot of each id, ``[n]``, −1 where there is none."""
         slots = np.empty(len(ids), np.int64)
         buckets = self._buckets.rows()
+        others, moved = [], []
         for start in range(0, len(ids), _BLOCK):
-            self._find(ids[start : start + _BLOCK], keys, buckets, slots[start : start + _BLOCK])
+            block = slice(start, start + _BLOCK)
+            other, places = self._find_at_first(ids[block], keys, buckets, slots[block])
+            others.append(other + start)
+            moved.append(places)
+        if others:
+            # All at once: they are few, and what a step costs is then mostly the calls.
+            self._find_further(ids, keys, slots, np.concatenate(others), np.concatenate(moved))
         return slots
 
-    def _find(self, ids: Ids, keys: Ids, buckets: npt.NDArray[Any], slots: Slots) -> None:
+    def _find_at_first(
+        self, ids: Ids, keys: Ids, buckets: npt.NDArray[Any], slots: Slots
+    ) -> tuple[npt.NDArray[np.intp], Places]:
+        """Looks at the first bucket of each id; which ids have to go on from which bucket."""
         places = self._first(ids)
         found = buckets.take(places)
         # Without a slot a bucket points at a row before the first: clipped, and not looked at.
@@ -81,7 +91,13 @@ class HashIndex:
         other = np.flatnonzero(~same)
         slots[other] = -1
         other = other[found[other] != _EMPTY]
-        places, step = places[other], 0
+        return other, places[other]
+
+    def _find_further(
+        self, ids: Ids, keys: Ids, slots: Slots, other: npt.NDArray[np.intp], places: Places
+    ) -> None:
+        """Finds those of ``ids`` that are at ``other``, from the buckets after ``places``."""
+        buckets, step = self._buckets.rows(), 0
         while len(other):
             step += 1
             self._probe(places, step)
