@@ -36,7 +36,7 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
         import_tensorflow()
         # Keras tells on stdout what it exports, in many lines.
         with redirected(STDOUT, STDERR):
-            export(job, Path(checkpoint), to, settings)
+            needed = export(job, Path(checkpoint), to, settings)
     except Exception as error:
         if isinstance(error, UserCodeFailed):
             sys.stderr.write(error.user_traceback)
@@ -45,11 +45,18 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
             error = PsError(f"the export of {job} to {to} failed: {type(error).__name__}: {error}")
         sys.stderr.write(error_line(error) + "\n")
         return 2
+    if needed:
+        given = ", ".join(f"{name!r}: {name}" for name in needed)
+        sys.stdout.write(
+            f"{to} names what is the job's own: load it with keras.models.load_model({to!r}, "
+            f"custom_objects={{{given}}}); a SavedModel (--to DIR/) needs none of it\n"
+        )
     return 0
 
 
-def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> None:
-    """See :func:`export_main`.
+def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> list[str]:
+    """See :func:`export_main`; returns the names of what is the job's own and has to be given to
+    Keras with the file.
 
     Embedding tables are exported whole: as Keras's own Embedding in a Keras file, and as variables
     of a SavedModel, growing ones there alone. Where the optimizer keeps moving averages of the
@@ -66,7 +73,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     from psrpc.checkpoint import exported_variables
     from psrpc.manifest import read_manifest
     from worker.embedding import holding
-    from worker.export_check import check_held, check_written
+    from worker.export_check import check_held, check_written, own_names
     from worker.replica import Replica
     from worker.table_export import plain_keras, whole_tables
 
@@ -102,7 +109,9 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
             written = Path(folder) / target.name
             _write(save, written, to)
             check_written(written, kind, {name: tables[name] for _, name in held})
+            needed = own_names(written) if kind == "keras" else []
             written.rename(target)
+            return needed
     except OSError as error:
         raise CheckpointError(
             f"--to {to} cannot be written: {error.strerror or error}", code=disk_code(error)

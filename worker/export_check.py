@@ -1,11 +1,13 @@
-"""Whether an export holds the rows of its tables."""
+"""Whether an export holds the rows of its tables, and what loading it needs."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import h5py
 import keras
@@ -51,6 +53,28 @@ def check_written(path: Path, kind: str, tables: Mapping[str, Array]) -> None:
             f"{path.name} was to hold the rows of table {next(iter(missing))!r}, and has no array "
             "of these values; it was removed"
         )
+
+
+def own_names(path: Path) -> list[str]:
+    """The classes and functions that a ``.keras`` file names and Keras does not have, sorted:
+    whoever loads it has to give them."""
+    with zipfile.ZipFile(path) as archive:
+        return sorted(_own_names(json.loads(archive.read("config.json"))))
+
+
+def _own_names(config: Any) -> set[str]:
+    found: set[str] = set()
+    if isinstance(config, list):
+        found.update(*map(_own_names, config))
+    if isinstance(config, dict):
+        found.update(*map(_own_names, config.values()))
+        module, name = config.get("module"), config.get("class_name")
+        if name == "function" and isinstance(config.get("config"), str):
+            # Of Keras's own functions there is no more than the name.
+            found.add(config["config"])
+        elif isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins"):
+            found.add(str(name))
+    return found
 
 
 def _arrays(path: Path, kind: str) -> Iterator[Array]:

@@ -113,7 +113,7 @@ def test_plain_keras_loads_what_was_exported(tmp_path: Path, averages: bool) -> 
     checkpoint = write_checkpoint(tmp_path, replica, averages)
     expected = flat_values(replica, scale=2 if averages else 1)
 
-    export(str(path), checkpoint, str(tmp_path / "m.keras"))
+    assert export(str(path), checkpoint, str(tmp_path / "m.keras")) == []
     loaded = keras.models.load_model(tmp_path / "m.keras")
     # A loaded model's paths begin elsewhere; the order of variables is the same.
     for variable, mine in zip(loaded.variables, replica.model.variables, strict=True):
@@ -215,6 +215,33 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
     lines = write_checkpoint(tmp_path / "other", Replica(load_job(module).job))
     with pytest.raises(InvalidArgument, match=r"the model is a tf\.Module"):
         export(module, lines, str(tmp_path / "m.keras"))
+
+
+def test_what_a_keras_file_needs_beside_keras_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_job(tmp_path)
+    own = """
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+def half(x):
+    return x / 2
+"""
+    text = path.read_text().replace("def dense", own + "\ndef dense", 1)
+    text = text.replace(
+        'keras.layers.Dense(3, activation="elu")', "Twice(), keras.layers.Dense(3, half)"
+    )
+    path.write_text(text)
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
+    to = str(tmp_path / "m.keras")
+    assert export_main(str(path), str(checkpoint), to) == 0
+    said = capfd.readouterr().out
+    assert f"load_model({to!r}, custom_objects={{'Twice': Twice, 'half': half}})" in said
+    names = load_job(path).job.model.__globals__
+    given = {name: names[name] for name in ("Twice", "half")}
+    keras.models.load_model(to, custom_objects=given)
 
 
 def test_init_from_a_keras_file_or_a_checkpoint(tmp_path: Path) -> None:

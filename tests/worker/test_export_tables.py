@@ -235,14 +235,16 @@ def all_forms(
 ) -> tuple[keras.Model, list[Callable[[Any], Array]]]:
     """Exports to each form and loads that by Keras or TensorFlow alone: the model of the Keras
     file, and what each form predicts."""
-    for name in ("out.keras", "out.weights.h5", "out/"):
+    needed, *none = (
         export(str(job), checkpoint, f"{folder}/{name}", settings)
+        for name in ("out.keras", "out.weights.h5", "out/")
+    )
+    assert none == [[], []]
     names = load_job(job, settings).job.model.__globals__
-    layers = {
-        name: thing
-        for name, thing in names.items()
-        if isinstance(thing, type) and issubclass(thing, keras.layers.Layer)
-    }
+    layers = {name: names[name] for name in needed}
+    if needed:
+        with pytest.raises(TypeError, match="Could not locate class"):
+            keras.models.load_model(folder / "out.keras")
     model, other = (
         keras.models.load_model(folder / "out.keras", custom_objects=layers) for _ in range(2)
     )
