@@ -37,6 +37,8 @@ class ShardFigures:
     apply_s: float = 0.0
     gradient_nbytes: int = 0
     memory_nbytes: int = 0
+    table_rows: int = 0
+    table_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,8 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         apply_s=_seconds(message.apply_s),
         gradient_nbytes=message.gradient_nbytes,
         memory_nbytes=message.memory_nbytes,
+        table_rows=message.table_rows,
+        table_nbytes=message.table_nbytes,
     )
 
 

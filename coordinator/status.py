@@ -106,6 +106,8 @@ def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
         apply_s=shard.figures.apply_s,
         gradient_nbytes=shard.figures.gradient_nbytes,
         memory_nbytes=shard.figures.memory_nbytes,
+        table_rows=shard.figures.table_rows,
+        table_nbytes=shard.figures.table_nbytes,
         updates_per_s=updates_per_s,
         gradient_nbytes_per_s=gradient_nbytes_per_s,
         incarnation=shard.incarnation,

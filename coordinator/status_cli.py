@@ -35,8 +35,32 @@ CLEAR = "\x1b[H\x1b[J"
 """Makes a terminal begin at its first line again."""
 
 
+LEGEND = """\
+what the words mean:
+  staleness 0:812 4-7:3  pushes by how many updates had been made since their parameters were
+                         pulled, counted on each shard
+  version skew           updates by which the shards differ at one moment
+  size                   of a shard's parameters; of its embedding tables, rows and all that
+                         belongs to them
+  updates                seconds that a shard has spent in updates
+  data .. apply          where a worker's time goes: reading data, computing, waiting for others,
+                         shards without their updates, and these
+  slowness               a worker's compute time per example, of the median of all
+  silent                 no sign of life for 10 s; a worker's batches go to others then
+  refused, skipped       gradients of another generation or policy; batches without an update,
+                         since their gradient was not finite
+  failed                 batches whose worker was lost; others did them again
+  too stale              batches that were computed again because of max_staleness
+  speculative            micro-batches given to an idle worker as well; superseded: that came second
+  late, overdue          gradients that count in a later round; rounds beyond round_deadline_s
+  uncompensated          pushes that delay compensation could not correct
+docs/consistency.md says more."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options of ``coordinator status``."""
+    parser.epilog = LEGEND
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
         "Shows what a running job does, and what a run came to that has ended. Ends with 0 where "
         "there was something to show, and with 2 where no coordinator answers."

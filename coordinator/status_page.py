@@ -118,7 +118,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
                     f"{shard.shard} {shard.address}".rstrip(),
                     _state(shard),
                     str(shard.version),
-                    f"{shard.nbytes / 1e6:.1f} MB",
+                    _size(shard),
                     f"{shard.apply_s:.1f} s",
                     histogram(shard.staleness_counts),
                     shard.waiting_for,
@@ -127,6 +127,13 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
             ),
         ]
     )
+
+
+def _size(shard: ShardStatus) -> str:
+    size = f"{shard.nbytes / 1e6:.1f} MB"
+    if shard.table_nbytes:
+        size += f", {shard.table_rows} rows {shard.table_nbytes / 1e6:.1f} MB"
+    return size
 
 
 def _workers(workers: Sequence[WorkerStatus]) -> list[str]:

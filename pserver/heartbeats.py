@@ -176,6 +176,9 @@ class Heartbeats:
         request.uncompensated = report.counters.uncompensated
         request.apply_s = report.counters.apply_s
         request.gradient_nbytes = report.counters.gradient_nbytes
+        tables = self.engine.table_figures()
+        request.table_rows = sum(table.rows for table in tables)
+        request.table_nbytes = sum(table.nbytes for table in tables)
         request.waiting_for = self.doing or report.waiting_for
         request.failure = self.engine.failure or self.failure
         return request

@@ -50,7 +50,8 @@ class Job:
             evaluations, the final one too, see the parameters as they are trained; an export
             takes the averages, as Keras does when ``fit`` ends.
         train: the training data, see ``worker.data``.
-        eval: the data that each epoch is evaluated on, or None.
+        eval: the data that each epoch is evaluated on, or None. Training does not wait: where
+            epochs take less time than evaluations, some are left out, with a warning.
         metrics: what to report beside the loss: names of Keras metrics, metrics, functions that
             make one, or functions ``f(y_true, y_pred)``. Keras models only.
         batch_size: examples of one micro-batch: what a worker computes one gradient on.

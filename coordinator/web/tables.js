@@ -101,7 +101,7 @@ export function shards(status) {
       cell("State", [state(shard.state, shard.state === "silent" ? ` for ${duration(shard.silent_s)}` : ""), waiting(shard)]),
       cell("Updates/s", [rate(shard.updates_per_s), el("small", {}, `version ${count(shard.version)}`)], "n"),
       cell("Gradients in", [el("span", { class: "withbar" }, `${bytes(shard.gradient_nbytes_per_s)}/s`, bar(shard.gradient_nbytes_per_s / busiest, "fill")), el("small", {}, `${bytes(shard.gradient_nbytes)} in all`)], "n"),
-      cell("Parameters", bytes(shard.nbytes), "n"),
+      cell("Parameters", [bytes(shard.nbytes), shard.table_nbytes ? el("small", {}, `${count(shard.table_rows)} rows of tables, ${bytes(shard.table_nbytes)}`) : ""], "n"),
       cell("Memory", shard.memory_nbytes ? bytes(shard.memory_nbytes) : "–", "n"),
       cell("Updating", [`${rate(shard.apply_s)} s`, el("small", {}, shard.version ? `${rate((1000 * shard.apply_s) / shard.version)} ms each` : "")], "n"),
     ),

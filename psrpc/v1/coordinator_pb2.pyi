@@ -96,7 +96,7 @@ class ReportShardReadyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatShardRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving", "workers", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes")
+    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving", "workers", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "table_rows", "table_nbytes")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,8 @@ class HeartbeatShardRequest(_message.Message):
     APPLY_S_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NBYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -135,7 +137,9 @@ class HeartbeatShardRequest(_message.Message):
     apply_s: float
     gradient_nbytes: int
     memory_nbytes: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ...) -> None: ...
+    table_rows: int
+    table_nbytes: int
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
     __slots__ = ("unknown", "saved")
@@ -589,7 +593,7 @@ class GetJobStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for", "staleness_counts", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "updates_per_s", "gradient_nbytes_per_s", "incarnation")
+    __slots__ = ("shard", "address", "state", "version", "nbytes", "applied", "refused", "silent_s", "waiting_for", "staleness_counts", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "updates_per_s", "gradient_nbytes_per_s", "incarnation", "table_rows", "table_nbytes")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -608,6 +612,8 @@ class ShardStatus(_message.Message):
     UPDATES_PER_S_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NBYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     shard: int
     address: str
     state: str
@@ -626,7 +632,9 @@ class ShardStatus(_message.Message):
     updates_per_s: float
     gradient_nbytes_per_s: float
     incarnation: int
-    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    table_rows: int
+    table_nbytes: int
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness")

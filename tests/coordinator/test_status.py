@@ -62,9 +62,10 @@ def test_the_load_of_a_shard_is_that_of_its_last_second(job: Job) -> None:
     one.heartbeat(gradient_nbytes=100, memory_nbytes=5000)
     job.clock.advance(2.0)
     one.version = 10
-    one.heartbeat(gradient_nbytes=500, memory_nbytes=7000)
+    one.heartbeat(gradient_nbytes=500, memory_nbytes=7000, table_rows=12, table_nbytes=900)
     shard = job.status.shards[0]
     assert (shard.gradient_nbytes, shard.memory_nbytes) == (500, 7000)
+    assert (shard.table_rows, shard.table_nbytes) == (12, 900)
     assert (shard.updates_per_s, shard.gradient_nbytes_per_s) == (3.0, 200.0)
     assert shard.incarnation == one.incarnation
     # Of a process that was restarted nothing is known yet, and of a silent one nothing any more.

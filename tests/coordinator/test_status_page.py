@@ -198,7 +198,9 @@ def test_what_holds_for_a_job_with_everything() -> None:
         switching="the change to policy 2",
         policies=[pb.PolicyChange(policy=n, settings=f"p{n}", global_step=n) for n in (1, 2)],
         loss=float("inf"),
-        shards=[pb.ShardStatus(state="silent", silent_s=12.0)],
+        shards=[
+            pb.ShardStatus(state="silent", silent_s=12.0, table_rows=70, table_nbytes=2_500_000)
+        ],
         stragglers=["worker-2 is late"],
         evaluations=[pb.EvaluationResult(evaluation="final", results={"loss": float("nan")})],
         warnings=["w"],
@@ -218,6 +220,7 @@ def test_what_holds_for_a_job_with_everything() -> None:
     ):
         assert line in lines
     assert any("silent for 12.0 s" in line for line in lines)
+    assert any("0.0 MB, 70 rows 2.5 MB" in line for line in lines)
     document = as_json(status)
     assert document["loss"] is None
     assert document["evaluations"][0]["results"] == {"loss": None}

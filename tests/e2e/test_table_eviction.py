@@ -130,6 +130,11 @@ def assert_looked_up(folder: Path, tables: dict[str, Plain]) -> None:
                 assert found.present.tolist() == [id_ in table.rows for id_ in ids.tolist()]
                 expected = [table.read(id_) for id_ in ids.tolist()]
                 np.testing.assert_array_equal(found.rows, np.array(expected, np.float32))
+        watching = ("--coordinator", address, "--watch", "--json")
+        rows = sum(len(table.rows) for table in tables.values())
+        hand.start("status", "coordinator", "status", *watching).wait_for(
+            rf'"table_rows": {rows}, "table_nbytes": [1-9]'
+        )
         table = tables["aged"]
         there, gone = min(table.rows), min(table.evicted.keys() - table.rows)
         asked = ("--coordinator", address, "--json", str(there), str(gone))
