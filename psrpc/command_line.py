@@ -17,6 +17,10 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 class Parser(argparse.ArgumentParser):
     """A parser of a command's options, and of those of the commands below it."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        """Without abbreviations: what is short for one option today is short for two tomorrow."""
+        super().__init__(*args, **{"allow_abbrev": False, **more})
+
     def parse_known_args(self, *args: Any, **more: Any) -> tuple[Any, list[str]]:
         """Everything has to be known: here, where it is known what there is."""
         said, unknown = super().parse_known_args(*args, **more)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from psrpc import config_tf
-from psrpc.config_keys import KEYS, PREFIX, SECTIONS, did_you_mean, is_a_setting, variable
+from psrpc.config_keys import KEYS, KEYS_OF, PREFIX, SECTIONS, did_you_mean, is_a_setting, variable
 from psrpc.config_value import NotThis, Option, option_of
 from psrpc.errors import InvalidArgument
 
@@ -61,7 +61,7 @@ class Configuration:
         group = parser.add_argument_group(
             "settings from elsewhere",
             f"Every option can also be set by an environment variable (--run-dir: "
-            f"{variable('run_dir')}), in a TOML file ([{section}] or [common], run_dir = ...), "
+            f"{variable('certs')}), in a TOML file ([{section}] or [common], certs = ...), "
             "and some by TF_CONFIG. In this order of precedence, after the command line.",
         )
         group.add_argument(
@@ -187,18 +187,27 @@ class Configuration:
                 close = did_you_mean(section, SECTIONS)
                 expected = ", ".join(f"[{name}]" for name in SECTIONS)
                 raise InvalidArgument(f"{path} has {what}; expected {expected}{close}")
+            self._check_keys(path, section, keys)
         found: dict[str, Setting] = {}
         for section in (self._section, "common"):
             self._add(found, self._of_section(path, section, document.get(section, {})))
         return found
 
+    def _check_keys(self, path: Path, section: str, keys: Mapping[str, Any]) -> None:
+        """In other commands' sections, too: a cluster has one file, and whoever reads it first says
+        what is wrong with it."""
+        known = KEYS_OF.get(section, KEYS)
+        if section == self._section:
+            known = self.keys
+        for key in keys:
+            if key not in known:
+                close = did_you_mean(key, known)
+                raise InvalidArgument(f"{path}: [{section}] {key} is no setting{close}")
+
     def _of_section(self, path: Path, section: str, keys: dict[str, Any]) -> dict[str, Setting]:
         found = {}
-        known = KEYS if section == "common" else self.keys
         for key, value in keys.items():
             said = f"{path}: [{section}] {key}"
-            if key not in known:
-                raise InvalidArgument(f"{said} is no setting{did_you_mean(key, known)}")
             if key not in self._options:
                 # Of another command.
                 continue

@@ -16,39 +16,21 @@ PREFIX = "PSERVER_"
 SECTIONS = ("common", "coordinator", "pserver", "worker")
 """Of the TOML file: settings of every command, then those of one."""
 
-KEYS = frozenset(
-    {
-        "advertise",
-        "bind",
-        "certs",
-        "config",
-        "connect_timeout",
-        "coordinator",
-        "dashboard",
-        "data_connections",
-        "die_with_parent",
-        "gpu",
-        "gpu_memory_fraction",
-        "insecure",
-        "intra_op_threads",
-        "job",
-        "log_format",
-        "metrics",
-        "mode",
-        "reflection",
-        "replicas",
-        "resume",
-        "run_dir",
-        "set",
+_EVERYWHERE = "certs die_with_parent insecure log_format metrics token_file trace"
+
+KEYS_OF = {
+    section: frozenset(f"{_EVERYWHERE} {own}".split())
+    for section, own in {
+        "coordinator": "bind dashboard job mode reflection replicas resume run_dir set shards",
+        "pserver": "advertise bind connect_timeout coordinator data_connections reflection run_dir "
         "shard",
-        "shards",
-        "shm",
-        "slow_down",
-        "step_times",
-        "token_file",
-        "trace",
-    }
-)
+        "worker": "connect_timeout coordinator gpu gpu_memory_fraction intra_op_threads job shm "
+        "slow_down step_times",
+    }.items()
+}
+"""The settings of each section but ``[common]``, which takes all of them."""
+
+KEYS = frozenset[str]().union(*KEYS_OF.values()) | {"config"}
 
 _OF_KUBERNETES = re.compile(
     PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?)"

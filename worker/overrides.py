@@ -209,6 +209,13 @@ def parsed(setting: str, kind: _Kind, text: str) -> Any:
 
 
 def _unknown(setting: str, key: str, known: list[str]) -> InvalidJob:
-    nearest = get_close_matches(key, known, n=1, cutoff=0.5)
+    # ``lr`` is as far from ``learning_rate`` as from anything.
+    last = key.rpartition(".")[2]
+    short = [name for name in known if last == _initials(name.rpartition(".")[2])]
+    nearest = short or get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
     return InvalidSetting(f"--set {setting}: there is no {key}; {hint}", code="PS104")
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))

@@ -15,3 +15,10 @@ def test_every_command_refuses_with_a_code(
     said = say(capfd, program, *command, "--no-such-option")
     assert (said.code, said.status) == ("PS113", 2), said.everything
     assert said.message.startswith(" ".join([program, *command]) + ": ")
+
+
+def test_an_option_is_said_in_full(capfd: pytest.CaptureFixture[str]) -> None:
+    """``--shard``, which is another command's, is not short for ``--shards``."""
+    said = say(capfd, "coordinator", "serve", "--job", "job.py", "--shard", "2")
+    assert (said.code, said.status) == ("PS113", 2), said.everything
+    assert "did you mean '--shards'?" in said.message

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psrpc.config import Configuration
-from psrpc.config_keys import KEYS, SECTIONS, is_a_setting
+from psrpc.config_keys import KEYS, KEYS_OF, SECTIONS, is_a_setting
 from psrpc.errors import InvalidArgument
 
 
@@ -94,11 +94,18 @@ def test_values_of_a_file_become_what_the_options_hold(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
         '[pserver]\nshard = 0\nconnect_timeout = 2\nshm = false\nset = ["epochs=3"]\n'
-        '[worker]\nwhatever = "is the worker\'s affair"\n[common]\njob = "of others"'
+        '[worker]\ngpu = "is the worker\'s affair"\n[common]\njob = "of others"'
     )
     said = completed(["--config", str(file)], {})
     assert (said.shard, said.connect_timeout, said.shm) == (0, 2.0, False)
     assert said.overrides == ["epochs=3"]
+
+
+def test_a_name_that_another_command_does_not_know_is_told_by_all(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[pserver]\nshard = 0\n[worker]\nshard = 2")
+    with pytest.raises(InvalidArgument, match=r"\[worker\] shard is no setting"):
+        completed(["--config", str(file)], {})
 
 
 def test_a_list_on_the_command_line_replaces_that_of_the_environment() -> None:
@@ -241,7 +248,6 @@ def test_the_table_of_names_is_that_of_the_commands() -> None:
     import pserver.cli
     import worker.cli
 
-    found: set[str] = set()
     for section, parser, command in (
         ("coordinator", coordinator.cli.make_parser(), "serve"),
         ("pserver", pserver.cli.make_parser(), "serve"),
@@ -249,8 +255,8 @@ def test_the_table_of_names_is_that_of_the_commands() -> None:
     ):
         assert section in SECTIONS
         commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        found |= commands.choices[command].get_default("configuration").keys
-    assert found | {"config"} == KEYS, "say the new option's name in psrpc/config_keys.py"
+        found = commands.choices[command].get_default("configuration").keys
+        assert found == KEYS_OF[section], "say the new option's name in psrpc/config_keys.py"
 
 
 @pytest.mark.parametrize("variable", ["PSERVER_SHARDS", "TF_CONFIG"])

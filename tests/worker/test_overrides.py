@@ -129,6 +129,7 @@ def test_a_schedule_keeps_its_shape() -> None:
 @pytest.mark.parametrize(
     ("argument", "text", "says"),
     [
+        ("lr", "3", "there is no optimizer.lr; did you mean optimizer.learning_rate?"),
         ("momentun", "0.9", "there is no optimizer.momentun; did you mean optimizer.momentum?"),
         ("momentum", "high", "--set optimizer.momentum=high: 'high' cannot be read"),
         ("momentum", "nan", "expected a finite number"),
