@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -14,17 +13,7 @@ from rich.table import Table
 from coordinator.stopping import STOPPED
 from coordinator.summary import write_summary
 from coordinator.wording import duration
-from psrpc.runs import SUMMARY
 from psrpc.v1 import coordinator_pb2 as pb
-
-
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary of a run; empty when there is none that can be read."""
-    try:
-        summary = json.loads((run_dir / SUMMARY).read_text())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
 
 
 def write_failure(run_dir: Path, job: str, reason: str, known: Mapping[str, Any]) -> None:

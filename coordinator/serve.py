@@ -42,7 +42,7 @@ from coordinator.server import Server
 from coordinator.settling import check_not_ended, settle
 from coordinator.stopping import STOPPED
 from coordinator.store import Store
-from coordinator.summary import summarize, write_summary
+from coordinator.summary import read_summary, still_holds, summarize, write_summary
 from psrpc.channel import check_metrics, format_address, parse_address
 from psrpc.clock import MonotonicClock
 from psrpc.errors import InvalidArgument, JobFailed, disk_code
@@ -275,8 +275,11 @@ async def _wait_until_over(course: Course) -> None:
 
 def _write_summary(course: Course) -> None:
     """A disk that is full takes the summary, not the result."""
+    run_dir = course.run.run_dir
+    before = read_summary(run_dir)
     try:
-        write_summary(course.run.run_dir, summarize(course))
+        # Written all the same: it is newer than the start of the run then.
+        write_summary(run_dir, before if still_holds(before, course) else summarize(course))
     except OSError as error:
         log.warning("no summary", why=str(error))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
 from coordinator.saving import FINAL
+from coordinator.stopping import STOPPED
 from psrpc.runs import SUMMARY
 
 
@@ -95,6 +97,22 @@ def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
         "staleness_counts": counts_of_worker(course, worker.name),
         "times_s": {cause: round(s, 3) for cause, s in worker.times.by_cause().items()},
     }
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary of a run; empty when there is none that can be read."""
+    try:
+        summary = json.loads((run_dir / SUMMARY).read_text())
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def still_holds(before: Mapping[str, Any], course: Course) -> bool:
+    """Whether the summary ``before`` is still that of the run: it was done, and has only been
+    served since, or gone on with when nothing was left to do."""
+    ended_well = course.phase == "done" or course.reason == STOPPED
+    return before.get("phase") == "done" and ended_well and not course.training.progress.batches
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:

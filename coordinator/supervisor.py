@@ -12,9 +12,9 @@ from coordinator.commands import Cluster
 from coordinator.fleet import Death, Fleet, is_worker, stamp
 from coordinator.outcome import BAD_INPUT, FAILED, INTERRUPTED, Outcome
 from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
-from coordinator.result import read_summary
 from coordinator.screen import Screen
 from coordinator.stopping import STOPPED
+from coordinator.summary import read_summary
 from coordinator.vitals import COORDINATOR
 from psrpc.runs import SUMMARY
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse

@@ -24,11 +24,12 @@ from coordinator.dashboard_options import ANYWHERE
 from coordinator.outcome import INTERRUPTED, Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
-from coordinator.result import read_summary, result_table, write_failure, write_restarts
+from coordinator.result import result_table, write_failure, write_restarts
 from coordinator.run_directory import new_run_directory, newest_run_directory
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.settling import check_not_ended
+from coordinator.summary import read_summary
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, error_line

@@ -30,6 +30,7 @@ from psrpc.errors import (
     JobFailed,
     PortInUse,
 )
+from psrpc.runs import read_ending
 from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
 from tests.coordinator.parts import description_json
 from tests.coordinator.serve_bench import describing, options, run_with, train, train_to_step_2
@@ -113,6 +114,24 @@ def test_resume_goes_on_in_a_new_generation(
     assert (summary["global_step"], summary["batches"], summary["examples"]) == (3, 3, 10)
     with pytest.raises(AlreadyExists, match="--resume"):
         asyncio.run(serve.serve(options(run_dir)))
+
+
+def test_a_run_that_was_done_and_is_only_served_stays_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    def stop(client: CoordinatorClient) -> None:
+        client.get_job_status()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    run_dir = tmp_path / "run"
+    assert run_with(monkeypatch, options(run_dir), train) == 0
+    before = json.loads((run_dir / "summary.json").read_text())
+    monkeypatch.undo()
+    describing(monkeypatch, {**described, "epochs": 1000})
+    assert run_with(monkeypatch, options(run_dir, resume=True), stop) == 130
+    assert (before["phase"], before["batches"]) == ("done", 3)
+    assert json.loads((run_dir / "summary.json").read_text()) == before
+    assert read_ending(run_dir) == before, "newer than the last start"
 
 
 class Killed(BaseException):
