@@ -41,7 +41,7 @@ test: $(INSTALLED)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 
 test-fast: $(INSTALLED)
-	$(PYTEST) -m "not docker and not slow"
+	$(PYTEST) -m "not docker and not interop and not browser and not slow"
 
 test-browser: $(INSTALLED)
 	./scripts/setup-browser

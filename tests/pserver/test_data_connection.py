@@ -279,10 +279,11 @@ def test_who_has_seen_the_ticket_but_not_the_secret_says_nothing_that_counts(cer
     worker = Security.from_options(Role.WORKER, certs)
     with opened(shard, worker) as (session, data, client):
         with dialled(data.port, data_keys(data.secret).ticket) as thief:
+            # Only then the shard has the connection.
+            assert thief.recv(32, socket.MSG_WAITALL) == data_keys(data.secret).proof
             session.exchange(pb.ExchangeHeader(use_data=True), ())
             message = pushing(client).SerializeToString()
             thief.sendall(len(message).to_bytes(4, "little") + message + bytes(1 << 12))
-            assert thief.recv(32, socket.MSG_WAITALL) == data_keys(data.secret).proof
             assert heard(thief) == b""
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
 
