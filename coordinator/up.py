@@ -21,6 +21,7 @@ from rich.console import Console
 from coordinator.certs import certificates_of_run
 from coordinator.commands import UpOptions, cluster, resume_command
 from coordinator.dashboard_options import ANYWHERE
+from coordinator.fleet import Stamp, stamp
 from coordinator.outcome import INTERRUPTED, Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     except PsError as error:
         _say(error_line(error))
         return 2
-    earlier = read_summary(run_dir)
+    earlier = stamp(run_dir / SUMMARY)
     screen = open_screen(Console())
     try:
         with ExitStack() as held:
@@ -175,8 +176,9 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
     raise AssertionError("count never ends")
 
 
-def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) -> int:
-    """Completes the summary and shows the result."""
+def conclude(outcome: Outcome, options: UpOptions, earlier: Stamp | None, made: bool) -> int:
+    """Completes the summary and shows the result. ``earlier`` is the stamp of the summary that was
+    there before: the coordinator may have written the same once more, since it still holds."""
     run_dir = options.run_dir
     if outcome.exit_status == 2 and not outcome.own:
         _say("\n".join(outcome.details))
@@ -185,7 +187,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
             shutil.rmtree(run_dir)
         return 2
     summary = read_summary(run_dir)
-    if summary == earlier:
+    if stamp(run_dir / SUMMARY) == earlier:
         # It is an earlier run's, or was never written.
         summary = {}
     reason, details = outcome.reason, outcome.details
@@ -195,7 +197,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: object, made: bool) 
     elif status and summary.get("reason") and not outcome.own:
         if status != INTERRUPTED:
             reason, details, before = str(summary["reason"]), [], "job failed: "
-    elif status:
+    elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
         write_failure(run_dir, Path(options.job).stem, reason, summary)
         summary = read_summary(run_dir)
     if summary:
