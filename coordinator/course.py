@@ -280,6 +280,7 @@ class Course:
     def _begin(self) -> None:
         standings, before = self.generations.standings, self.training.span.step
         try:
+            self.generations.note_restored()
             self.training.begin(
                 self.run,
                 [s.applied for s in standings],
@@ -290,6 +291,7 @@ class Course:
             self.generations.cannot(f"generation {self.run.generation} to begin", error)
             return
         self.begun = self.run.generation
+        self.checkpoints.newest = self.generations.source or self.checkpoints.newest
         lost = went_back(self.begun, before, self.training.span.step, self.generations.source)
         if lost:
             self.warnings.add(lost)

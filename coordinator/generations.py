@@ -66,6 +66,7 @@ class Generations:
         self._refused: dict[str, str] = {}
         self._choosing = False
         self._choice: Choice | None = None
+        self._restored: Chosen | None = None
         self._went_over: tuple[int, ...] = ()
         """The processes that held the same batches when the policy changed, until the generation
         after it is formed."""
@@ -187,6 +188,13 @@ class Generations:
             self.failure = what
         self.formation.failed(shard)
 
+    def note_restored(self) -> None:
+        """Notes the checkpoint that this generation began with, now that no shard has refused it:
+        who committed it may have died before that was noted. Raises sqlite3.Error."""
+        if self._restored is not None:
+            name, step = self._restored.restored.name, self._restored.restored.global_step
+            self._store.put_checkpoint(name, self._restored.generation, step)
+
     def waiting_for(self) -> str:
         """What the forming of a generation waits for, in words, besides shards that are away."""
         if self.refused_by_disk:
@@ -221,10 +229,6 @@ class Generations:
             restored=restored if everywhere else None,
         )
         try:
-            if chosen is not None:
-                # Who committed it may have died before that was noted.
-                name, step = chosen.restored.name, chosen.restored.global_step
-                self._store.put_checkpoint(name, chosen.generation, step)
             values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
             # Whether or not they keep what they evict: after a restart they may.
             if chosen is not None and run.plan.tables and not origin.kept:
@@ -240,6 +244,7 @@ class Generations:
         self.run = run
         self.formed, self._went_over = True, ()
         self.source = restored.directory if restored else ""
+        self._restored = chosen
         self._standings.clear()
         begins = [
             replace(begin, rate_scale=run.rate_scale, warmup_updates=run.warmup_updates)

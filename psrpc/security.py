@@ -231,14 +231,12 @@ class Security:
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         assert self.directory is not None
+        assert self.role is not None
+        context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(self.directory / CA_CERTIFICATE)
-        if not self.by_token:
-            context.verify_mode = ssl.CERT_REQUIRED
-        role = self._needed()
-        if role is not None:
-            context.load_cert_chain(
-                self.directory / certificate_name(role), self.directory / key_name(role)
-            )
+        context.load_cert_chain(
+            self.directory / certificate_name(self.role), self.directory / key_name(self.role)
+        )
         return context
 
     def knows_token(self, sent: bytes) -> bool:

@@ -14,7 +14,7 @@ from coordinator.work import (
     Train,
 )
 from psrpc.errors import StaleGeneration
-from tests.coordinator.bench import Coordinator, Worker, start
+from tests.coordinator.bench import Coordinator, Shard, Worker, start
 from tests.coordinator.course_bench import SYNC, begins, phase, rounds
 
 
@@ -38,6 +38,7 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     ]
     assert coordinator.course.run.generation == 3
     assert coordinator.course.standing == (3, 0)
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000000"
     assert (
         "shard 0 cannot restore checkpoints/step-00000001: the file is torn"
         in coordinator.course.warnings.kept
@@ -48,6 +49,30 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     coordinator.settle()
     assert phase(coordinator) == "failed"
     assert "holds no parameters, and no checkpoint of this run is good" in coordinator.course.reason
+
+
+def test_checkpoints_that_shards_refuse_are_not_newer_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a job with another optimizer: set back, it goes on from where it was."""
+    coordinator, worker = start(tmp_path, **SYNC, checkpoint_every=1)
+    rounds(coordinator, worker, 1)
+    newest = coordinator.store.newest_checkpoint()
+    assert newest == ("step-00000001", 1, 1)
+    coordinator.shards[0].kill()
+    new = coordinator.add(0, 20)
+    begin = Shard.begin
+
+    def refuse(shard: Shard, order: Begin) -> None:
+        shard.error = "the optimizer slots do not fit"
+        begin(shard, order)
+
+    monkeypatch.setattr(Shard, "begin", refuse)
+    coordinator.settle()
+    assert [order.restore for order in new.begins][-1] == "checkpoints/step-00000000"
+    assert phase(coordinator) == "failed"
+    assert coordinator.store.newest_checkpoint() == newest
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
 
 
 def test_a_shard_that_cannot_keep_what_it_holds_restores(tmp_path: Path) -> None:
