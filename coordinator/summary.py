@@ -112,7 +112,11 @@ def still_holds(before: Mapping[str, Any], course: Course) -> bool:
     """Whether the summary ``before`` is still that of the run: it was done, and has only been
     served since, or gone on with when nothing was left to do."""
     ended_well = course.phase == "done" or course.reason == STOPPED
-    return before.get("phase") == "done" and ended_well and not course.training.progress.batches
+    # An earlier coordinator may have trained, and died before it summed up.
+    trained = course.training.progress.batches or course.checkpoints.newest != before.get(
+        "checkpoint"
+    )
+    return before.get("phase") == "done" and ended_well and not trained
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     except PsError as error:
         _say(error_line(error))
         return 2
-    earlier = stamp(run_dir / SUMMARY)
+    earlier = Earlier(stamp(run_dir / SUMMARY), read_summary(run_dir))
     screen = open_screen(Console())
     try:
         with ExitStack() as held:
@@ -176,9 +177,15 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
     raise AssertionError("count never ends")
 
 
-def conclude(outcome: Outcome, options: UpOptions, earlier: Stamp | None, made: bool) -> int:
-    """Completes the summary and shows the result. ``earlier`` is the stamp of the summary that was
-    there before: the coordinator may have written the same once more, since it still holds."""
+class Earlier(NamedTuple):
+    """The summary that was there before the run was started: its stamp and what it says."""
+
+    stamp: Stamp | None = None
+    summary: Mapping[str, Any] = MappingProxyType({})
+
+
+def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool) -> int:
+    """Completes the summary and shows the result."""
     run_dir = options.run_dir
     if outcome.exit_status == 2 and not outcome.own:
         _say("\n".join(outcome.details))
@@ -187,7 +194,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Stamp | None, made: 
             shutil.rmtree(run_dir)
         return 2
     summary = read_summary(run_dir)
-    if stamp(run_dir / SUMMARY) == earlier:
+    if stamp(run_dir / SUMMARY) == earlier.stamp:
         # It is an earlier run's, or was never written.
         summary = {}
     reason, details = outcome.reason, outcome.details
@@ -200,11 +207,15 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Stamp | None, made: 
     elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
         write_failure(run_dir, Path(options.job).stem, reason, summary)
         summary = read_summary(run_dir)
-    if summary:
+    # The coordinator has written it once more, since it still holds.
+    served = bool(summary) and summary == earlier.summary
+    if summary and not served:
         write_restarts(run_dir, outcome.restarts, summary)
         summary = read_summary(run_dir)
     if summary.get("global_step"):
         Console().print(result_table(summary, run_dir))
+    if served and not status:
+        _say("nothing was left to train; --set epochs=N, of all epochs, goes on")
     if status:
         _say("\n".join(details))
         interrupted = status == INTERRUPTED

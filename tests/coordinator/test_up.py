@@ -196,7 +196,9 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         generation=4,
     )
     restarts = {"worker-a": 1, "shard-1": 2}
-    assert up.conclude(Outcome(0, restarts=restarts), options(), earlier=None, made=True) == 0
+    assert (
+        up.conclude(Outcome(0, restarts=restarts), options(), earlier=up.Earlier(), made=True) == 0
+    )
     out, err = capsys.readouterr()
     cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in out.splitlines()]
     assert [cell for cell in cells if cell] == [
@@ -228,7 +230,7 @@ def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(2, details=["error: no job file at job.py"])
-    assert up.conclude(outcome, options(), earlier=None, made=True) == 2
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 2
     assert capsys.readouterr() == ("", "error: no job file at job.py\n")
     assert not Path("runs/x").exists()
 
@@ -236,9 +238,8 @@ def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
 def test_bad_input_leaves_the_users_own_directory_alone() -> None:
     write_summary(phase="done")
     outcome = Outcome(2, details=["error: runs/x is in use"])
-    assert (
-        up.conclude(outcome, options(), earlier=stamp(Path("runs/x/summary.json")), made=False) == 2
-    )
+    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
+    assert up.conclude(outcome, options(), earlier=earlier, made=False) == 2
     assert read_summary() == {"phase": "done"}
 
 
@@ -246,7 +247,7 @@ def test_a_job_that_failed_before_it_had_a_summary_gets_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(1, "shard-0 is gone", ["MemoryError"], own=True)
-    assert up.conclude(outcome, options(), earlier=None, made=True) == 1
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
     assert capsys.readouterr() == ("", "MemoryError\nerror PS601: shard-0 is gone\n")
     assert read_summary() == {
         "job": "job",
@@ -259,7 +260,7 @@ def test_a_job_that_failed_before_it_had_a_summary_gets_one(
 def test_the_supervisors_reason_replaces_the_coordinators() -> None:
     write_summary(job="j", phase="failed", reason="stopped by signal", examples=5)
     outcome = Outcome(1, "shard-0 is gone", own=True)
-    assert up.conclude(outcome, options(), earlier=None, made=True) == 1
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
     assert read_summary() == {
         "job": "j",
         "phase": "failed",
@@ -272,14 +273,14 @@ def test_the_supervisors_reason_replaces_the_coordinators() -> None:
 def test_the_coordinators_reason_stays(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="failed", reason="ten NaN")
     outcome = Outcome(1, "the coordinator ended", ["last line of its log"])
-    assert up.conclude(outcome, options(), earlier=None, made=True) == 1
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
     assert capsys.readouterr() == ("", "error PS601: job failed: ten NaN\n")
     assert read_summary()["reason"] == "ten NaN"
 
 
 def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="done", global_step=7)
-    earlier = stamp(Path("runs/x/summary.json"))
+    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
     assert up.conclude(Outcome(0), options(), earlier=earlier, made=False) == 1
     assert capsys.readouterr() == (
         "",
@@ -292,21 +293,24 @@ def test_a_summary_that_still_holds_is_a_result(
     capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
     """As the coordinator writes it once more, of a run that had nothing left to do."""
-    write_summary(job="j", phase="done", global_step=7)
-    earlier = stamp(Path("runs/x/summary.json"))
+    holds = {"job": "j", "phase": "done", "global_step": 7, "restarts": {"shard-0": 2}}
+    write_summary(**holds)
+    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
     Path("runs/x/summary.json").rename("runs/x/before.json")
-    write_summary(job="j", phase="done", global_step=7)
+    write_summary(**holds)
     outcome = Outcome(status, "stopped by a signal" if status else "")
     assert up.conclude(outcome, options(), earlier=earlier, made=False) == status
-    assert "j: done" in capsys.readouterr().out
-    assert (read_summary()["phase"], read_summary()["global_step"]) == ("done", 7)
+    out, err = capsys.readouterr()
+    assert "j: done" in out
+    assert ("nothing was left to train; --set epochs=N" in err) is (status == 0)
+    assert read_summary() == holds
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="failed", reason="stopped")
     Path("runs/x/checkpoints/step-00000000").mkdir(parents=True)
     outcome = Outcome(130, "stopped by a signal")
-    assert up.conclude(outcome, options(), earlier=None, made=True) == 130
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 130
     assert capsys.readouterr().err == (
         "stopped by a signal\n"
         "go on with: coordinator up job.py --resume --run-dir runs/x --shards 1 --workers 1\n"
@@ -319,7 +323,10 @@ def test_a_run_that_was_stopped_and_not_saved_says_so(capsys: pytest.CaptureFixt
     for step, lost in ((40, False), (47, True)):
         checkpoint = "checkpoints/step-00000040"
         write_summary(job="j", phase="failed", global_step=step, checkpoint=checkpoint)
-        assert up.conclude(Outcome(130, "stopped by a signal"), options(), None, made=True) == 130
+        assert (
+            up.conclude(Outcome(130, "stopped by a signal"), options(), up.Earlier(), made=True)
+            == 130
+        )
         said = capsys.readouterr().err
         warning = "step 47 could not be saved; the newest checkpoint is of step 40, and"
         assert (warning in said) == lost
@@ -329,7 +336,7 @@ def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(130, "stopped by a signal", own=True)
-    assert up.conclude(outcome, options(), earlier=None, made=True) == 130
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 130
     assert capsys.readouterr().err == "stopped by a signal\n"
 
 
