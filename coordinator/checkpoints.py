@@ -246,10 +246,13 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
         ("batch_size", manifest.batch_size, description.unit),
         ("seed", manifest.seed, description.seed),
     )
+    whose = ""
+    if manifest.job != description.name:
+        whose = f", which is of job {manifest.job!r} and not of {description.name!r}"
     for name, theirs, ours in wanted:
         if theirs != ours:
             raise InvalidJob(
-                f"cannot resume from {directory}: its {name} is {theirs!r}, the job's is "
+                f"cannot resume from {directory}{whose}: its {name} is {theirs!r}, the job's is "
                 f"{ours!r}; batches would be lost or repeated. Set it back, or start a new run",
                 code="PS405",
             )

@@ -84,6 +84,7 @@ def test_one_that_a_shard_could_not_load_is_not_chosen_again(tmp_path: Path) -> 
         ({"data_fingerprint": "beef"}, "its data is 'f00d', the job's is 'beef'"),
         ({"batch_size": 5}, "its batch_size is 4, the job's is 5"),
         ({"seed": 1}, "its seed is 0, the job's is 1"),
+        ({"name": "other", "seed": 1}, "is of job 'tiny' and not of 'other': its seed is 0"),
     ],
 )
 def test_another_job_is_refused_and_both_values_are_named(
