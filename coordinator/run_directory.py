@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
-from psrpc.runs import ADDRESS, JOB, RUNS, newest_run
+from psrpc.runs import ADDRESS, JOB, PLAINTEXT, RUNS, newest_run
 
 LEDGER = "ledger.sqlite"
 TOKEN = "token"
@@ -83,8 +83,8 @@ class RunDirectory:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / ADDRESS).unlink()
+        for name in (ADDRESS, PLAINTEXT):
+            (self.path / name).unlink(missing_ok=True)
         self._unlock()
 
     def token(self) -> str:
@@ -105,8 +105,14 @@ class RunDirectory:
         temporary.replace(self.path / TOKEN)
         return token
 
-    def write_address(self, address: str) -> None:
-        """Says where the coordinator answers, in one piece."""
+    def write_address(self, address: str, *, encrypted: bool = False) -> None:
+        """Says where the coordinator answers, in one piece, and before that whether in plaintext:
+        the run may have certificates from another time."""
+        if encrypted:
+            # A coordinator that was killed may have left it.
+            (self.path / PLAINTEXT).unlink(missing_ok=True)
+        else:
+            (self.path / PLAINTEXT).touch()
         self._write(ADDRESS, address + "\n")
 
     def write_job(self, document: dict[str, object]) -> None:

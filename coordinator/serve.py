@@ -158,7 +158,9 @@ async def serve(options: ServeOptions) -> int:
             stop.call = course.stop
             await server.start(Engine(course, store), board)
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-            directory.write_address(format_address(where, port))
+            directory.write_address(
+                format_address(where, port), encrypted=options.security.encrypted
+            )
             loop = asyncio.get_running_loop()
             chronicle.open(run.run_id, run.run_dir, server.status)
             try:

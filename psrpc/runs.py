@@ -12,6 +12,9 @@ JOB = "job.json"
 CERTS = "certs"
 """Certificates of the run, where it made them itself."""
 
+PLAINTEXT = "plaintext"
+"""There while a coordinator answers without certificates, whether or not the run has some."""
+
 SUMMARY = "summary.json"
 
 

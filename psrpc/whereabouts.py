@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from psrpc.errors import CoordinatorUnreachable, PsError
 from psrpc.identity import Role
-from psrpc.runs import ADDRESS, CERTS, JOB, RUNS, SUMMARY, ending_in_words, newest_run, read_ending
+from psrpc.runs import (
+    ADDRESS,
+    CERTS,
+    JOB,
+    PLAINTEXT,
+    RUNS,
+    SUMMARY,
+    ending_in_words,
+    newest_run,
+    read_ending,
+)
 from psrpc.security_options import add_security_arguments, from_arguments
 
 if TYPE_CHECKING:
@@ -79,7 +89,8 @@ def find_security(
 
 
 def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
-    """With the certificates that a run made for itself; plaintext if it made none.
+    """With the certificates that a run made for itself; plaintext if it made none, or is served
+    without them now.
 
     Raises:
         InvalidArgument: they cannot be used.
@@ -87,7 +98,8 @@ def security_of_run(run_dir: Path, role: Role = Role.OPERATOR) -> Security:
     from psrpc.security import Security
 
     certs = run_dir / CERTS
-    return Security.from_options(role, certs if certs.exists() else None)
+    used = certs.exists() and not (run_dir / PLAINTEXT).exists()
+    return Security.from_options(role, certs if used else None)
 
 
 def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnreachable:

@@ -45,8 +45,8 @@ def run_with(
             failures.append(error)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def write_and_play(directory: RunDirectory, address: str) -> None:
-        write(directory, address)
+    def write_and_play(directory: RunDirectory, address: str, *, encrypted: bool) -> None:
+        write(directory, address, encrypted=encrypted)
         assert (directory.path / "address").read_text() == f"{address}\n"
         threads.append(threading.Thread(target=play, args=(address,)))
         threads[0].start()

@@ -135,7 +135,7 @@ def test_what_stands_there_already_takes_no_space_and_is_new_all_the_same(tmp_pa
         directory.write_address("127.0.0.1:5000")
         assert path.stat().st_ino == inode
         assert path.stat().st_mtime > 1
-        directory.write_address("127.0.0.1:5001")
+        directory.write_address("127.0.0.1:5001", encrypted=True)
         assert path.read_text() == "127.0.0.1:5001\n"
 
 

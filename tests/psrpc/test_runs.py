@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from coordinator.certs import make_certificates
+from coordinator.run_directory import RunDirectory
 from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable
 from psrpc.runs import ending_in_words, newest_run, read_ending
@@ -82,3 +85,16 @@ def test_where_a_coordinator_answers() -> None:
     (path / "address").unlink()
     with pytest.raises(CoordinatorUnreachable, match="on runs/a: the run has not ended, but its"):
         whereabouts.find_coordinator(parse(), {})
+
+
+def test_a_run_that_is_served_in_plaintext_is_spoken_to_so(tmp_path: Path) -> None:
+    """Though it has certificates, of the time when ``coordinator up`` ran it."""
+    make_certificates(tmp_path / "certs", "tiny", datetime.now(UTC))
+    assert whereabouts.security_of_run(tmp_path).encrypted
+    with RunDirectory(tmp_path, resume=False) as directory:
+        directory.write_address("127.0.0.1:5000")
+        assert not whereabouts.security_of_run(tmp_path).encrypted
+        directory.write_address("127.0.0.1:5000", encrypted=True)
+        assert whereabouts.security_of_run(tmp_path).encrypted
+        directory.write_address("127.0.0.1:5000")
+    assert whereabouts.security_of_run(tmp_path).encrypted
