@@ -50,9 +50,6 @@ class Generations:
         self.formation = Formation(run.plan.shards, run.generation)
         self.failure = ""
         self.warnings: list[str] = []
-        self.source = ""
-        """What the present generation restored where parameters were lost, relative to the run
-        directory; empty if nothing was."""
         self.refused_by_disk = ""
         """What awaits a disk that refuses it, in words. It is tried again at every call of
         :meth:`form_if_due`."""
@@ -67,6 +64,7 @@ class Generations:
         self._choosing = False
         self._choice: Choice | None = None
         self._restored: Chosen | None = None
+        """What the present generation restored where parameters were lost."""
         self._went_over: tuple[int, ...] = ()
         """The processes that held the same batches when the policy changed, until the generation
         after it is formed."""
@@ -75,6 +73,12 @@ class Generations:
     def standings(self) -> list[Standing]:
         """What all shards hold, by index, once the formation is complete."""
         return [self._standings[shard] for shard in range(self.run.plan.shards)]
+
+    @property
+    def source(self) -> str:
+        """What the present generation restored where parameters were lost, relative to the run
+        directory; empty if nothing was."""
+        return self._restored.restored.directory if self._restored else ""
 
     @property
     def restoring(self) -> str:
@@ -243,7 +247,6 @@ class Generations:
         log.info("generation formed", generation=generation, why=origin.reason)
         self.run = run
         self.formed, self._went_over = True, ()
-        self.source = restored.directory if restored else ""
         self._restored = chosen
         self._standings.clear()
         begins = [
