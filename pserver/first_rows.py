@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pserver.tables.part import TablePart
-from pserver.tables.row_update import RowUpdate
+from pserver.tables.row_update import RowUpdate, Scratch
 from pserver.tables.tables import Tables
 from psrpc.first_rows import load_first_rows
 from psrpc.plan import Plan
@@ -28,7 +28,7 @@ def fill_first_rows(
         InvalidJob: a table has another width there.
         ResourceExhausted: there is no memory.
     """
-    updates = [RowUpdate(spec) for spec in plan.tables]
+    updates = [RowUpdate(spec, Scratch()) for spec in plan.tables]
     try:
         for number, step in load_first_rows(directory, plan.tables, shard, plan.shards, storage):
             if isinstance(step, Removed):

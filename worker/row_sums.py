@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.lanes import in_lanes
+from psrpc.lanes import BLOCK, in_lanes
 from psrpc.plan import aligned_empty, aligned_nbytes
 from psrpc.tables import Rows, TableSpec
 from worker.rows import ByRow, RowsNeeded, RowValues
-
-_BLOCK = 1 << 15
-"""Elements that are gathered and looked at before the next are: they stay in the cache."""
 
 _FEW = 64
 """Rows that have so many gradients that they are summed up one by one."""
@@ -107,7 +104,7 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
     starts = by.starts[rows]
     counts = by.starts[rows.start + 1 : rows.stop + 1] - starts
     finite = True
-    step = max(1, _BLOCK // into.shape[1])
+    step = max(1, BLOCK // into.shape[1])
     # The first of each row; most have no other.
     for start in range(0, len(into), step):
         block = into[start : start + step]

@@ -12,13 +12,24 @@ from pserver.tables.row_store import RowStore
 from pserver.tables.rules import PER_ROW, make_row_rule
 from pserver.updates.schedules import make_schedule
 from psrpc.errors import InvalidJob
-from psrpc.lanes import LANES, in_lanes
+from psrpc.lanes import BLOCK, in_lanes
 from psrpc.plan import aligned_empty
 from psrpc.tables import TableSpec
 
-_BLOCK = 1 << 15
-"""Elements worked on at a time: rows, gradients, slots and scratch of them stay in the second-level
-cache between being gathered and scattered, so that each passes through memory once."""
+
+class Scratch:
+    """Arrays for the length of an update, which all tables of a shard share: they are updated one
+    after the other. They grow to what the largest update needs."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[int, int], Floats] = {}
+
+    def rows(self, lane: int, number: int, n: int, width: int) -> Floats:
+        """Array ``number`` of ``lane``, ``[n, width]``, uninitialised. Lanes may ask at once."""
+        array = self._arrays.get((lane, number))
+        if array is None or array.size < n * width:
+            array = self._arrays[lane, number] = aligned_empty(n * width, "float32")
+        return array[: n * width].reshape(n, width)
 
 
 class RowUpdate:
@@ -35,7 +46,7 @@ class RowUpdate:
         InvalidJob: names the table and what its optimizer has that rows cannot have.
     """
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, scratch: Scratch) -> None:
         self._rule = make_row_rule(spec)
         config = spec.optimizer["config"]
         try:
@@ -45,12 +56,8 @@ class RowUpdate:
         self._clip = config.get("clipvalue")
         self.slots = dict(self._rule.slots)
         self.slot_widths = {name: 1 if name in PER_ROW else spec.width for name in self.slots}
-        self._rows = max(1, _BLOCK // spec.width)
-        self._row_nbytes = 4 * spec.width
-        self._scratch = [[self._block(spec.width) for _ in range(4)] for _ in range(LANES)]
-        self._slot_scratch = [
-            [self._block(wide) for wide in self.slot_widths.values()] for _ in range(LANES)
-        ]
+        self._width = spec.width
+        self._scratch = scratch
 
     def apply(
         self,
@@ -69,20 +76,21 @@ class RowUpdate:
         factors = self._rule.factors(rate, iterations, "float32")
         values = store.values.rows()
         slots = [column.rows() for column in store.slots.values()]
+        step = max(1, BLOCK // self._width)
 
         def update(lane: int, part: slice) -> None:
             # A run that diverges says so by its loss, as on arenas.
             with np.errstate(all="ignore"):
-                for start in range(part.start, part.stop, self._rows):
-                    block = slice(start, min(start + self._rows, part.stop))
+                for start in range(part.start, part.stop, step):
+                    block = slice(start, min(start + step, part.stop))
                     if picked is None:
                         own = gradients[block]
                     else:
-                        own = self._scratch[lane][3][: block.stop - start]
+                        own = self._scratch.rows(lane, 3, block.stop - start, self._width)
                         np.take(gradients, picked[block], axis=0, out=own, mode="clip")
                     self._update(lane, values, slots, at[block], own, factors)
 
-        in_lanes(len(at), self._row_nbytes, update)
+        in_lanes(len(at), 4 * self._width, update)
 
     def _update(
         self,
@@ -94,18 +102,20 @@ class RowUpdate:
         factors: object,
     ) -> None:
         n = len(at)
-        rows, first, second, clipped = (scratch[:n] for scratch in self._scratch[lane])
+        rows, first, second, clipped = (
+            self._scratch.rows(lane, number, n, self._width) for number in range(4)
+        )
         if self._clip:
             limit = np.float32(self._clip)
             gradients = np.clip(gradients, -limit, limit, out=clipped)
         np.take(values, at, axis=0, out=rows, mode="clip")
-        own = [scratch[:n] for scratch in self._slot_scratch[lane]]
+        own = [
+            self._scratch.rows(lane, 4 + number, n, column.shape[1])
+            for number, column in enumerate(slots)
+        ]
         for column, scratch in zip(slots, own, strict=True):
             np.take(column, at, axis=0, out=scratch, mode="clip")
         self._rule.update(rows, gradients, own, factors, (first, second))
         scatter(values, at, rows)
         for column, scratch in zip(slots, own, strict=True):
             scatter(column, at, scratch)
-
-    def _block(self, width: int) -> Floats:
-        return aligned_empty(self._rows * width, "float32").reshape(self._rows, width)

@@ -15,7 +15,7 @@ from pserver.tables.part import Counts, Floats, TablePart, check_part
 from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
-from pserver.tables.row_update import RowUpdate
+from pserver.tables.row_update import RowUpdate, Scratch
 from psrpc.errors import ResourceExhausted, TableFull
 from psrpc.lanes import in_lanes
 from psrpc.tables import Ids, Rows, TableSpec
@@ -44,14 +44,17 @@ class Table:
         InvalidJob: the optimizer or the initializer cannot be.
     """
 
-    def __init__(self, spec: TableSpec, shard: int, shards: int) -> None:
+    def __init__(
+        self, spec: TableSpec, shard: int, shards: int, scratch: Scratch | None = None
+    ) -> None:
+        """``scratch``: of all tables of the shard; None is one of its own."""
         self.spec = spec
         self.created = 0
         self.evicted = 0
         self._shard, self._shards = shard, shards
         self._limit = _MAX_SLOTS if spec.max_rows is None else -(-spec.max_rows // shards)
         self._initial = InitialRows(spec)
-        self._update = RowUpdate(spec)
+        self._update = RowUpdate(spec, scratch or Scratch())
         self._evicted = Evicted()
         self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
         self.forget()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.hash_index import Slots
 from pserver.tables.part import Floats
+from pserver.tables.row_update import Scratch
 from pserver.tables.table import Table
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
@@ -77,7 +78,8 @@ class Tables:
 
     def __init__(self, plan: Plan, shard: int) -> None:
         self.specs = plan.tables
-        self.tables = tuple(Table(spec, shard, plan.shards) for spec in plan.tables)
+        scratch = Scratch()
+        self.tables = tuple(Table(spec, shard, plan.shards, scratch) for spec in plan.tables)
 
     def __getitem__(self, table: int) -> Table:
         """Raises InvalidArgument for a number that the plan has not."""

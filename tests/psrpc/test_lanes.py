@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.tables import row_update
 from pserver.tables.memory import Column
 from pserver.tables.table import Table
 from psrpc import lanes
@@ -24,7 +23,6 @@ from tests.pserver.tables.table_cases import spec
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three lanes, whatever machine this is, for any work."""
     monkeypatch.setattr(lanes, "LANES", 3)
-    monkeypatch.setattr(row_update, "LANES", 3)
     monkeypatch.setattr(lanes, "WORTH_BYTES", 0)
 
 
