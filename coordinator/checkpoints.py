@@ -23,6 +23,7 @@ from psrpc.checkpoint import (
     applied_sets,
     commit,
     newest_good,
+    slot_names,
 )
 from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.intervals import IntervalSet
@@ -181,6 +182,7 @@ def choose_checkpoint(
         ) from None
     manifest = choice.manifest
     _check_fits(choice.directory, manifest, description)
+    _check_slots(choice.directory, manifest, description, storage)
     remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
     if manifest.job_sha256 != description.job_sha256:
         remarks.append("the job file has changed since the checkpoint was written")
@@ -260,3 +262,29 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
         compare_tables(directory, manifest.plan.tables, description.tables)
     except CheckpointError as error:
         raise InvalidJob(f"cannot resume: {error}") from None
+
+
+def _check_slots(
+    directory: Path, manifest: Manifest, description: JobDescription, storage: Storage
+) -> None:
+    """Shards would refuse another optimizer's slots, each checkpoint in turn."""
+    if description.slots is None:
+        return
+    try:
+        held = slot_names(directory, manifest, storage)
+    except CheckpointError:
+        return  # the shards that are to load it will say so
+    if held != sorted(description.slots):
+        theirs, ours = (
+            f"{optimizer['class_name']} ({', '.join(slots)})"
+            for optimizer, slots in (
+                (manifest.optimizer, held),
+                (description.optimizer, description.slots),
+            )
+        )
+        raise InvalidJob(
+            f"cannot resume from {directory}: its optimizer is {theirs}, the job's is {ours}, "
+            "which cannot go on from what that has kept. Set it back, or start a new run; "
+            "init_from takes the values of parameters alone",
+            code="PS405",
+        )

@@ -53,8 +53,8 @@ class JobDescription:
     ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id;
     ``tables`` are the embedding tables, and ``rows_nbytes`` about the bytes of their rows that a
     batch needs; ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow
-    is to choose; ``optimizer`` is the serialized Keras optimizer; ``document`` the JSON it was read
-    from."""
+    is to choose; ``optimizer`` is the serialized Keras optimizer and ``slots`` what its state is
+    called in checkpoints, None where that is not said; ``document`` the JSON it was read from."""
 
     name: str
     job_sha256: str
@@ -85,6 +85,7 @@ class JobDescription:
     tables: tuple[TableSpec, ...] = ()
     rows_nbytes: int = 0
     full_checkpoint_every: int = FULL_EVERY
+    slots: tuple[str, ...] | None = None
 
     @property
     def mode(self) -> Mode:
@@ -151,6 +152,7 @@ def parse_description(text: str) -> JobDescription:
         warmup_epochs=read.positive("warmup_epochs"),
         tables=tuple(_table(table) for table in document.get("tables") or ()),
         rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
+        slots=None if document.get("slots") is None else tuple(read.field("slots", list)),
     )
 
 

@@ -11,13 +11,10 @@ import numpy.typing as npt
 
 from pserver.requests import Values
 from pserver.updates.lending import Lending
-from psrpc.plan import Plan, aligned_empty
+from psrpc.plan import MEAN_SQUARE, Plan, aligned_empty
 from psrpc.policy import Policy
 
 NDArray = npt.NDArray[Any]
-
-MEAN_SQUARE = "dc_mean_square"
-"""The slot of a checkpoint. Persisted name, load-bearing."""
 
 EPSILON = 1e-7
 """What keeps λ finite where all gradients were 0; the paper's."""

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from pserver.applied import AppliedSet
-from pserver.compensation import MEAN_SQUARE, Compensation
+from pserver.compensation import Compensation
 from pserver.rates import Rates
 from pserver.requests import RestoredState, Snapshot, Values
 from pserver.tables.tables import Tables
 from pserver.updates.engine import ITERATIONS, Slots, UpdateEngine, scalar
 from psrpc.encoding import Encoding
-from psrpc.plan import Plan
+from psrpc.plan import MEAN_SQUARE, Plan
 from psrpc.policy import Policy
 from psrpc.tables import Rows
 

@@ -30,7 +30,7 @@ from psrpc.manifest import (
     read_manifest,
     verify,
 )
-from psrpc.plan import AVERAGES, ArenaPlan, Plan, aligned_empty
+from psrpc.plan import AVERAGES, MEAN_SQUARE, ArenaPlan, Plan, aligned_empty
 from psrpc.rows_chain import compare_tables
 from psrpc.shard_file import (
     NDArray,
@@ -59,6 +59,7 @@ __all__ = [
     "newest_good",
     "read_manifest",
     "shard_file_name",
+    "slot_names",
     "verify",
     "write_shard_file",
 ]
@@ -205,6 +206,20 @@ def applied_sets(
                 }
             )
     return sets
+
+
+def slot_names(directory: Path, manifest: Manifest, storage: Storage = DISK) -> list[str]:
+    """The names of the optimizer's slots and scalars in a checkpoint, ascending; reads the files'
+    headers alone.
+
+    Raises:
+        CheckpointError: a header cannot be read.
+    """
+    names = set()
+    for file in manifest.files:
+        with _opened(directory, manifest, file, storage) as reader:
+            names |= {entry["slot"] for entry in reader.header.entries.values()}
+    return sorted(names - {"", MEAN_SQUARE})
 
 
 def common_applied(

@@ -42,6 +42,9 @@ the first step it is all zeros. Evaluations see the raw parameters, as Keras's d
 happens inside the shard's update, at the same iterations as in Keras.
 """
 
+MEAN_SQUARE = "dc_mean_square"
+"""The slot of delay compensation, which any optimizer may have. Persisted name, load-bearing."""
+
 
 @dataclass(frozen=True)
 class VariableSpec:

@@ -27,6 +27,7 @@ ALLOWED = {
         "pserver.workspace",
         "pserver.updates.allowlist",
         "pserver.updates.keras_objects",
+        "pserver.updates.keras_slots",
         "pserver.updates.numpy_engine",
     },
 }
@@ -36,6 +37,8 @@ MAY_USE_TENSORFLOW = {
     "pserver.updates.keras_engine",
     "pserver.updates.keras_function",
     "pserver.updates.keras_objects",
+    "pserver.updates.keras_pieces",
+    "pserver.updates.keras_slots",
 }
 
 PURE = {

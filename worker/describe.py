@@ -72,6 +72,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     Raises:
         InvalidJob: whatever makes the job impossible to train; the message names it.
     """
+    from pserver.updates.keras_slots import slot_names
     from worker.build import serialized_optimizer
     from worker.described_tables import described_tables
     from worker.local_sgd import LocalSgd, shard_optimizer
@@ -92,6 +93,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         optimizer = shard_optimizer()
     if job.engine == "numpy":
         NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
+    placement = placement_for(optimizer, variables)
     document = {
         "format": FORMAT,
         "name": loaded.name,
@@ -110,7 +112,8 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "variables": [vars(v) | {"shape": list(v.shape)} for v in variables],
         "optimizer": optimizer,
         "engine": job.engine,
-        "placement": placement_for(optimizer, variables),
+        "slots": slot_names(optimizer, make_plan(variables, 1, placement, tables)),
+        "placement": placement,
         "needs_single_shard": needs_single_shard(optimizer),
         "checkpoint_every": job.checkpoint_every,
         "full_checkpoint_every": job.full_checkpoint_every,
@@ -207,10 +210,12 @@ def _describe_model(
 
     from worker.build import build_model
     from worker.described_tables import asked_rows
+    from worker.inputs import check_inputs
     from worker.lookups import NoRows, look_up
     from worker.variables import model_variables
 
     model = build_model(job, _head(example))
+    check_inputs(model, example[0])
     names: list[str] = []
     if isinstance(model, keras.Model):
         names = _check_outputs(job, model, example, eval_records)

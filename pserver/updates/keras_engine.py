@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -30,10 +28,11 @@ from pserver.updates.keras_function import (
     zeros,
 )
 from pserver.updates.keras_objects import rebuild
+from pserver.updates.keras_pieces import make_variable, pieces_of
 from pserver.updates.keras_slots import SlotVariables
 from psrpc.encoding import Encoding, wire_dtype
 from psrpc.errors import InvalidJob
-from psrpc.plan import ArenaPlan, Plan
+from psrpc.plan import Plan
 
 # What XLA answers with when it cannot compile a function; running out of memory is not among it.
 _NOT_COMPILED = (
@@ -44,22 +43,6 @@ _NOT_COMPILED = (
 )
 
 _log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What becomes one Keras variable: elements ``[offset, offset + size)`` of a shard's arena."""
-
-    arena: str
-    offset: int
-    name: str
-    shape: tuple[int, ...]
-    constraint: Mapping[str, Any] | None
-
-    @property
-    def place(self) -> slice:
-        """Its elements in the shard's part of the arena."""
-        return slice(self.offset, self.offset + prod(self.shape))
 
 
 class KerasEngine:
@@ -101,7 +84,7 @@ class KerasEngine:
             piece
             for arena in plan.arenas
             if arena.name in self._arenas.trainable
-            for piece in _pieces_of(plan, arena, shard)
+            for piece in pieces_of(plan, arena, shard)
         ]
         self._whole = plan.placement == "whole"
         self._wire = wire
@@ -116,7 +99,7 @@ class KerasEngine:
                 for piece in self._pieces
             ]
             state = {n: taken(values[n]) for n in self._arenas.state}
-            self._variables = list(map(_make_variable, self._pieces, parts))
+            self._variables = list(map(make_variable, self._pieces, parts))
             self._state = {
                 n: keras.Variable(tensor, dtype=self._arenas.dtypes[n], trainable=False)
                 for n, tensor in state.items()
@@ -304,25 +287,6 @@ class KerasEngine:
                     v.assign(copied(slots.variables[slot][p.name]))
         for name, variable in own.scalars.items():
             variable.assign(copied(slots.scalars[name]))
-
-
-def _pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
-    if plan.placement == "cut":
-        return [Piece(arena.name, 0, arena.name, (arena.shard_length(shard),), None)]
-    return [
-        Piece(arena.name, s.offset, s.variable.name, s.variable.shape, s.variable.constraint)
-        for s in plan.shard_slices(arena, shard)
-    ]
-
-
-def _make_variable(piece: Piece, value: Any) -> Any:
-    # Optimizers read a variable's path (Muon's exclude_layers) and name their own after it, in
-    # letters that TensorFlow allows; the constructor takes no path.
-    variable = keras.Variable(value, dtype=value.dtype.name, name="slice")
-    variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
-    if piece.constraint is not None:
-        variable.constraint = rebuild("constraint", piece.constraint)
-    return variable
 
 
 def _initial(variable: Any) -> Any:

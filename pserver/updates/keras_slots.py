@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import tensorflow as tf
+
+from pserver.updates.keras_function import DEVICE
+from pserver.updates.keras_objects import rebuild
+from pserver.updates.keras_pieces import make_variable, pieces_of
+from psrpc.plan import Plan
 
 _OWN_SHAPE = {("Adafactor", "r"), ("Adafactor", "c")}
 """Slots whose shape is not the variable's: a row and a column statistic of each matrix."""
@@ -56,3 +63,24 @@ class SlotVariables:
                     self.elements[name] = list(value)
         for v in optimizer.variables:
             assert id(v) in accounted, f"{v.path} of {type(optimizer).__name__} is in no attribute"
+
+
+def slot_names(optimizer: Mapping[str, Any], plan: Plan) -> list[str]:
+    """What the state of ``optimizer`` consists of for the variables of ``plan``, slots and scalars,
+    by the names that they have in checkpoints. ``plan`` is for one shard; no memory is taken for
+    any of it.
+
+    Raises:
+        InvalidJob: shards will not build the optimizer.
+    """
+    with tf.device(DEVICE):
+        variables = [
+            make_variable(piece, tf.zeros([1] * len(piece.shape), arena.dtype))
+            for arena in plan.arenas
+            if arena.role == "trainable"
+            for piece in pieces_of(plan, arena, 0)
+        ]
+        made = rebuild("optimizer", optimizer)
+        made.build(variables)
+        own = SlotVariables(made, variables)
+    return sorted([*own.elements, *own.variables, *own.scalars])

@@ -95,6 +95,17 @@ def test_another_job_is_refused_and_both_values_are_named(
         choose_checkpoint(tmp_path, job(**changes))
 
 
+def test_an_optimizer_with_other_slots_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    write_applied(make_run(tmp_path, shards=2), 4, [[], []], slots=("momentums", "velocities"))
+    adamw = {"class_name": "AdamW", "config": {"learning_rate": 0.1}}
+    fits = ["iterations", "momentums", "velocities"]
+    assert choose_checkpoint(tmp_path, job(optimizer=adamw, slots=fits)).remarks == ()
+    what = r"is SGD \(iterations, momentums, velocities\), the job's is AdamW \(iterations\)"
+    with pytest.raises(InvalidJob, match=what) as refused:
+        choose_checkpoint(tmp_path, job(optimizer=adamw, slots=["iterations"]))
+    assert refused.value.code == "PS405"
+
+
 def test_a_job_that_ends_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
     applied = [[{"epoch": 1, "applied": [[4, 8]], "skipped": []}]]
     write_applied(make_run(tmp_path), 4, applied)
@@ -127,24 +138,29 @@ def test_a_changed_job_file_is_remarked(tmp_path: Path) -> None:
 
 
 def write_applied(
-    run: Run, step: int, applied: list[list[dict[str, Any]]], under: Followed | None = None
+    run: Run,
+    step: int,
+    applied: list[list[dict[str, Any]]],
+    under: Followed | None = None,
+    slots: tuple[str, ...] = (),
 ) -> None:
-    """A checkpoint whose shards have applied these batches."""
+    """A checkpoint whose shards have applied these batches, with an optimizer of these slots."""
     name = checkpoint_name(step)
     order = SnapshotOrder(name, step, True, False, temporary_directory(name))
     checkpoints = Checkpoints(run)
     checkpoints.prepare(order)
     files = []
     for shard, mine in enumerate(applied):
+        values = {a.name: np.zeros(a.shard_length(shard), a.dtype) for a in run.plan.arenas}
         written = write_shard_file(
             run.run_dir / order.directory / shard_file_name(shard, len(applied)),
             run.plan,
             shard,
             ShardState(
-                values={a.name: np.zeros(a.shard_length(shard), a.dtype) for a in run.plan.arenas},
-                elements={},
+                values=values,
+                elements=dict.fromkeys(slots, values),
                 variables={},
-                scalars={},
+                scalars={"iterations": np.array(4, np.int64)},
                 version=4,
                 applied=tuple(mine),
             ),

@@ -11,7 +11,7 @@ import pytest
 from pserver.applied import AppliedSet
 from pserver.arrival import Shared
 from pserver.assembly import Extent
-from pserver.compensation import EPSILON, MEAN_SQUARE, Compensation
+from pserver.compensation import EPSILON, Compensation
 from pserver.engine import ShardEngine
 from pserver.fence import Fence
 from pserver.pulled import MAX_VERSIONS, Pulled
@@ -30,7 +30,7 @@ from pserver.updates.engine import EngineKind, make_engine
 from psrpc.batch import BatchId
 from psrpc.checkpoint import ManifestFile, commit, load_state
 from psrpc.encoding import Encoding, round_to
-from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.plan import MEAN_SQUARE, Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.policy import Policy
 from psrpc.shard_file import ShardState, write_shard_file
 from tests.pserver.shards import INCARNATION, SGD, NDArray, Sink, identity_of

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.updates.allowlist import AVERAGES
+from pserver.updates.allowlist import AVERAGES, placement_for
 from pserver.updates.engine import EngineKind, make_engine
+from pserver.updates.keras_slots import slot_names
 from psrpc.encoding import Encoding, round_to
 from psrpc.plan import Placement, VariableSpec, make_plan
 
@@ -341,6 +342,19 @@ def test_slots_go_on_in_another_number_of_shards(name: str) -> None:
     after.train(range(3, STEPS))
     assert_equal_values(after.values(), plain_keras(optimizer, STEPS))
     assert all(engine.slots().iterations == STEPS for engine in after.engines)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [*(NAMED | IN_NUMPY_TOO | CUT | WHOLE).values(), serialized("Muon")],
+    ids=[*NAMED, *IN_NUMPY_TOO, *CUT, *WHOLE, "Muon"],
+)
+def test_which_slots_there_will_be_is_known_beforehand(optimizer: dict[str, Any]) -> None:
+    slots = Shards("keras", optimizer, 1).engines[0].slots()
+    plan = make_plan(MODEL, 1, placement_for(optimizer, MODEL))
+    assert slot_names(optimizer, plan) == sorted(
+        [*slots.elements, *slots.variables, *slots.scalars]
+    )
 
 
 def test_muon_slots_go_on_though_matrices_have_no_velocity() -> None:

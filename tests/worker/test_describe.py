@@ -46,6 +46,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
             for name, shape in (("kernel", [4, 3]), ("bias", [3]))
         ],
         "engine": "keras",
+        "slots": ["iterations"],
         "placement": "cut",
         "needs_single_shard": None,
         "checkpoint_every": 9,

@@ -98,6 +98,30 @@ def twins() -> keras.Model:
     return Twins()
 
 
+def two_inputs(**dtypes: str) -> keras.Model:
+    inputs = [keras.Input((4,), dtype=dtype, name=name) for name, dtype in dtypes.items()]
+    numbers = [keras.ops.cast(i, "float32") if i.dtype != "string" else None for i in inputs]
+    return keras.Model(inputs, layers.Dense(3)(next(n for n in numbers if n is not None)))
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "says"),
+    [
+        ({"x": "float32", "ids": "int64"}, "'ids' takes int64, and the data has text, [b'B00'];"),
+        ({"x": "string", "ids": "int64"}, "takes string, and the data has float32; say keras.Inpu"),
+    ],
+)
+@pytest.mark.parametrize("nest", [dict, list])
+def test_data_of_another_kind_than_the_input_is_refused(
+    dtypes: dict[str, str], says: str, nest: type
+) -> None:
+    arrays = {"x": np.ones((60, 4), np.float32), "ids": np.full((60, 4), b"B00", object)}
+    x = arrays if nest is dict else list(arrays.values())
+    with pytest.raises(InvalidJob) as raised:
+        described(model=lambda: two_inputs(**dtypes), train=Arrays(x, np.arange(60) % 3))
+    assert says in str(raised.value)
+
+
 def test_two_variables_of_one_name_are_refused() -> None:
     with pytest.raises(InvalidJob, match="2 variables are named 'twins/twin/kernel'"):
         described(model=twins)
