@@ -95,7 +95,15 @@ def make_parser() -> argparse.ArgumentParser:
             description="Prints rows of an embedding table of a running job, as they are now.",
         )
     )
-    healthcheck.add_arguments(commands.add_parser("healthcheck", help="say whether a shard serves"))
+    health = commands.add_parser("healthcheck", help="say whether a shard serves")
+    health.add_argument(
+        "address",
+        nargs="?",
+        default="localhost:5000",
+        metavar="HOST:PORT",
+        help="where it listens (default: %(default)s)",
+    )
+    healthcheck.add_arguments(health)
     completion.add_completion(commands, "pserver")
     return parser
 
@@ -130,7 +138,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
         return run_lookup(arguments)
     if arguments.command == "healthcheck":
-        return healthcheck.check(arguments, Role.SHARD)
+        return _check_health(arguments)
     if arguments.command == "completion":
         print(completion.script(make_parser(), arguments.shell))  # noqa: T201
         return 0
@@ -204,6 +212,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         )
         return EXIT_BAD_INPUT if isinstance(error, hopeless) else EXIT_LOST
     return 0
+
+
+def _check_health(arguments: argparse.Namespace) -> int:
+    try:
+        security = from_arguments(healthcheck.who_asks(arguments, Role.SHARD), arguments)
+        return healthcheck.check(arguments, arguments.address, security, Role.SHARD)
+    except InvalidArgument as error:
+        print(error_line(error), file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT
 
 
 if __name__ == "__main__":
