@@ -26,7 +26,7 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.store import Store
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
-from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
@@ -167,7 +167,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     run_dir: Path = args.run_dir
     if args.keep is not None and args.keep < 1:
-        raise InvalidJob(f"--keep is {args.keep}; expected a whole number of at least 1")
+        raise InvalidArgument(f"--keep is {args.keep}; expected a whole number of at least 1")
     _find(run_dir)
     with RunDirectory(run_dir, resume=True):
         description = _description(run_dir)

@@ -198,7 +198,7 @@ def test_prune_refuses_while_a_coordinator_runs(
         (("ls", "gone"), "error PS404: gone has no checkpoints/; expected the directory of a run"),
         (("verify", "gone"), "gone has no checkpoints/; expected the directory of a run"),
         (("diff", "gone", "gone"), "gone has no manifest.json: it is not a checkpoint"),
-        (("prune", "--keep", "0", "."), "--keep is 0; expected a whole number of at least 1"),
+        (("prune", "--keep", "0", "."), "error PS110: --keep is 0; expected a whole number"),
     ],
 )
 def test_bad_input_is_one_line(
