@@ -17,6 +17,7 @@ from psrpc.errors import (
     JobMismatch,
     PsError,
     disk_code,
+    disk_reason,
     error_line,
 )
 from psrpc.logs import get_logger
@@ -90,7 +91,8 @@ def run_worker(options: WorkerOptions) -> int:
         # Not only at the end would one like to know that it cannot be written.
         _write(times, options)
     except OSError as error:
-        return _end(error_line(PsError(f"--step-times: {error}", code=disk_code(error))), BAD_INPUT)
+        cause = f"--step-times {options.step_times}: {disk_reason(error)}"
+        return _end(error_line(PsError(cause, code=disk_code(error))), BAD_INPUT)
     with (
         CoordinatorClient(options.coordinator, options.security) as client,
         Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
