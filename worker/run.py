@@ -11,6 +11,7 @@ from pathlib import Path
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import (
+    AccessDenied,
     InvalidArgument,
     InvalidJob,
     JobFailed,
@@ -118,7 +119,7 @@ def run_worker(options: WorkerOptions) -> int:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
             mistaken = isinstance(error, InvalidJob | InvalidArgument) and not standing.worker
-            bad = mistaken or isinstance(error, JobMismatch)
+            bad = mistaken or isinstance(error, AccessDenied | JobMismatch)
             return _end(error_line(error), BAD_INPUT if bad else FAILED)
         finally:
             _keep(times, options)
