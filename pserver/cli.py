@@ -24,6 +24,7 @@ from psrpc.process import (
     while_read,
 )
 from psrpc.security_options import add_security_arguments, from_arguments
+from psrpc.version import SOFTWARE
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
@@ -32,6 +33,7 @@ EXIT_BAD_INPUT = 2
 def make_parser() -> argparse.ArgumentParser:
     """What the command line may say."""
     parser = Parser(prog="pserver", description="Holds one shard of a training job's parameters.")
+    parser.add_argument("--version", action="version", version=SOFTWARE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve", help="serve a shard until its job ends", description="Serves one shard of a job."
