@@ -62,6 +62,9 @@ LEAST_CALL_S = 1.0
 TIMEOUT_S = 30.0
 """How long a shard, or all of them, is waited for."""
 
+PAUSE_S = 0.5
+"""At most, between two tries: so much sooner may a wait come to its end."""
+
 _LARGEST = 2**63 - 1
 
 Keys = Ids | list[str | bytes]
@@ -102,7 +105,7 @@ class RowReader:
         before the first call."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
-        self._retry = RetryPolicy(budget_s=timeout_s)
+        self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
         self._call_s = min(CALL_S, max(LEAST_CALL_S, timeout_s))
         self._stop = threading.Event()
         self._plan: Plan | None = None
@@ -212,11 +215,11 @@ class RowReader:
             if isinstance(tries.last, CoordinatorUnreachable):
                 why = self._coordinator.why_unreachable()
                 return CoordinatorUnreachable(
-                    f"after {tries.spent_s:.0f} s: {tries.last}" + (f": {why}" if why else ""),
+                    f"after {tries.spent_s:.1f} s: {tries.last}" + (f": {why}" if why else ""),
                     code=why.code if why else "",
                 )
             if isinstance(tries.last, NotReady):
-                return type(tries.last)(f"after {tries.spent_s:.0f} s: {tries.last}")
+                return type(tries.last)(f"after {tries.spent_s:.1f} s: {tries.last}")
             return ShardUnreachable(f"no answer after {tries}")
 
         def one_try() -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -202,7 +203,10 @@ def test_a_coordinator_that_is_silent_is_waited_for_no_longer_than_asked(
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with RowReader(address, 0.02) as reader, pytest.raises(CoordinatorUnreachable) as raised:
             reader.read("user", [1])
-    assert raised.value.coded.startswith(f"PS213: after 0 s: coordinator at {address}: no answer")
+    assert re.match(
+        rf"PS213: after \d+\.\d s: coordinator at {address}: no answer in time: .* says nothing",
+        raised.value.coded,
+    )
 
 
 def test_the_command_prints_ids_and_rows(
