@@ -219,7 +219,7 @@ class RowReader:
                     code=why.code if why else "",
                 )
             if isinstance(tries.last, NotReady):
-                return type(tries.last)(f"after {tries.spent_s:.1f} s: {tries.last}")
+                return type(tries.last)(f"after {tries.spent_s:.1f} s: waiting for {tries.last}")
             return ShardUnreachable(f"no answer after {tries}")
 
         def one_try() -> Result:
