@@ -26,11 +26,14 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.store import Store
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
-from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
-from psrpc.runs import JOB
+from psrpc.runs import JOB, newest_run
+
+UNLIMITED = 1 << 16
+"""Columns of what is no terminal."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,7 +153,8 @@ def _says_good(what: str, check: Callable[[], None]) -> bool:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    difference = diff_checkpoints(args.one.resolve(), args.other.resolve())
+    run_dir = args.run_dir or newest_run()
+    difference = diff_checkpoints(*(_named(one, run_dir) for one in (args.one, args.other)))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("", "shape", "norm of difference", "greatest difference"):
         table.add_column(title, justify="right" if "difference" in title else "left", no_wrap=True)
@@ -164,10 +168,17 @@ def _diff(args: argparse.Namespace) -> int:
     return 1 if difference.differs else 0
 
 
+def _named(name: Path, run_dir: Path | None) -> Path:
+    """The directory ``name``; where there is none, the checkpoint of that name."""
+    if run_dir is not None and not name.exists():
+        name = run_dir / CHECKPOINTS / name
+    return name.resolve()
+
+
 def _prune(args: argparse.Namespace) -> int:
     run_dir: Path = args.run_dir
     if args.keep is not None and args.keep < 1:
-        raise InvalidJob(f"--keep is {args.keep}; expected a whole number of at least 1")
+        raise InvalidArgument(f"--keep is {args.keep}; expected a whole number of at least 1")
     _find(run_dir)
     with RunDirectory(run_dir, resume=True):
         description = _description(run_dir)
@@ -254,7 +265,11 @@ def _say(what: str, how: str, style: str) -> None:
 
 def _console() -> Console:
     # Made anew, since it is bound to the standard output of the moment.
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Whoever reads it there wants whole names.
+        console.width = UNLIMITED
+    return console
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {

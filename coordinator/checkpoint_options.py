@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from psrpc.runs import RUNS
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the commands of ``coordinator checkpoint`` and their options."""
@@ -27,8 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Compares variables, optimizer slots, steps and applied batches, whatever the "
         "number of shards. Ends with status 1 if they differ.",
     )
-    diff.add_argument("one", type=Path, metavar="A", help="the directory of a checkpoint")
-    diff.add_argument("other", type=Path, metavar="B", help="the directory of another")
+    diff.add_argument(
+        "one", type=Path, metavar="A", help="the directory of a checkpoint, or its name in a run"
+    )
+    diff.add_argument("other", type=Path, metavar="B", help="the same of another")
+    diff.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help=f"the run of which A and B are names (default: the newest under {RUNS}/)",
+    )
     prune = actions.add_parser(
         "prune",
         help="remove the checkpoints that the job does not want kept",

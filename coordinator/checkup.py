@@ -19,6 +19,7 @@ from psrpc.errors import (
     PsError,
     ResourceExhausted,
     disk_code,
+    disk_reason,
 )
 from psrpc.health import why_unhealthy
 from psrpc.identity import Role
@@ -176,7 +177,7 @@ def _run_directory(run_dir: Path) -> Step:
             pass
     except OSError as failed:
         error = InvalidJob(
-            f"cannot write to {run_dir}: {failed.strerror}; shards keep their snapshots there",
+            f"cannot write to {run_dir}, where shards keep their snapshots: {disk_reason(failed)}",
             code=disk_code(failed),
         )
         return Step(name, error=error)

@@ -174,9 +174,12 @@ class CoordinatorClient:
             self._stub.HeartbeatWorker, request, pb.HeartbeatWorkerResponse, deadline_s
         )
 
-    def get_cluster(self, request: pb.GetClusterRequest) -> pb.GetClusterResponse:
-        """Raises NotReady (names the missing shards) after a few seconds: ask again."""
-        return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, POLL_S)
+    def get_cluster(
+        self, request: pb.GetClusterRequest, deadline_s: float = POLL_S
+    ) -> pb.GetClusterResponse:
+        """Raises NotReady (names the missing shards), for a worker after a few seconds: ask
+        again."""
+        return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, deadline_s)
 
     def lease_work(self, request: pb.LeaseWorkRequest) -> pb.LeaseWorkResponse:
         """Asks for work. With ``request.received`` a worker may ask for its next task while it runs

@@ -205,10 +205,11 @@ class Engine:
         raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
 
     async def get_cluster(self, name: str, incarnation: int) -> Sequence[Shard]:
-        """Like :meth:`cluster_now`, after a while if that helps. Without a name for whoever only
-        reads from the shards."""
-        if name:
-            self._members.worker_seen(name, incarnation, self.course.now())
+        """Like :meth:`cluster_now`, for a worker after a while if that helps. Whoever only reads
+        from the shards has no name, and knows by itself how long to wait."""
+        if not name:
+            return self.cluster_now(name, incarnation)
+        self._members.worker_seen(name, incarnation, self.course.now())
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from coordinator.saving import CHECKPOINTS
 from coordinator.table_export import export_evicted, export_tables, export_variables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
-from psrpc.errors import CheckpointError, InvalidJob, PsError, error_line
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
 from psrpc.runs import JOB
 
@@ -26,8 +26,9 @@ def run(args: argparse.Namespace) -> int:
     """Exports; returns 0, or 2 after one line on standard error."""
     try:
         if args.to is None and args.tables is None and args.evicted is None:
-            raise InvalidJob(
-                "nothing to export; say --to PATH, --tables DIRECTORY or --evicted DIRECTORY"
+            raise InvalidArgument(
+                "nothing to export; say --to PATH, --tables DIRECTORY or --evicted DIRECTORY",
+                code="PS113",
             )
         if args.tables is not None or args.evicted is not None:
             _export_tables(args.source, args.step, args.tables, args.evicted)
@@ -44,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _export_tables(source: Path, step: int | None, to: Path | None, evicted: Path | None) -> None:
     if to is not None and evicted is not None and to.resolve() == evicted.resolve():
-        raise InvalidJob(f"--tables and --evicted are both {to}; their files have the same names")
+        raise InvalidArgument(
+            f"--tables and --evicted are both {to}; their files have the same names"
+        )
     directory, manifest, remarks = _choose(source, step)
     exported: list[tuple[Path, str]] = []
     if to is not None:

@@ -26,11 +26,11 @@ WARNED_STEPS = PATIENCE_STEPS // 2
 
 
 class Guard:
-    """Watches batches as they are done; each method returns why the job must stop, with
-    the code of that, or None. What a
-        person should know before it comes to that is in ``warnings``, for the owner to take out.
+    """Watches batches as they are done; each method returns why the job must stop, with the code of
+    that, or None. What a person should know before it comes to that is in ``warnings``, for the
+    owner to take out.
 
-        Pure and not thread-safe.
+    Pure and not thread-safe.
     """
 
     def __init__(self, policy: Policy, first_loss: float | None = None) -> None:
@@ -42,6 +42,7 @@ class Guard:
         self._skipped = 0
         self._above = 0
         self._exploded = False
+        self._stale = False
         self.warnings: list[str] = []
 
     @property
@@ -61,9 +62,11 @@ class Guard:
             self._policy = policy
             self._above = 0
             self._exploded = False
+            self._stale = False
 
-    def batch(self, batch: BatchId, skipped: bool) -> str | None:
+    def batch(self, batch: BatchId, skipped: bool, staleness: int = 0) -> str | None:
         """One batch is done; ``skipped`` when its gradient was NaN or infinite."""
+        self._stale = self._stale or staleness > 0
         self._skipped = self._skipped + 1 if skipped else 0
         if self._skipped < SKIPPED_IN_A_ROW:
             return None
@@ -110,11 +113,12 @@ class Guard:
     def _advice(self, running: bool) -> str:
         """What may help: to a job that is ``running``, or when it is started again."""
         change = "coordinator set " if running else "--set "
-        parts = ["lower the learning rate (--set optimizer.learning_rate=...)"]
-        if not self._policy.rounds:
-            if self._policy.staleness_lr is None:
-                parts.append(f"divide it by 1 + staleness ({change}staleness_lr=inverse)")
-            sync = "coordinator set mode=sync replicas=N" if running else "--mode sync --replicas N"
-            parts.append(f"train in rounds of N micro-batches ({sync})")
-        advice = ", or ".join(parts)
-        return advice if self._policy.rounds else f"{advice}: staleness acts like more momentum"
+        lower = "lower the learning rate (--set optimizer.learning_rate=...)"
+        if self._policy.rounds or not self._stale:
+            return lower
+        parts = [lower]
+        if self._policy.staleness_lr is None:
+            parts.append(f"divide it by 1 + staleness ({change}staleness_lr=inverse)")
+        sync = "coordinator set mode=sync replicas=N" if running else "--mode sync --replicas N"
+        parts.append(f"train in rounds of N micro-batches ({sync})")
+        return f"{', or '.join(parts)}: staleness acts like more momentum"

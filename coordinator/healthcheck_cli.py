@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from psrpc import healthcheck
+from psrpc import healthcheck, whereabouts
+from psrpc.errors import CoordinatorUnreachable
 from psrpc.identity import Role
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options of ``coordinator healthcheck``."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "coordinator",
+        nargs="?",
+        metavar="HOST[:PORT]",
+        help=f"where it listens; default: {whereabouts.DEFAULT}",
+    )
+    where.add_argument("--run-dir", type=Path, metavar="DIR", help="the one that runs on DIR")
     healthcheck.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 when the coordinator serves, 1 when not, 2 for what cannot be asked."""
-    return healthcheck.check(args, Role.COORDINATOR)
+    """Returns 0 when the coordinator serves, 1 when not.
+
+    Raises:
+        InvalidArgument: what cannot be asked.
+    """
+    try:
+        address = whereabouts.find_coordinator(args)
+    except CoordinatorUnreachable as error:
+        return healthcheck.said(error.coded)
+    peer = Role.COORDINATOR
+    security = whereabouts.find_security(args, healthcheck.who_asks(args, peer))
+    return healthcheck.check(args, address, security, peer)

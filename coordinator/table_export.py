@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from coordinator.evicted import evicted_of
 from psrpc.checkpoint import exported_variables
-from psrpc.errors import CheckpointError, disk_code
+from psrpc.errors import CheckpointError, disk_code, disk_reason
 from psrpc.evicted_file import evicted_ids, fill_evicted
 from psrpc.manifest import Manifest
 from psrpc.rows_chain import fill_rows, table_ids
@@ -151,7 +151,7 @@ def _placed(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be written: {error.strerror}", code=disk_code(error)
+            f"{path} cannot be written: {disk_reason(error)}", code=disk_code(error)
         ) from error
     finally:
         with suppress(OSError):

@@ -326,7 +326,8 @@ class Training:
             self._warnings.add(
                 f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})"
             )
-        self._failure = self._failure or self._guard.batch(report.batch, report.skipped)
+        verdict = self._guard.batch(report.batch, report.skipped, report.staleness)
+        self._failure = self._failure or verdict
 
     def _step_done(self, step: int, loss: float, staleness: int) -> None:
         self._curves.step(step, loss, staleness)

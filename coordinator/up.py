@@ -34,7 +34,7 @@ from coordinator.settling import check_not_ended
 from coordinator.summary import read_summary
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
-from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, error_line
+from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, disk_reason, error_line
 from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
 from psrpc.observing import OFF
@@ -156,7 +156,7 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
             args.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(
-                f"cannot make --run-dir {args.run_dir}: {error}", code=disk_code(error)
+                f"cannot make --run-dir {args.run_dir}: {disk_reason(error)}", code=disk_code(error)
             ) from None
         return made, args.run_dir
     if args.resume:
@@ -171,7 +171,7 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
             continue
         except OSError as error:
             raise InvalidArgument(
-                f"cannot make {path}: {error}; say --run-dir", code=disk_code(error)
+                f"cannot make {path}: {disk_reason(error)}; say --run-dir", code=disk_code(error)
             ) from None
         return True, path
     raise AssertionError("count never ends")

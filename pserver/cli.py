@@ -24,6 +24,7 @@ from psrpc.process import (
     while_read,
 )
 from psrpc.security_options import add_security_arguments, from_arguments
+from psrpc.version import SOFTWARE
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2
@@ -32,6 +33,7 @@ EXIT_BAD_INPUT = 2
 def make_parser() -> argparse.ArgumentParser:
     """What the command line may say."""
     parser = Parser(prog="pserver", description="Holds one shard of a training job's parameters.")
+    parser.add_argument("--version", action="version", version=SOFTWARE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(
         "serve", help="serve a shard until its job ends", description="Serves one shard of a job."
@@ -95,7 +97,15 @@ def make_parser() -> argparse.ArgumentParser:
             description="Prints rows of an embedding table of a running job, as they are now.",
         )
     )
-    healthcheck.add_arguments(commands.add_parser("healthcheck", help="say whether a shard serves"))
+    health = commands.add_parser("healthcheck", help="say whether a shard serves")
+    health.add_argument(
+        "address",
+        nargs="?",
+        default="localhost:5000",
+        metavar="HOST:PORT",
+        help="where it listens (default: %(default)s)",
+    )
+    healthcheck.add_arguments(health)
     completion.add_completion(commands, "pserver")
     return parser
 
@@ -130,7 +140,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 
         return run_lookup(arguments)
     if arguments.command == "healthcheck":
-        return healthcheck.check(arguments, Role.SHARD)
+        return _check_health(arguments)
     if arguments.command == "completion":
         print(completion.script(make_parser(), arguments.shell))  # noqa: T201
         return 0
@@ -204,6 +214,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         )
         return EXIT_BAD_INPUT if isinstance(error, hopeless) else EXIT_LOST
     return 0
+
+
+def _check_health(arguments: argparse.Namespace) -> int:
+    try:
+        security = from_arguments(healthcheck.who_asks(arguments, Role.SHARD), arguments)
+        return healthcheck.check(arguments, arguments.address, security, Role.SHARD)
+    except InvalidArgument as error:
+        print(error_line(error), file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT
 
 
 if __name__ == "__main__":

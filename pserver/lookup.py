@@ -36,6 +36,7 @@ from pserver.table_ids import look_up_ids
 from psrpc.channel import open_channel
 from psrpc.errors import (
     CoordinatorUnreachable,
+    DeadlinePassed,
     InvalidArgument,
     NotConnected,
     NotReady,
@@ -53,10 +54,16 @@ from psrpc.v1 import coordinator_pb2
 from psrpc.v1 import parameter_server_pb2 as pb
 
 CALL_S = 10.0
-"""Deadline of one call."""
+"""Deadline of one call, unless less is waited in all."""
+
+LEAST_CALL_S = 1.0
+"""What a call has even then."""
 
 TIMEOUT_S = 30.0
 """How long a shard, or all of them, is waited for."""
+
+PAUSE_S = 0.5
+"""At most, between two tries: so much sooner may a wait come to its end."""
 
 _LARGEST = 2**63 - 1
 
@@ -98,7 +105,8 @@ class RowReader:
         before the first call."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
-        self._retry = RetryPolicy(budget_s=timeout_s)
+        self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
+        self._call_s = min(CALL_S, max(LEAST_CALL_S, timeout_s))
         self._stop = threading.Event()
         self._plan: Plan | None = None
         self._channels: list[grpc.Channel] = []
@@ -168,7 +176,11 @@ class RowReader:
 
     def _cluster(self) -> Plan:
         if self._plan is None:
-            cluster = self._coordinator.get_cluster(coordinator_pb2.GetClusterRequest())
+            try:
+                request = coordinator_pb2.GetClusterRequest()
+                cluster = self._coordinator.get_cluster(request, self._call_s)
+            except DeadlinePassed as error:
+                raise CoordinatorUnreachable(str(error)) from None
             self._plan = Plan.from_json(cluster.plan)
             self._channels = [
                 open_channel(shard.address, self._security, Role.SHARD) for shard in cluster.shards
@@ -184,7 +196,7 @@ class RowReader:
         )
         request = pb.LookUpRequest(table=table, ids=ids.astype("<i8", copy=False).tobytes())
         try:
-            answer: pb.LookUpResponse = call(request, timeout=CALL_S)
+            answer: pb.LookUpResponse = call(request, timeout=self._call_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, f"shard {shard}") from None
         return answer
@@ -203,11 +215,11 @@ class RowReader:
             if isinstance(tries.last, CoordinatorUnreachable):
                 why = self._coordinator.why_unreachable()
                 return CoordinatorUnreachable(
-                    f"after {tries.spent_s:.0f} s: {tries.last}" + (f": {why}" if why else ""),
+                    f"after {tries.spent_s:.1f} s: {tries.last}" + (f": {why}" if why else ""),
                     code=why.code if why else "",
                 )
             if isinstance(tries.last, NotReady):
-                return type(tries.last)(f"after {tries.spent_s:.0f} s: {tries.last}")
+                return type(tries.last)(f"after {tries.spent_s:.1f} s: waiting for {tries.last}")
             return ShardUnreachable(f"no answer after {tries}")
 
         def one_try() -> Result:

@@ -32,6 +32,10 @@ def run_lookup(arguments: argparse.Namespace) -> int:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT if isinstance(error, InvalidArgument) else EXIT_LOST
     print(as_json(table, keys, found) if arguments.json else as_text(keys, found))  # noqa: T201
+    if not arguments.strings and not found.present.any():
+        # Ids of strings may look like numbers.
+        hint = f"{table!r} has no row of any of these; if its ids are strings, say --strings"
+        print(hint, file=sys.stderr)  # noqa: T201
     return 0
 
 

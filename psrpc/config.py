@@ -60,7 +60,7 @@ class Configuration:
         self._section = section
         group = parser.add_argument_group(
             "settings from elsewhere",
-            f"Every option can also be set by an environment variable (--run-dir: "
+            f"Every option can also be set by an environment variable (--certs: "
             f"{variable('certs')}), in a TOML file ([{section}] or [common], certs = ...), "
             "and some by TF_CONFIG. In this order of precedence, after the command line.",
         )
@@ -80,6 +80,7 @@ class Configuration:
             self._options[option.key] = option
             if action.help:
                 action.help = action.help.replace("%(default)s", str(action.default))
+                action.help += f"; required, {self._where(option)}" if option.required else ""
             # Absent from what is parsed, unless somebody said it; missing is what nobody says.
             action.default = argparse.SUPPRESS
             action.required = False
@@ -133,9 +134,8 @@ class Configuration:
         for key, setting in settings.items():
             if options[key].required and setting.value is None:
                 raise InvalidArgument(
-                    f"{options[key].flag} is missing; say it on the command line, or as "
-                    f"{variable(key)}, or as {key} in [{self._section}] of a --config file"
-                    + (", or with TF_CONFIG" if key in config_tf.TAKEN[self._section] else "")
+                    f"{options[key].flag} is missing; say it {self._where(options[key])}",
+                    code="PS113",
                 )
             setattr(said, options[key].action.dest, setting.value)
         said.elsewhere = {
@@ -144,6 +144,13 @@ class Configuration:
             if setting.where and setting.kind != "command line"
         }
         return Completed(said, "")
+
+    def _where(self, option: Option) -> str:
+        """What has no default can be said in these places."""
+        key = option.key
+        where = f"on the command line, or as {variable(key)}, or as {key} in [{self._section}] of a"
+        with_tf = ", or with TF_CONFIG" if key in config_tf.TAKEN[self._section] else ""
+        return f"{where} --config file{with_tf}"
 
     @staticmethod
     def _add(found: dict[str, Setting], more: Mapping[str, Setting]) -> None:

@@ -60,6 +60,17 @@ def disk_code(error: BaseException) -> str:
     return "PS502" if why in _FULL else "PS503" if why in _FORBIDDEN else "PS504"
 
 
+_DISK_ADVICE = {
+    "PS502": "; make room there",
+    "PS503": "; let this user write there (`ls -ld` shows owner and mode), or choose another place",
+}
+
+
+def disk_reason(error: OSError) -> str:
+    """The system's own words, and what to do where they are always the same."""
+    return f"{error.strerror or error}{_DISK_ADVICE.get(disk_code(error), '')}"
+
+
 def error_line(error: PsError, before: str = "") -> str:
     """What a command says on standard error when it ends: ``"error PS204: ..."``, with ``before``
     in front of the message."""

@@ -7,7 +7,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from psrpc.channel import open_channel
 from psrpc.identity import Role
+from psrpc.reach import why_unreachable
 from psrpc.security import PLAINTEXT, Security
+
+LOOK_S = 1.0
+"""At most, for each step of finding out why nobody answers."""
 
 
 def why_unhealthy(
@@ -17,7 +21,8 @@ def why_unhealthy(
     security: Security = PLAINTEXT,
     peer: Role = Role.COORDINATOR,
 ) -> str:
-    """Empty when ``service`` at ``address`` is SERVING, otherwise why not, in words.
+    """Empty when ``service`` at ``address`` is SERVING, otherwise why not, in words; with a code
+    where it is not reached.
 
     Args:
         service: e.g. ``"psrpc.v1.Coordinator"``; empty for the server as a whole.
@@ -32,11 +37,14 @@ def why_unhealthy(
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            status = stub.Check(request, timeout=timeout_s, wait_for_ready=True).status
+            status = stub.Check(request, timeout=timeout_s).status
         except grpc.RpcError as error:
             code = error.code()
             if code == grpc.StatusCode.NOT_FOUND:
                 return f"{address} does not know {name}"
+            cause = why_unreachable(address, security, peer, min(timeout_s, LOOK_S))
+            if cause is not None:
+                return cause.coded
             if code == grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"{address} did not answer within {timeout_s:g} s"
             return f"{address}: {code.name} {error.details() or ''}".rstrip()

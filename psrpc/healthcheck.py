@@ -7,7 +7,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from psrpc.errors import InvalidArgument, error_line
 from psrpc.identity import Role
 from psrpc.security_options import add_security_arguments
 
@@ -20,14 +19,8 @@ TIMEOUT_S = 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Defines the options of ``coordinator healthcheck`` and ``pserver healthcheck``."""
-    parser.add_argument(
-        "address",
-        nargs="?",
-        default="localhost:5000",
-        metavar="HOST:PORT",
-        help="where it listens (default: %(default)s)",
-    )
+    """Defines the options of ``coordinator healthcheck`` and ``pserver healthcheck``, but for the
+    address."""
     parser.add_argument("--service", default="", help="full name; default: the whole server")
     add_timeout(parser)
     add_security_arguments(parser, listens=False)
@@ -44,26 +37,20 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check(args: argparse.Namespace, peer: Role) -> int:
-    """Asks the server's gRPC health service.
-
-    Args:
-        peer: what the server is.
+def check(args: argparse.Namespace, address: str, security: Security, peer: Role) -> int:
+    """Asks the gRPC health service of the server at ``address``, which is a ``peer``.
 
     Returns:
-        0 when it serves; 1 when it does not, or does not answer; 2 for what cannot be asked.
+        0 when it serves; 1 when it does not, or does not answer.
+
+    Raises:
+        InvalidArgument: it cannot be asked there.
     """
     from psrpc.channel import parse_address
     from psrpc.health import why_unhealthy
 
-    try:
-        parse_address(args.address)
-        security = _security(args, peer)
-        reason = why_unhealthy(args.address, args.service, args.timeout, security, peer)
-    except InvalidArgument as error:
-        print(error_line(error), file=sys.stderr)  # noqa: T201
-        return BAD_INPUT
-    return said(reason)
+    parse_address(address)
+    return said(why_unhealthy(address, args.service, args.timeout, security, peer))
 
 
 def said(reason: str) -> int:
@@ -73,12 +60,12 @@ def said(reason: str) -> int:
     return UNHEALTHY if reason else HEALTHY
 
 
-def _security(args: argparse.Namespace, peer: Role) -> Security:
+def who_asks(args: argparse.Namespace, peer: Role) -> Role:
     """Everybody may ask, so any role does whose certificate is there: in a container that of the
     server itself."""
     from psrpc.certificates import certificate_name
-    from psrpc.security_options import certificates_directory, from_arguments
+    from psrpc.security_options import certificates_directory
 
     certs = certificates_directory(args)
     found = (role for role in (peer, *Role) if certs and (certs / certificate_name(role)).exists())
-    return from_arguments(next(found, Role.OPERATOR), args)
+    return next(found, Role.OPERATOR)

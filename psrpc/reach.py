@@ -6,6 +6,7 @@ TLS or has another certificate. Each needs another fix, so what failed is tried 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import queue
 import socket
@@ -90,16 +91,22 @@ def reach(
 
 
 def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:
-    """The addresses of ``host``. The system's resolver has no deadline, so it is left behind."""
-    answer: queue.SimpleQueue[list[Any] | OSError] = queue.SimpleQueue()
+    """The addresses of ``host``. The system's resolver has no deadline, so it is left behind where
+    it has to ask somebody."""
+    answer: queue.SimpleQueue[list[Any] | OSError | UnicodeError] = queue.SimpleQueue()
 
-    def look_up() -> None:
+    def look_up(flags: int = 0) -> list[Any]:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+
+    def ask() -> None:
         try:
-            answer.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-        except OSError as error:
+            answer.put(look_up())
+        except (OSError, UnicodeError) as error:
             answer.put(error)
 
-    threading.Thread(target=look_up, name="resolve", daemon=True).start()
+    with contextlib.suppress(OSError, UnicodeError):
+        return look_up(socket.AI_NUMERICHOST)
+    threading.Thread(target=ask, name="resolve", daemon=True).start()
     try:
         found = answer.get(timeout=timeout_s)
     except queue.Empty:
@@ -108,10 +115,11 @@ def _resolve(host: str, port: int, timeout_s: float) -> list[Any]:
             "answer; check /etc/resolv.conf, or say an IP address",
             code="PS207",
         ) from None
-    if isinstance(found, OSError):
+    if not isinstance(found, list):
+        why = getattr(found, "strerror", None) or found
         raise Unreachable(
-            f"there is no machine called {host!r} ({found.strerror or found}); check its spelling, "
-            "or say an IP address",
+            f"there is no machine called {host!r} ({why}); check its spelling, or say an IP "
+            "address",
             code="PS207",
         )
     return found

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 VARIABLE = "PSERVER_COORDINATOR"
 
+DEFAULT = f"${VARIABLE}, else as the newest run under {RUNS}/ says, else localhost:5000"
+"""Where a coordinator is looked for, in words."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options that say which coordinator is meant."""
@@ -35,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--coordinator",
         metavar="HOST[:PORT]",
-        help=f"where it answers; default: ${VARIABLE}, else as the newest run under {RUNS}/ says, "
-        "else localhost:5000",
+        help=f"where it answers; default: {DEFAULT}",
     )
     where.add_argument("--run-dir", type=Path, metavar="DIR", help="the one that runs on DIR")
     add_security_arguments(parser, listens=False)

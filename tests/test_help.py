@@ -1,4 +1,4 @@
-"""``--help`` answers at once: asking for it imports nothing that takes long."""
+"""``--help`` and ``--version`` answer at once: they import nothing that takes long."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 import coordinator.cli
 import pserver.cli
 import worker.cli
+from psrpc.version import SOFTWARE
 
 ROOT = Path(__file__).resolve().parent.parent
 
 HEAVY = {"asyncio", "grpc", "keras", "numpy", "opentelemetry", "prometheus_client", "rich",
          "shtab", "sqlite3", "structlog", "tensorflow"}  # fmt: skip
-"""``--help`` takes less than 300 ms because these are not there."""
+"""They take less than 300 ms because these are not there."""
 
 
 def commands(parser: argparse.ArgumentParser, said: list[str]) -> Iterator[list[str]]:
@@ -45,8 +46,8 @@ def test_help_imports_nothing_heavy(program: str) -> None:
     script = (
         "import sys\n"
         f"from {program}.cli import {'main' if program == 'coordinator' else 'run'} as run\n"
-        f"for said in {ALL[program]!r}:\n"
-        "    try: run([*said, '--help'])\n"
+        f"for said in [['--version'], *([*said, '--help'] for said in {ALL[program]!r})]:\n"
+        "    try: run(said)\n"
         "    except SystemExit as ended: assert ended.code == 0, said\n"
         f"    heavy = {HEAVY!r} & set(sys.modules)\n"
         "    assert not heavy, (said, heavy)\n"
@@ -60,4 +61,5 @@ def test_help_imports_nothing_heavy(program: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(f"{SOFTWARE}\nusage:")
     assert ran.stdout.count("usage:") == len(ALL[program])

@@ -18,6 +18,7 @@ from psrpc.observing import add_metrics_argument, add_trace_argument
 from psrpc.policy import MODES
 from psrpc.process import leave, quiet_grpc, while_read
 from psrpc.security_options import add_security_arguments, from_arguments
+from psrpc.version import SOFTWARE
 from worker import healthcheck
 
 
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """What the command line may say."""
     parser = Parser(prog="worker", description="Computes gradients for a training job.")
+    parser.add_argument("--version", action="version", version=SOFTWARE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="take part in a job until it ends")

@@ -10,6 +10,7 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
@@ -173,7 +174,8 @@ class Npz:
         try:
             # No pickles: a data file must not be able to run code. Opened here, since numpy does
             # not close what it opens of a damaged file.
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            # And not by np.load, which takes whatever it does not know for a pickle.
+            with path.open("rb") as opened, NpzFile(opened, allow_pickle=False) as file:
                 inputs = (
                     {name: self._column(file, key) for name, key in x.items()}
                     if isinstance(x, Mapping)
@@ -181,8 +183,16 @@ class Npz:
                 )
                 labels = self._column(file, y)
                 weights = None if weight is None else self._column(file, weight)
-        except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile) as error:
-            raise InvalidData(f"Npz: {str(path)!r} cannot be read as .npz: {error}") from error
+        except BadZipFile as error:
+            raise InvalidData(
+                f"Npz: {str(path)!r} is no .npz file, or a damaged one ({error}); expected what "
+                "numpy.savez writes"
+            ) from error
+        except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
+            # NumPy's advice is to allow pickles.
+            objects = "allow_pickle" in str(error)
+            why = "it has an array of Python objects; save numbers or strings" if objects else error
+            raise InvalidData(f"Npz: {str(path)!r} cannot be read as .npz: {why}") from error
         return Arrays(inputs, labels, weights, map=self._map)
 
     def _column(self, file: Any, key: _Key) -> Array | Ragged:

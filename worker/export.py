@@ -15,6 +15,7 @@ from psrpc.errors import (
     InvalidJob,
     PsError,
     disk_code,
+    disk_reason,
     error_line,
 )
 from worker.data import Array, Batch, map_arrays
@@ -114,7 +115,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
             return needed
     except OSError as error:
         raise CheckpointError(
-            f"--to {to} cannot be written: {error.strerror or error}", code=disk_code(error)
+            f"--to {to} cannot be written: {disk_reason(error)}", code=disk_code(error)
         ) from error
 
 

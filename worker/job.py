@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from psrpc.batch import batches_per_epoch
+from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
 from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from psrpc.tables import FULL_EVERY
@@ -163,6 +164,15 @@ class Job:
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
     topk: float = 0.01
+
+    def __new__(cls, **given: Any) -> Self:
+        """Refuses what is no field before Python does, which does not name the nearest one."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
+                raise InvalidSetting(f"Job has no field {name}{hint}", code="PS104")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in (

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import (
+    AccessDenied,
     InvalidArgument,
     InvalidJob,
     JobFailed,
     JobMismatch,
     PsError,
     disk_code,
+    disk_reason,
     error_line,
 )
 from psrpc.logs import get_logger
@@ -90,7 +92,8 @@ def run_worker(options: WorkerOptions) -> int:
         # Not only at the end would one like to know that it cannot be written.
         _write(times, options)
     except OSError as error:
-        return _end(error_line(PsError(f"--step-times: {error}", code=disk_code(error))), BAD_INPUT)
+        cause = f"--step-times {options.step_times}: {disk_reason(error)}"
+        return _end(error_line(PsError(cause, code=disk_code(error))), BAD_INPUT)
     with (
         CoordinatorClient(options.coordinator, options.security) as client,
         Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
@@ -116,7 +119,7 @@ def run_worker(options: WorkerOptions) -> int:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
             mistaken = isinstance(error, InvalidJob | InvalidArgument) and not standing.worker
-            bad = mistaken or isinstance(error, JobMismatch)
+            bad = mistaken or isinstance(error, AccessDenied | JobMismatch)
             return _end(error_line(error), BAD_INPUT if bad else FAILED)
         finally:
             _keep(times, options)

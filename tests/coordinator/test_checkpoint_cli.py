@@ -20,7 +20,8 @@ from tests.psrpc.checkpoint_bench import plan_of, state_of, write
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that keeps two checkpoints and the best one, and has four: step 10 was best."""
-    monkeypatch.setenv("COLUMNS", "200")
+    # What is no terminal is as wide as names are long.
+    monkeypatch.setenv("COLUMNS", "20")
     description = description_json(
         keep_checkpoints=2, keep_best={"metric": "accuracy", "lower": False}
     )
@@ -124,10 +125,24 @@ def test_diff_of_equals_whatever_the_number_of_shards(
     assert capsys.readouterr().out.splitlines()[0] == "shards: 1 and 3"
 
 
+def test_diff_takes_names_of_checkpoints_of_a_run(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ("diff", "step-00000010", "step-00000020")
+    assert call(*named, "--run-dir", run_dir) == 1
+    (run_dir / "runs").mkdir()
+    (run_dir / "runs/one").symlink_to(run_dir)
+    monkeypatch.chdir(run_dir)
+    assert call(*named) == 1
+    assert capsys.readouterr().out.splitlines().count("global step: 10 and 20") == 2
+    assert call("diff", "step-00000010", "gone") == 2
+    assert "checkpoints/gone has no manifest.json" in capsys.readouterr().err
+
+
 def test_diff_names_what_differs_and_by_how_much(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "20")
     plan = plan_of(1)
     before = state_of(
         plan, 0, version=3, applied=[{"epoch": 0, "applied": [[0, 40]], "skipped": []}]
@@ -198,7 +213,7 @@ def test_prune_refuses_while_a_coordinator_runs(
         (("ls", "gone"), "error PS404: gone has no checkpoints/; expected the directory of a run"),
         (("verify", "gone"), "gone has no checkpoints/; expected the directory of a run"),
         (("diff", "gone", "gone"), "gone has no manifest.json: it is not a checkpoint"),
-        (("prune", "--keep", "0", "."), "--keep is 0; expected a whole number of at least 1"),
+        (("prune", "--keep", "0", "."), "error PS110: --keep is 0; expected a whole number"),
     ],
 )
 def test_bad_input_is_one_line(

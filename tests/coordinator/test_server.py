@@ -134,6 +134,19 @@ def test_a_worker_hears_that_its_generation_is_over_before_there_is_another(tmp_
         assert worker.heartbeat().generation == 2
 
 
+def test_who_only_reads_is_answered_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have less time than a worker."""
+    monkeypatch.setattr(engine_module, "POLL_S", 1e9)
+    with (
+        serving(make_run(tmp_path)) as served,
+        CoordinatorClient(served.address) as client,
+        pytest.raises(NotReady, match="shard 0 to register"),
+    ):
+        client.get_cluster(pb.GetClusterRequest())
+
+
 def test_cluster_not_ready_names_the_missing_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

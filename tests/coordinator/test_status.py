@@ -157,7 +157,7 @@ def test_the_status_warns_before_the_guard_stops_the_job(tmp_path: Path) -> None
     course = coordinator.course
     batches = worker.batches()
     for step in range(20 + 150):
-        done = [Report(a.batch, a.number, loss=1.0 if step < 20 else 20.0) for a in batches]
+        done = [Report(a.batch, a.number, 1.0 if step < 20 else 20.0, staleness=1) for a in batches]
         assert len(done) == 1
         assert write_status(course).warnings[:] == [] or step > WARNED_STEPS
         batches = worker.batches(done)

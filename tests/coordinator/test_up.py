@@ -65,7 +65,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["--run-dir", "file"],
-            "PS504: cannot make --run-dir file: [Errno 17] File exists: 'file'",
+            "PS504: cannot make --run-dir file: File exists",
         ),
     ],
 )

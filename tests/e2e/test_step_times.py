@@ -69,4 +69,4 @@ def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == f"error PS504: --step-times: [Errno 21] Is a directory: '{tmp_path}'\n"
+    assert done.stderr == f"error PS504: --step-times {tmp_path}: Is a directory\n"

@@ -27,6 +27,12 @@ MISTAKES = {
     "a bug": ("job = job_with(train=missing)", (), "PS103", "name 'missing' is not defined"),
     "no job": ("x = 1", (), "PS101", "add: job = Job(...)"),
     "an unknown setting": ("job = job_with()", ("epoch=3",), "PS104", "did you mean epochs"),
+    "a field that there is not": (
+        "job = job_with(batch_sizes=3)",
+        (),
+        "PS104",
+        "did you mean 'batch_size'?",
+    ),
     "no value": ("job = job_with()", ("epochs",), "PS104", "expected key=value"),
     "a learning rate of NaN": (
         "job = job_with()",

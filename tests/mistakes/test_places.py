@@ -107,7 +107,7 @@ def test_nothing_to_resume(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 def test_no_permission(capfd: pytest.CaptureFixture[str]) -> None:
     """Where not even root may make anything."""
     said = say(capfd, "coordinator", "up", "job.py", "--run-dir", "/sys/run")
-    check(said, "PS503", "/sys/run")
+    check(said, "PS503", "; let this user write there (`ls -ld` shows owner")
 
 
 def test_a_file_where_a_directory_is_expected(

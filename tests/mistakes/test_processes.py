@@ -6,10 +6,14 @@ import contextlib
 import hashlib
 import socket
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from coordinator.certs import make_certificates
+from psrpc.identity import Role
+from psrpc.security import Security
 from tests.coordinator.parts import make_run, serving
 from tests.coordinator.training_job import training
 from tests.e2e.cluster import JOBS, LIMIT_S, command, environment
@@ -62,6 +66,24 @@ def test_other_data_than_the_coordinators(tmp_path: Path) -> None:
     assert last.startswith(f"error PS133: the training data of {job} has fingerprint ")
     assert "copy the same data to every machine" in last
     assert "Traceback" not in done.stderr
+
+
+def test_a_worker_without_certificates(tmp_path: Path) -> None:
+    """Ends as a shard does."""
+    make_certificates(tmp_path / "certs", "job", datetime.now(UTC))
+    own = Security.from_options(Role.COORDINATOR, tmp_path / "certs")
+    with serving(make_run(tmp_path), security=own) as served:
+        done = subprocess.run(
+            command("worker", "run", "--coordinator", served.address),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            env=environment(),
+        )
+    assert done.returncode == 2, done.stderr
+    SAID.append("PS331")
+    assert done.stderr.splitlines()[-1].startswith(f"error PS331: {served.address} wants TLS")
 
 
 def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -155,13 +157,16 @@ def test_a_shard_names_its_tables(cluster: Cluster) -> None:
 
 
 def test_a_cluster_that_is_not_ready_is_waited_for(cluster: Cluster, model: Model) -> None:
-    cluster.failures.append(NotReady("shard 1 is away"))
+    cluster.failures.append(NotReady("shard 1 to register"))
     with RowReader(cluster.address) as reader:
         np.testing.assert_array_equal(
             reader.read("user", [3]).rows, model.read(USER, np.array([3]))
         )
-    cluster.failures.append(NotReady("shard 1 is away"))
-    with RowReader(cluster.address, 0) as reader, pytest.raises(NotReady, match="1 is away"):
+    cluster.failures.append(NotReady("shard 1 to register"))
+    with (
+        RowReader(cluster.address, 0) as reader,
+        pytest.raises(NotReady, match=r"^after \d+\.\d s: waiting for shard 1 to"),
+    ):
         reader.tables()
 
 
@@ -191,6 +196,22 @@ def test_without_a_coordinator() -> None:
     )
 
 
+def test_a_coordinator_that_is_silent_is_waited_for_no_longer_than_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pserver.lookup.CALL_S", 1e9)
+    monkeypatch.setattr("pserver.lookup.LEAST_CALL_S", 0.02)
+    monkeypatch.setattr("coordinator.client.LOOK_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with RowReader(address, 0.02) as reader, pytest.raises(CoordinatorUnreachable) as raised:
+            reader.read("user", [1])
+    assert re.match(
+        rf"PS213: after \d+\.\d s: coordinator at {address}: no answer in time: .* says nothing",
+        raised.value.coded,
+    )
+
+
 def test_the_command_prints_ids_and_rows(
     cluster: Cluster, model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,12 +223,18 @@ def test_the_command_prints_ids_and_rows(
     assert first == f"{known}  " + " ".join(f"{v:.7g}" for v in expected[0].tolist())
     assert second.startswith("-5  ")
     assert second.endswith("  (initial value)")
+    assert run(["lookup", "user", "-5", *where]) == 0
+    assert capsys.readouterr().err == (
+        "'user' has no row of any of these; if its ids are strings, say --strings\n"
+    )
     assert run(["lookup", "user", str(known), "7", "--json", *where]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["table"] == "user"
     assert printed["rows"][0] == {"id": known, "present": True, "row": expected[0].tolist()}
     assert run(["lookup", "user", "--strings", "17", "\udce4", *where]) == 0  # no UTF-8
-    assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["17 ", "\ufffd  "]
+    printed_strings = capsys.readouterr()
+    assert [line[:3] for line in printed_strings.out.splitlines()] == ["17 ", "\ufffd  "]
+    assert printed_strings.err == ""
     assert run(["lookup", "user", "17", "anna", "--strings", "--json", *where]) == 0
     rows = model.read(USER, hashed(["17", "anna"]))
     assert json.loads(capsys.readouterr().out)["rows"] == [

@@ -20,7 +20,7 @@ def _least_two(text: str) -> int:
 
 def make() -> tuple[argparse.ArgumentParser, Configuration]:
     parser = argparse.ArgumentParser(prog="serve")
-    parser.add_argument("--shard", type=int, required=True)
+    parser.add_argument("--shard", type=int, required=True, help="its index")
     parser.add_argument("--shards", type=_least_two)
     parser.add_argument("--run-dir", type=Path, help="default: %(default)s, 100%%")
     parser.add_argument("--connect-timeout", type=float, default=120.0)
@@ -147,6 +147,7 @@ def test_a_bad_variable_is_named(environment: dict[str, str], message: str) -> N
     with pytest.raises(InvalidArgument) as caught:
         completed([], environment)
     assert message in str(caught.value)
+    assert caught.value.code == ("PS110" if environment else "PS113")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,13 @@ def test_what_kubernetes_puts_into_pods_is_no_setting() -> None:
     ):
         assert not is_a_setting(name), name
     assert all(is_a_setting(f"PSERVER_{key.upper()}") for key in KEYS)
+
+
+def test_the_help_says_what_is_required_and_where_it_can_be_said() -> None:
+    parser, _ = make()
+    said = " ".join(parser.format_help().split())
+    assert "its index; required, on the command line, or as PSERVER_SHARD, or as shard in" in said
+    assert said.count("required") == 1
 
 
 def test_show_config_prints_all_and_asks_for_nothing() -> None:

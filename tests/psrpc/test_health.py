@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 import coordinator.cli
 import pserver.cli
 import worker.cli
-from coordinator.certs import make_certificates
+from coordinator.certs import certificates_of_run, make_certificates
 from psrpc.channel import bind, make_server
 from psrpc.identity import Role
 from psrpc.metrics import MetricsServer
@@ -85,7 +86,45 @@ def test_silence_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert check(address, "--timeout", "0.05") == 1
-    assert capsys.readouterr().err == f"unhealthy: {address} did not answer within 0.05 s\n"
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"unhealthy: PS213: {address} takes connections, but says nothing within"
+    )
+
+
+def test_that_nothing_listens_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long an answer would be waited for."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        for run in (coordinator.cli.main, pserver.cli.run):
+            assert run(["healthcheck", address, "--timeout", "1e6"]) == 1
+            said = capsys.readouterr().err
+            assert said.startswith(
+                f"unhealthy: PS204: nothing listens at {address}; check the port"
+            )
+
+
+def test_without_an_address_the_newest_run_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PSERVER_COORDINATOR", raising=False)
+    run_dir = Path("runs/one")
+    run_dir.mkdir(parents=True)
+    (run_dir / "job.json").write_text("{}")
+    assert check() == 1
+    said = capsys.readouterr().err
+    assert said.startswith("unhealthy: PS201: no coordinator runs on runs/one: the run has not")
+    certificates_of_run(run_dir / "certs", "one", datetime.now(UTC))
+    own = Security.from_options(Role.COORDINATOR, run_dir / "certs")
+    with contextmanager(serve)(own) as server:
+        server.servicer.set("", SERVING)
+        (run_dir / "address").write_text(server.address + "\n")
+        assert [check(), check("--run-dir", str(run_dir))] == [0, 0]
+        # Of an address that is said it is not known whose it is.
+        assert check(server.address) == 1
+        assert capsys.readouterr().err.startswith(f"unhealthy: PS331: {server.address} wants TLS")
 
 
 def test_an_impossible_address_is_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,10 +142,11 @@ def test_with_tls_any_certificate_of_the_job_may_ask(
         (certs / f"{name}.crt").unlink()
     assert pserver.cli.run(["healthcheck", shard.address, "--certs", str(certs)]) == 0
     # Who answers has to be what is asked for.
-    assert check(shard.address, "--certs", str(certs), "--timeout", "0.2") == 1
+    assert check(shard.address, "--certs", str(certs)) == 1
+    assert "PS336" in capsys.readouterr().err
     # And nobody is asked in plaintext.
-    assert check(shard.address, "--timeout", "0.2") == 1
-    assert "unhealthy" in capsys.readouterr().err
+    assert check(shard.address) == 1
+    assert "PS331" in capsys.readouterr().err
 
 
 def test_a_worker_is_asked_in_https_where_it_answers_in_that(certs: Path) -> None:

@@ -107,12 +107,19 @@ def test_nothing_listens() -> None:
 
 
 def test_a_name_that_nobody_has() -> None:
-    assert code("no-such-machine.invalid:5000", PLAINTEXT) == "PS207"
+    for name in ("no-such-machine.invalid", "no..such", "n" * 64):
+        assert code(f"{name}:5000", PLAINTEXT) == "PS207"
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answer.wait(60)])
+
+    def ask(*_: object, flags: int, **__: object) -> list[bool]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror
+        return [answer.wait(60)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
     assert code("machine:5000", PLAINTEXT, SHORT_S) == "PS207"
     answer.set()
 
