@@ -186,8 +186,8 @@ def _why_not(host: str, port: int) -> str:
     """Why the operating system lets nobody listen there; empty if it would."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        return f"{error.strerror or error}; check --bind"
+    except (OSError, UnicodeError) as error:
+        return f"{getattr(error, 'strerror', None) or error}; check --bind"
     why = ""
     for family, kind, proto, _, where in found:
         try:
