@@ -86,7 +86,7 @@ def _members(
             kind = "failure"
         elif state not in _GONE and (old_state == "silent" or old not in (0, incarnation)):
             kind = "restart"
-        found.append(Event(kind, f"{name} is {state}"))
+        found.append(Event(kind, f"{name} {'has' if state == 'left' else 'is'} {state}"))
     return found
 
 

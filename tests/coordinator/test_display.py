@@ -213,6 +213,8 @@ def test_a_straggler_is_named_once() -> None:
         "worker-2 is active",
         "straggler: worker-2 has had epoch 1 positions 0..3 for 12.0 s",
     ]
+    status.workers[1].state = "left"
+    assert log.lines(status, 0.5) == ["worker-2 has left"]
 
 
 def test_a_change_of_policy_is_shown() -> None:
