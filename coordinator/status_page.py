@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
-from coordinator.wording import duration, metrics
+from coordinator.wording import checkpoint, duration, metrics, step, whence
 from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
@@ -86,10 +86,11 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
             for change in status.policies
         ]
     figures = []
-    if status.total_steps:
-        percent = 100 * status.global_step / status.total_steps
-        figures.append(f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)")
-    if status.epochs:
+    if whence(status):
+        figures.append(whence(status))
+    elif status.total_steps:
+        figures.append(step(status))
+    if status.epochs and not whence(status):
         figures.append(f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}")
     if status.steps_per_s or not math.isnan(status.loss):
         figures.append(f"loss {status.loss:.4f}")
@@ -104,7 +105,8 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         f"staleness {histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
         f"version skew {status.version_skew}"
     )
-    lines.append(f"run {status.run_id}  generation {status.generation}")
+    origin = f"  from {checkpoint(status.restored)}" if status.restored else ""
+    lines.append(f"run {status.run_id}  generation {status.generation}{origin}")
     return lines
 
 

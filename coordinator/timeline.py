@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from coordinator.wording import metrics
+from coordinator.wording import checkpoint, metrics
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 Kind = Literal[
@@ -41,6 +41,8 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
         found.append(Event(kind, f"{status.job}: {status.phase}"))
     if status.generation > max(last.generation, 1):
         found.append(Event("restart", f"generation {status.generation}"))
+    if status.restored and status.restored != last.restored:
+        found.append(Event("restart", goes_on(status.restored)))
     if status.policy > max(last.policy, 1):
         found.append(Event("mode", f"policy {status.policy}: {status.settings}"))
     if status.switching and status.switching != last.switching:
@@ -71,6 +73,11 @@ def evaluations(status: GetJobStatusResponse) -> list[str]:
         f"{found.evaluation} at step {found.global_step}: {metrics(found.results)}"
         for found in status.evaluations
     ]
+
+
+def goes_on(restored: str) -> str:
+    """From where, of a job whose shards restore a checkpoint."""
+    return f"going on from {checkpoint(restored)}"
 
 
 def _members(

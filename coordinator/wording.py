@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 
 def duration(seconds: float) -> str:
@@ -18,6 +23,29 @@ def metrics(results: Mapping[str, float]) -> str:
     """``"loss 0.1234, accuracy 0.9700"``: the loss first, the others by name."""
     names = sorted(results, key=lambda name: (name != "loss", name))
     return ", ".join(f"{name} {results[name]:.4f}" for name in names)
+
+
+def checkpoint(name: str) -> str:
+    """``"checkpoint step-00000500.g2 (step 500)"``."""
+    found = re.match(r"step-(\d+)", name)
+    return f"checkpoint {name}" + (f" (step {int(found[1])})" if found else "")
+
+
+def whence(status: GetJobStatusResponse) -> str:
+    """What the job goes on from, while nobody knows at which step; empty once that is known."""
+    if status.phase != "recovering":
+        return ""
+    if status.restored:
+        return f"restoring from {status.restored}"
+    # Shards that are still there may hold more.
+    newest = status.newest_checkpoint.rpartition("/")[2]
+    return f"going on from {newest} or later" if newest and not status.global_step else ""
+
+
+def step(status: GetJobStatusResponse) -> str:
+    """``"step 300/1200 (25 %)"``; there have to be steps."""
+    percent = 100 * status.global_step / status.total_steps
+    return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
 
 
 def shards(indices: Iterable[int]) -> str:

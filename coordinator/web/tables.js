@@ -22,8 +22,9 @@ export function head(status, job, live) {
 export function progress(status) {
   if (!status || !status.total_steps) return el("p", { class: "muted" }, "No steps have been counted yet.");
   const part = Math.min(1, status.global_step / status.total_steps);
-  const words = [`Step ${count(status.global_step)} of ${count(status.total_steps)}`];
-  if (status.epochs) words.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
+  const from = whence(status);
+  const words = [from || `Step ${count(status.global_step)} of ${count(status.total_steps)}`];
+  if (status.epochs && !from) words.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
   if (status.phase === "training" && status.steps_per_s > 0 && part < 1) {
     // Rates count micro-batches; a step of sync mode is a round of `replicas` of them.
     const left = ((status.total_steps - status.global_step) * Math.max(status.replicas, 1)) / status.steps_per_s;
@@ -33,6 +34,14 @@ export function progress(status) {
     el("div", { class: "progress", role: "progressbar", "aria-label": "Steps done", "aria-valuenow": Math.round(100 * part), "aria-valuemin": 0, "aria-valuemax": 100 }, bar(part, "fill")),
     el("p", { class: "bar" }, el("span", {}, words.join(" · ")), el("strong", {}, `${Math.floor(100 * part)} %`)),
   ];
+}
+
+/** What a job goes on from, while nobody knows at which step. */
+function whence(status) {
+  if (status.phase !== "recovering") return "";
+  if (status.restored) return `Restoring from ${status.restored}`;
+  const newest = status.newest_checkpoint.split("/").at(-1);
+  return newest && !status.global_step ? `Going on from ${newest} or later` : "";
 }
 
 export function tiles(status, checkpoint) {

@@ -183,6 +183,42 @@ def test_a_generation_after_the_first_is_shown() -> None:
     assert log.lines(recovering, 0.2) == []
 
 
+def test_a_run_that_goes_on_says_from_where_and_what_is_new() -> None:
+    log = ProgressLog()
+    earlier = EvaluationResult(evaluation="epoch-1", global_step=600, results={"loss": 0.5})
+    status = training(
+        phase="recovering",
+        generation=2,
+        evaluations=[earlier],
+        newest_checkpoint="checkpoints/step-00000600",
+    )
+    status.global_step = 0
+    assert text(status)[2].startswith("going on from step-00000600 or later  loss")
+    assert "epoch" not in text(status)[0]
+    assert log.lines(status, 0.0) == [
+        "mnist_dnn: recovering",
+        "generation 2",
+        "shard 0 is ready",
+        "shard 1 is silent",
+        "worker-1 is active",
+    ]
+    status.restored = "step-00000600"
+    line = "going on from checkpoint step-00000600 (step 600)"
+    assert log.lines(status, 0.1) == [line]
+    assert text(status)[2].startswith("restoring from step-00000600  loss")
+    assert text(status)[3] == line
+    status.global_step, status.phase = 600, "training"
+    status.evaluations.add(evaluation="epoch-2", global_step=1200, results={"loss": 0.4})
+    status.newest_checkpoint = "checkpoints/step-00001200"
+    assert log.lines(status, 0.2)[:3] == [
+        "mnist_dnn: training",
+        "evaluation epoch-2 at step 1200: loss 0.4000",
+        "checkpoint checkpoints/step-00001200",
+    ]
+    assert text(status)[2].startswith("step 600/1200 (50 %)")
+    assert text(status)[3] == line
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.0, "0.0 s"), (59.9, "59.9 s"), (65.4, "1:05"), (3599.6, "1:00:00"), (7265.0, "2:01:05")],
