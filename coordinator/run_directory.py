@@ -39,6 +39,12 @@ def newest_run_directory(name: str) -> Path:
     return found
 
 
+def check_holds_run(path: Path) -> None:
+    """Raises InvalidJob: there is nothing to resume."""
+    if not (path / LEDGER).exists():
+        raise InvalidJob(f"--resume: {path} holds no run (it has no {LEDGER})", code="PS125")
+
+
 class Starting:
     """Tells those who look for the newest run that one is being started, from ``hold`` to
     ``release``, or until this process ends."""
@@ -78,10 +84,8 @@ class RunDirectory:
             AlreadyExists: another coordinator has it.
             InvalidJob: it cannot be made, or there is nothing to resume.
         """
-        if self._resume and not (self.path / LEDGER).exists():
-            raise InvalidJob(
-                f"--resume: {self.path} holds no run (it has no {LEDGER})", code="PS125"
-            )
+        if self._resume:
+            check_holds_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
