@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.timeline import evaluations, events_between, goes_on
-from coordinator.wording import duration, step, whence
+from coordinator.wording import duration, state, step, whence
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
@@ -184,7 +184,4 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
 
 
 def _state(member: ShardStatus | WorkerStatus) -> Text:
-    text = member.state
-    if member.state == "silent":
-        text += f" for {member.silent_s:.0f} s"
-    return Text(text, _STATE_STYLES.get(member.state, ""))
+    return Text(state(member), _STATE_STYLES.get(member.state, ""))

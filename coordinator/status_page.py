@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
-from coordinator.wording import checkpoint, duration, metrics, step, whence
+from coordinator.wording import checkpoint, duration, metrics, state, step, whence
 from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
@@ -118,7 +118,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
             *(
                 (
                     f"{shard.shard} {shard.address}".rstrip(),
-                    _state(shard),
+                    state(shard),
                     str(shard.version),
                     _size(shard),
                     f"{shard.apply_s:.1f} s",
@@ -149,7 +149,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
         rows.append(
             (
                 f"{worker.worker} {worker.host} pid {worker.pid}",
-                _state(worker),
+                state(worker),
                 str(worker.batches),
                 f"{worker.steps_per_s:.1f}",
                 f"{worker.examples_per_s:.0f}",
@@ -193,11 +193,6 @@ def _news(status: GetJobStatusResponse) -> list[str]:
     if status.reason:
         lines.append(f"failed: {status.reason}")
     return lines
-
-
-def _state(member: ShardStatus | WorkerStatus) -> str:
-    silent = f" for {duration(member.silent_s)}" if member.state == "silent" else ""
-    return member.state + silent
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

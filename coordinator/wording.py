@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+    from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
+
+MISSED_S = 3.0
+"""A silence that is shown although the lease has not lapsed: two signs of life have not come."""
 
 
 def duration(seconds: float) -> str:
@@ -46,6 +49,15 @@ def step(status: GetJobStatusResponse) -> str:
     """``"step 300/1200 (25 %)"``; there have to be steps."""
     percent = 100 * status.global_step / status.total_steps
     return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
+
+
+def state(member: ShardStatus | WorkerStatus) -> str:
+    """``"active"``, ``"active, silent for 4.0 s"``, or ``"silent for 12.0 s"`` after a lease."""
+    silence = f"silent for {duration(member.silent_s)}"
+    if member.state == "silent":
+        return silence
+    missed = member.state not in ("left", "missing") and member.silent_s >= MISSED_S
+    return f"{member.state}, {silence}" if missed else member.state
 
 
 def shards(indices: Iterable[int]) -> str:

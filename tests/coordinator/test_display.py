@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.display import ProgressLog, render
-from coordinator.wording import duration, metrics
+from coordinator.wording import duration, metrics, state
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
     GetJobStatusResponse,
@@ -76,10 +76,10 @@ def test_a_job_in_training() -> None:
         "mnist_dnn  sync replicas=2  training  epoch 1/2  10.0 s, about 15.0 s left",
         "",
         "step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s  3 skipped",
-        "          state            steps  size, rate  where           waiting for",
-        "shard 0   ready              300      1.5 MB  h:1",
-        "shard 1   silent for 12 s    299      0.0 MB  h:2",
-        "worker-1  active             600      60.0/s  h pid 42 (cpu)  round 300",
+        "          state              steps  size, rate  where           waiting for",
+        "shard 0   ready                300      1.5 MB  h:1",
+        "shard 1   silent for 12.2 s    299      0.0 MB  h:2",
+        "worker-1  active               600      60.0/s  h pid 42 (cpu)  round 300",
         "evaluation epoch-1 at step 600: loss 0.1000, accuracy 0.9700",
         "waiting for shard 1 at h:2, silent for 12 s",
         "warning: two",
@@ -225,6 +225,22 @@ def test_a_run_that_goes_on_says_from_where_and_what_is_new() -> None:
 )
 def test_durations(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "silent_s", "expected"),
+    [
+        ("active", 2.9, "active"),
+        ("active", 3.0, "active, silent for 3.0 s"),
+        ("ready", 9.5, "ready, silent for 9.5 s"),
+        ("silent", 75.0, "silent for 1:15"),
+        ("left", 75.0, "left"),
+    ],
+)
+def test_a_silence_is_shown_before_the_lease_has_lapsed(
+    known: str, silent_s: float, expected: str
+) -> None:
+    assert state(WorkerStatus(state=known, silent_s=silent_s)) == expected
 
 
 def test_the_loss_comes_first() -> None:
