@@ -176,7 +176,7 @@ class Evaluations:
         if len(current.states) == len(current.ranges):
             return f"{current.merger or 'a worker'} to merge evaluation {current.name}"
         holders = ", ".join(sorted(set(current.holders.values()))) or "a worker"
-        done = of(len(current.states), len(current.ranges), "task")
+        done = of(len(current.states), len(current.ranges), "task", "tasks")
         return f"{holders} to do evaluation {current.name} ({done} done)"
 
     def _find(self, evaluation: str) -> _Evaluation | None:

@@ -311,7 +311,7 @@ class Rounds:
             return ""
         if self.complete:
             return f"the decision of round {self._round} to be stored"
-        done = of(self._open.commits, self._open.named, "micro-batch")
+        done = of(self._open.commits, self._open.named, "micro-batch", "micro-batches")
         holders = ", ".join(sorted(self._open.holders))
         return f"{holders} to finish round {self._round} ({done} done)"
 

@@ -66,6 +66,6 @@ def shards(indices: Iterable[int]) -> str:
     return f"shard{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def of(have: int, of_all: int, noun: str) -> str:
+def of(have: int, of_all: int, noun: str, nouns: str) -> str:
     """``"0 of 1 task"`` or ``"1 of 2 tasks"``."""
-    return f"{have} of {of_all} {noun}{'' if of_all == 1 else 's'}"
+    return f"{have} of {of_all} {noun if of_all == 1 else nouns}"

@@ -71,6 +71,7 @@ def test_a_run_that_is_restored_is_at_no_step_before_that_is_known() -> None:
         phase="recovering",
         total_steps=1200,
         epochs=2,
+        loss=math.nan,
         newest_checkpoint="checkpoints/step-00000500",
         generation=2,
     )
