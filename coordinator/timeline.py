@@ -36,13 +36,13 @@ class Event:
 def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[Event]:
     """What is new in ``status``, which follows ``last``; an empty one comes before the first."""
     found: list[Event] = []
+    if status.restored and status.restored != last.restored:
+        found.append(Event("restart", goes_on(status.restored)))
     if status.phase != last.phase:
         kind: Kind = "failure" if status.phase == "failed" else "phase"
         found.append(Event(kind, f"{status.job}: {status.phase}"))
     if status.generation > max(last.generation, 1):
         found.append(Event("restart", f"generation {status.generation}"))
-    if status.restored and status.restored != last.restored:
-        found.append(Event("restart", goes_on(status.restored)))
     if status.policy > max(last.policy, 1):
         found.append(Event("mode", f"policy {status.policy}: {status.settings}"))
     if status.switching and status.switching != last.switching:
