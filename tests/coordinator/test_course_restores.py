@@ -50,6 +50,7 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     coordinator.shards[0].kill()
     again = coordinator.add(coordinator.shards[0].index ^ 1, 30)
     again.error = "this one too"
+    assert coordinator.course.restored == "", "the present generation's is another"
     coordinator.settle()
     assert phase(coordinator) == "failed"
     assert "holds no parameters, and no checkpoint of this run is good" in coordinator.course.reason
