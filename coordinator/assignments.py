@@ -49,7 +49,7 @@ class Assignments:
                 if not isinstance(work, Wait):
                     return work
                 reason, until = work.reason, work.until
-        return Wait(course.waiting_for() or reason or "waiting for work", until)
+        return Wait(course.waiting_for() or reason or "work", until)
 
     def release(self, name: str) -> None:
         """Every shard refuses ``name``: others get what it held."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from coordinator.checkpoints import RESERVE_NBYTES
 from coordinator.client import CALL_S, CoordinatorClient
 from coordinator.run_directory import LEDGER
+from coordinator.wording import whence
 from psrpc.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
@@ -125,9 +126,10 @@ def _version(software: str) -> Step:
 def _job(status: pb.GetJobStatusResponse) -> Step:
     if status.phase == "failed":
         return Step("job", error=JobFailed(status.reason or "it does not say why"))
-    parts = [f"{status.job} is {status.phase}, step {status.global_step}/{status.total_steps}"]
+    where = whence(status) or f"step {status.global_step}/{status.total_steps}"
+    parts = [f"{status.job} is {status.phase}, {where}"]
     if status.waiting_for:
-        parts.append(f"waiting for {status.waiting_for} since {status.waited_s:.0f} s")
+        parts.append(f"waiting for {status.waiting_for} (for {status.waited_s:.0f} s)")
     if status.insecure:
         parts.append("INSECURE: plaintext on the network")
     return Step("job", "; ".join(parts))

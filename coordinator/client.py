@@ -337,7 +337,7 @@ def _typed(error: grpc.RpcError, address: str) -> PsError:
     typed = error_from_rpc(error, f"coordinator at {address}")
     if isinstance(typed, RemoteFailure) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
         return InvalidArgument(
-            f"{address} is no coordinator: it does not know what it is asked; give the "
+            f"{address} is not a coordinator: it does not know what it is asked; give the "
             "coordinator's address, not a shard's",
             code="PS212",
         )

@@ -87,6 +87,6 @@ class Clocks:
         clock = self._clocks.get(worker)
         mine = clock.steps if clock is not None else least
         return (
-            f"{worker} has done {mine} steps, {mine - least} more than {names}; "
-            f"it may be {self._staleness} ahead"
+            f"{names} to catch up: {worker} has done {mine - least} "
+            f"step{'' if mine - least == 1 else 's'} more and may be {self._staleness} ahead"
         )

@@ -19,7 +19,7 @@ from coordinator.disk import DiskWork
 from coordinator.gauges import read_gauges
 from coordinator.generations import Generations, Standing
 from coordinator.job_warnings import JobWarnings
-from coordinator.lifecycle import ENDED, Facts, Phase, next_phase
+from coordinator.lifecycle import ENDED, FORMING, Facts, Phase, next_phase
 from coordinator.membership import WorkerSilent, known_members
 from coordinator.recovery import Holding, went_back
 from coordinator.run import Run
@@ -98,6 +98,13 @@ class Course:
         if not self.generations.formed:
             return run.generation + 1, 0
         return run.generation, run.restored.global_step if run.restored else 0
+
+    @property
+    def restored(self) -> str:
+        """The name of the checkpoint that shards restore, or restored for the present generation;
+        empty if none did, and before that is settled."""
+        found = self.generations
+        return found.restoring if self.phase in FORMING else found.source.rpartition("/")[2]
 
     # Time, and the end.
 

@@ -117,7 +117,7 @@ def parse_description(text: str) -> JobDescription:
     try:
         document = json.loads(text)
     except ValueError:
-        raise InvalidJob(f"`worker describe` printed no JSON but {text[:200]!r}") from None
+        raise InvalidJob(f"`worker describe` printed {text[:200]!r}, which is not JSON") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidJob(f"the job's description is not of format {FORMAT}; same version of both?")
     read = _Reader(document)

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.timeline import evaluations, events_between
-from coordinator.wording import duration
+from coordinator.timeline import evaluations, events_between, goes_on
+from coordinator.wording import duration, state, step, whence
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
@@ -36,6 +36,8 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         line.add_row(ProgressBar(total=status.total_steps, completed=status.global_step, width=60))
         parts.append(line)
         parts.append(Text(_figures(status)))
+    if status.restored:
+        parts.append(Text(goes_on(status.restored), "dim"))
     parts.append(_members(status))
     found = evaluations(status)
     if len(found) > EVALUATIONS_SHOWN:
@@ -74,7 +76,11 @@ class ProgressLog:
         Args:
             now: seconds on a clock that never goes back.
         """
-        last, self._last = self._last or GetJobStatusResponse(), GetJobStatusResponse()
+        # What is there at first is an earlier run's, of which this is told where it goes on from.
+        first = GetJobStatusResponse(
+            evaluations=status.evaluations, newest_checkpoint=status.newest_checkpoint
+        )
+        last, self._last = self._last or first, GetJobStatusResponse()
         self._last.CopyFrom(status)
         found = [event.text for event in events_between(last, status)]
         found += self._new_stragglers(status)
@@ -102,7 +108,7 @@ class ProgressLog:
 def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
     policy = status.settings or status.mode
     text = Text.assemble((status.job, "bold"), f"  {policy}  ", (status.phase, "bold cyan"))
-    if status.epochs:
+    if status.epochs and not whence(status):
         text.append(f"  epoch {_epoch(status)}/{status.epochs}")
     if status.generation > 1:
         text.append(f"  generation {status.generation}")
@@ -124,9 +130,8 @@ def _epoch(status: GetJobStatusResponse) -> int:
 
 
 def _figures(status: GetJobStatusResponse) -> str:
-    percent = 100 * status.global_step / status.total_steps
     parts = [
-        f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)",
+        whence(status) or step(status),
         # Before the first batch there is no loss, which the status says with NaN.
         f"loss {status.loss:.4f}"
         if status.steps_per_s or not math.isnan(status.loss)
@@ -179,7 +184,4 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
 
 
 def _state(member: ShardStatus | WorkerStatus) -> Text:
-    text = member.state
-    if member.state == "silent":
-        text += f" for {member.silent_s:.0f} s"
-    return Text(text, _STATE_STYLES.get(member.state, ""))
+    return Text(state(member), _STATE_STYLES.get(member.state, ""))

@@ -16,7 +16,7 @@ from coordinator.admission import check_job, check_software
 from coordinator.course import Course
 from coordinator.figures import ShardFigures, WorkerTimes
 from coordinator.generations import Standing
-from coordinator.lifecycle import ENDED
+from coordinator.lifecycle import ENDED, FORMING
 from coordinator.membership import Shard, Worker
 from coordinator.policy_settings import changed_policy, parse_settings
 from coordinator.recovery import Holding
@@ -107,6 +107,10 @@ class Engine:
             self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
         self.course.departures.obeyed(index, generation, revoked)
         return False, leaving and self.course.departures.shard_may_go(index, incarnation)
+
+    def forming_waits_for(self) -> str:
+        """What a shard waits for that has yet to begin, in words; empty once all have."""
+        return self.course.waiting_for() if self.course.phase in FORMING else ""
 
     def watch_now(self, index: int, holding: Holding) -> Stream:
         """A shard opens its command stream, which begins with what it may have missed; give the

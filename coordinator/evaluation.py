@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from coordinator.wording import of
 from coordinator.work import Evaluate, Merge, MetricVariable
 from psrpc.errors import InvalidArgument
 
@@ -171,14 +172,12 @@ class Evaluations:
             return ""
         current = self._queue[0]
         if not current.ready:
-            return f"evaluation {current.name} waits for snapshot {current.snapshot}"
+            return f"snapshot {current.snapshot} for evaluation {current.name}"
         if len(current.states) == len(current.ranges):
-            return f"evaluation {current.name} is merged by {current.merger or 'nobody yet'}"
+            return f"{current.merger or 'a worker'} to merge evaluation {current.name}"
         holders = ", ".join(sorted(set(current.holders.values()))) or "a worker"
-        return (
-            f"evaluation {current.name} has {len(current.states)} of {len(current.ranges)} "
-            f"tasks; awaited: {holders}"
-        )
+        done = of(len(current.states), len(current.ranges), "task", "tasks")
+        return f"{holders} to do evaluation {current.name} ({done} done)"
 
     def _find(self, evaluation: str) -> _Evaluation | None:
         """The evaluation, or None when it has been finished."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from coordinator.children import Children, Exited
 from coordinator.commands import Cluster
 from coordinator.lookout import Look, Lookout
+from coordinator.run_directory import Starting
 from coordinator.vitals import COORDINATOR, Vitals, registrations
 from psrpc.runs import ADDRESS
 
@@ -45,6 +46,7 @@ class Fleet:
     def __init__(self, cluster: Cluster, run_dir: Path) -> None:
         self._cluster = cluster
         self._run_dir = run_dir
+        self._starting = Starting(run_dir)
         self._children = Children()
         self._vitals = Vitals()
         self._lookout: Lookout | None = None
@@ -64,6 +66,7 @@ class Fleet:
     ) -> None:
         self._children.kill()
         self._close_lookout()
+        self._starting.release()
 
     @property
     def alive(self) -> list[str]:
@@ -78,6 +81,7 @@ class Fleet:
     def start(self, name: str) -> None:
         """Starts a process that is not alive. Raises OSError."""
         if name == COORDINATOR:
+            self._starting.hold()
             command = self._cluster.coordinator
             self._address = stamp(self._run_dir / ADDRESS)
         else:
@@ -101,6 +105,7 @@ class Fleet:
         address = stamp(self._run_dir / ADDRESS)
         if COORDINATOR in self.alive and not self.serves and address not in (None, self._address):
             self._vitals.serves(time.monotonic())
+            self._starting.release()
             # A new connection: an old one would wait before it tries the address again.
             self._lookout = Lookout(self._cluster.address, self._cluster.security)
             self._lookout.start()

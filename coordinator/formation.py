@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coordinator.recovery import Holding
+from coordinator.wording import shards
 from coordinator.work import Begin
 
 
@@ -121,5 +122,5 @@ class Formation:
         is still to be formed."""
         if not self._formed or self.complete:
             return ""
-        late = [str(shard) for shard in range(len(self._holdings)) if shard not in self._ready]
-        return f"shard {', '.join(late)} to begin generation {self.generation}"
+        late = [shard for shard in range(len(self._holdings)) if shard not in self._ready]
+        return f"{shards(late)} to begin generation {self.generation}"

@@ -242,8 +242,8 @@ class Ledger:
             return ""
         if not self._leased:
             return "the policy to change; nothing new is handed out under the present one"
-        held = [f"{len(h.leases)} by {name}" for name, h in self._holders.items() if h.leases]
-        return f"all batches are leased; awaited are {', '.join(sorted(held))}"
+        held = [f"{name} ({len(h.leases)})" for name, h in self._holders.items() if h.leases]
+        return f"batches that are under way: {', '.join(sorted(held))}"
 
     def _train(self, batches: Sequence[Attempt]) -> Train:
         return Train(tuple(batches), fresh=self._clocks is not None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from coordinator.figures import ShardFigures, WorkerTimes
+from coordinator.wording import shards
 from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
 
 ShardState = Literal["missing", "starting", "ready", "silent", "left"]
@@ -324,11 +325,10 @@ class Membership:
 
     def waiting_for_shards(self, now: float) -> str:
         """Which shards are missing, starting or silent, in words; empty when all are there."""
-        missing = [str(s.index) for s in self.shards if s.state == "missing"]
-        parts = []
-        if missing:
-            parts.append(f"shard{'s' if len(missing) > 1 else ''} {', '.join(missing)} to register")
-        parts += [f"{s} to start" for s in self.shards if s.state == "starting"]
+        missing = [s.index for s in self.shards if s.state == "missing"]
+        parts = [f"{shards(missing)} to register"] if missing else []
+        # One that watches has started, and waits for the others itself.
+        parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
         parts += [self._silence(s, now) for s in self.shards if s.state == "silent"]
         parts += [f"{s} to come back" for s in self.shards if s.state == "ready" and not s.watching]
         return "; ".join(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.wording import shards
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
 from psrpc.policy import Policy
@@ -44,9 +45,9 @@ def why_restore(
             became in an older one is of another history.
         decision: the newest that was stored since; it may have reached some shards only.
     """
-    lacking = [str(index) for index, holding in enumerate(holdings) if not holding.initialized]
+    lacking = _lacking(holdings)
     if lacking:
-        return f"shard {', '.join(lacking)} holds no parameters"
+        return f"{shards(lacking)} hold{'s' if len(lacking) == 1 else ''} no parameters"
     if not settings.rounds:
         return ""
     generations = {holding.generation for holding in holdings}
@@ -101,7 +102,12 @@ def choose_origin(
         return Origin(tuple(restore for _ in holdings), reason, kept=False)
     keep = Begin(generation, policy, keep=True, settings=settings)
     begins = tuple(keep if holding.initialized else restore for holding in holdings)
-    return Origin(begins, f"{lost}: it restores {checkpoint}", kept=False)
+    they = "it restores" if len(_lacking(holdings)) == 1 else "they restore"
+    return Origin(begins, f"{lost}: {they} {checkpoint}", kept=False)
+
+
+def _lacking(holdings: Sequence[Holding]) -> list[int]:
+    return [index for index, holding in enumerate(holdings) if not holding.initialized]
 
 
 def went_back(generation: int, before: int, after: int, source: str) -> str:

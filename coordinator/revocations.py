@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.wording import shards
 from coordinator.work import Attempt, Revocation
 
 
@@ -54,6 +55,6 @@ class Revocations:
         """Which shards have to refuse whom, in words; empty when all do."""
         parts = []
         for revocation in self._pending:
-            late = [str(k) for k, n in enumerate(self._obeyed) if n < revocation.number]
-            parts.append(f"shard {', '.join(late)} to refuse {revocation.worker}")
+            late = [shard for shard, n in enumerate(self._obeyed) if n < revocation.number]
+            parts.append(f"{shards(late)} to refuse {revocation.worker}")
         return "; ".join(parts)

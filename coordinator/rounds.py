@@ -30,6 +30,7 @@ from coordinator.open_round import OpenRound
 from coordinator.pace import Speeds
 from coordinator.speculation import Speculation
 from coordinator.tally import Tally
+from coordinator.wording import of
 from coordinator.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
 from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
@@ -310,10 +311,9 @@ class Rounds:
             return ""
         if self.complete:
             return f"the decision of round {self._round} to be stored"
-        return (
-            f"round {self._round} has {self._open.commits} of {self._open.named} micro-batches; "
-            f"awaited: {', '.join(sorted(self._open.holders))}"
-        )
+        done = of(self._open.commits, self._open.named, "micro-batch", "micro-batches")
+        holders = ", ".join(sorted(self._open.holders))
+        return f"{holders} to finish round {self._round} ({done} done)"
 
     @property
     def _epoch(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
-from psrpc.runs import ADDRESS, JOB, PLAINTEXT, RUNS, newest_run
+from psrpc.runs import ADDRESS, JOB, PLAINTEXT, RUNS, STARTING, newest_run
 
 LEDGER = "ledger.sqlite"
 TOKEN = "token"
@@ -39,6 +39,36 @@ def newest_run_directory(name: str) -> Path:
     return found
 
 
+def check_holds_run(path: Path) -> None:
+    """Raises InvalidJob: there is nothing to resume."""
+    if not (path / LEDGER).exists():
+        raise InvalidJob(f"--resume: {path} holds no run (it has no {LEDGER})", code="PS125")
+
+
+class Starting:
+    """Tells those who look for the newest run that one is being started, from ``hold`` to
+    ``release``, or until this process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / STARTING
+        self._lock: int | None = None
+
+    def hold(self) -> None:
+        """May be repeated. Raises OSError."""
+        if self._lock is None:
+            self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            with contextlib.suppress(BlockingIOError):
+                # Who else starts it, of whom one will be refused, says the same.
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """May be repeated."""
+        if self._lock is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+
 class RunDirectory:
     """One run's directory, held by one coordinator at a time: use it with ``with``."""
 
@@ -54,10 +84,8 @@ class RunDirectory:
             AlreadyExists: another coordinator has it.
             InvalidJob: it cannot be made, or there is nothing to resume.
         """
-        if self._resume and not (self.path / LEDGER).exists():
-            raise InvalidJob(
-                f"--resume: {self.path} holds no run (it has no {LEDGER})", code="PS125"
-            )
+        if self._resume:
+            check_holds_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)

@@ -35,6 +35,7 @@ from coordinator.remembered import remembered
 from coordinator.run_directory import (
     LEDGER,
     RunDirectory,
+    check_holds_run,
     new_run_directory,
     newest_run_directory,
 )
@@ -139,8 +140,8 @@ async def serve(options: ServeOptions) -> int:
         dashboard.start()
         if dashboard.url:
             log.info("dashboard", url=dashboard.url)
-        if options.run_dir is not None and not options.resume:
-            check_not_ended(options.run_dir)
+        if options.run_dir is not None:
+            (check_holds_run if options.resume else check_not_ended)(options.run_dir)
         description = _known(options) or await stop.unless_stopped(_describe(options))
         if description is None:
             return EXIT_STOPPED

@@ -114,7 +114,9 @@ class Servicer(CoordinatorServicer):
             request.revoked,
             request.leaving,
         )
-        return pb.HeartbeatShardResponse(unknown=unknown, saved=saved)
+        return pb.HeartbeatShardResponse(
+            unknown=unknown, saved=saved, waiting_for=self._engine.forming_waits_for()
+        )
 
     async def Watch(
         self, request: pb.WatchRequest, _context: Any

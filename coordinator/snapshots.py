@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from coordinator.history import Followed
+from coordinator.wording import shards
 from coordinator.work import SnapshotOrder
 from psrpc.errors import InvalidArgument
 from psrpc.manifest import RowsFileEntry
@@ -148,6 +149,6 @@ class Snapshots:
         """Which shards a snapshot waits for, in words; empty when none is pending."""
         parts = []
         for name, pending in self._pending.items():
-            missing = [str(k) for k in range(self._shards) if k not in pending.files]
-            parts.append(f"snapshot {name} of shard {', '.join(missing)}")
+            missing = [shard for shard in range(self._shards) if shard not in pending.files]
+            parts.append(f"snapshot {name} of {shards(missing)}")
         return "; ".join(parts)

@@ -58,6 +58,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
             for name, step, values in training.notes.results[-EVALUATIONS:]
         ],
         newest_checkpoint=course.checkpoints.newest,
+        restored=course.restored,
         refused=refused(course),
         skipped=progress.skipped,
         failed=progress.failed,

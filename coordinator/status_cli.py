@@ -46,7 +46,8 @@ what the words mean:
   data .. apply          where a worker's time goes: reading data, computing, waiting for others,
                          shards without their updates, and these
   slowness               a worker's compute time per example, of the median of all
-  silent                 no sign of life for 10 s; a worker's batches go to others then
+  silent                 no sign of life for 10 s; a worker's batches go to others then. Shown
+                         beside the state from 3 s on
   refused, skipped       gradients of another generation or policy; batches without an update,
                          since their gradient was not finite
   failed                 batches whose worker was lost; others did them again

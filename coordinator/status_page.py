@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
-from coordinator.wording import duration, metrics
+from coordinator.wording import checkpoint, duration, metrics, state, step, whence
 from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
@@ -86,10 +86,11 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
             for change in status.policies
         ]
     figures = []
-    if status.total_steps:
-        percent = 100 * status.global_step / status.total_steps
-        figures.append(f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)")
-    if status.epochs:
+    if whence(status):
+        figures.append(whence(status))
+    elif status.total_steps:
+        figures.append(step(status))
+    if status.epochs and not whence(status):
         figures.append(f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}")
     if status.steps_per_s or not math.isnan(status.loss):
         figures.append(f"loss {status.loss:.4f}")
@@ -104,7 +105,8 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         f"staleness {histogram(status.staleness_counts)}  mean {status.mean_staleness:.2f}  "
         f"version skew {status.version_skew}"
     )
-    lines.append(f"run {status.run_id}  generation {status.generation}")
+    origin = f"  from {checkpoint(status.restored)}" if status.restored else ""
+    lines.append(f"run {status.run_id}  generation {status.generation}{origin}")
     return lines
 
 
@@ -116,7 +118,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
             *(
                 (
                     f"{shard.shard} {shard.address}".rstrip(),
-                    _state(shard),
+                    state(shard),
                     str(shard.version),
                     _size(shard),
                     f"{shard.apply_s:.1f} s",
@@ -147,7 +149,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
         rows.append(
             (
                 f"{worker.worker} {worker.host} pid {worker.pid}",
-                _state(worker),
+                state(worker),
                 str(worker.batches),
                 f"{worker.steps_per_s:.1f}",
                 f"{worker.examples_per_s:.0f}",
@@ -191,11 +193,6 @@ def _news(status: GetJobStatusResponse) -> list[str]:
     if status.reason:
         lines.append(f"failed: {status.reason}")
     return lines
-
-
-def _state(member: ShardStatus | WorkerStatus) -> str:
-    silent = f" for {duration(member.silent_s)}" if member.state == "silent" else ""
-    return member.state + silent
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from coordinator.wording import metrics
+from coordinator.wording import checkpoint, metrics
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 Kind = Literal[
@@ -36,6 +36,8 @@ class Event:
 def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> list[Event]:
     """What is new in ``status``, which follows ``last``; an empty one comes before the first."""
     found: list[Event] = []
+    if status.restored and status.restored != last.restored:
+        found.append(Event("restart", goes_on(status.restored)))
     if status.phase != last.phase:
         kind: Kind = "failure" if status.phase == "failed" else "phase"
         found.append(Event(kind, f"{status.job}: {status.phase}"))
@@ -73,6 +75,11 @@ def evaluations(status: GetJobStatusResponse) -> list[str]:
     ]
 
 
+def goes_on(restored: str) -> str:
+    """From where, of a job whose shards restore a checkpoint."""
+    return f"going on from {checkpoint(restored)}"
+
+
 def _members(
     before: Mapping[str, tuple[str, int]], after: Mapping[str, tuple[str, int]]
 ) -> list[Event]:
@@ -86,7 +93,7 @@ def _members(
             kind = "failure"
         elif state not in _GONE and (old_state == "silent" or old not in (0, incarnation)):
             kind = "restart"
-        found.append(Event(kind, f"{name} is {state}"))
+        found.append(Event(kind, f"{name} {'has' if state == 'left' else 'is'} {state}"))
     return found
 
 

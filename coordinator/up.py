@@ -27,7 +27,11 @@ from coordinator.outcome import INTERRUPTED, Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
 from coordinator.result import result_table, write_failure, write_restarts
-from coordinator.run_directory import new_run_directory, newest_run_directory
+from coordinator.run_directory import (
+    check_holds_run,
+    new_run_directory,
+    newest_run_directory,
+)
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.settling import check_not_ended
@@ -94,8 +98,8 @@ def _check(args: argparse.Namespace) -> None:
         )
     check_overrides(args.overrides)
     read_job_file(Path(args.job))
-    if args.run_dir is not None and not args.resume:
-        check_not_ended(args.run_dir)
+    if args.run_dir is not None:
+        (check_holds_run if args.resume else check_not_ended)(args.run_dir)
 
 
 def _security(asked: Security, job: str, run_dir: Path) -> Security:

@@ -1,8 +1,16 @@
-"""Figures as a person reads them. Pure."""
+"""Figures and names as a person reads them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
+
+MISSED_S = 3.0
+"""A silence that is shown although the lease has not lapsed: two signs of life have not come."""
 
 
 def duration(seconds: float) -> str:
@@ -18,3 +26,46 @@ def metrics(results: Mapping[str, float]) -> str:
     """``"loss 0.1234, accuracy 0.9700"``: the loss first, the others by name."""
     names = sorted(results, key=lambda name: (name != "loss", name))
     return ", ".join(f"{name} {results[name]:.4f}" for name in names)
+
+
+def checkpoint(name: str) -> str:
+    """``"checkpoint step-00000500.g2 (step 500)"``."""
+    found = re.match(r"step-(\d+)", name)
+    return f"checkpoint {name}" + (f" (step {int(found[1])})" if found else "")
+
+
+def whence(status: GetJobStatusResponse) -> str:
+    """What the job goes on from, while nobody knows at which step; empty once that is known."""
+    if status.phase != "recovering":
+        return ""
+    if status.restored:
+        return f"restoring from {status.restored}"
+    # Shards that are still there may hold more.
+    newest = status.newest_checkpoint.rpartition("/")[2]
+    return f"going on from {newest} or later" if newest and not status.global_step else ""
+
+
+def step(status: GetJobStatusResponse) -> str:
+    """``"step 300/1200 (25 %)"``; there have to be steps."""
+    percent = 100 * status.global_step / status.total_steps
+    return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
+
+
+def state(member: ShardStatus | WorkerStatus) -> str:
+    """``"active"``, ``"active, silent for 4.0 s"``, or ``"silent for 12.0 s"`` after a lease."""
+    silence = f"silent for {duration(member.silent_s)}"
+    if member.state == "silent":
+        return silence
+    missed = member.state not in ("left", "missing") and member.silent_s >= MISSED_S
+    return f"{member.state}, {silence}" if missed else member.state
+
+
+def shards(indices: Iterable[int]) -> str:
+    """``"shard 1"`` or ``"shards 0, 2"``; at least one."""
+    names = [str(index) for index in indices]
+    return f"shard{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def of(have: int, of_all: int, noun: str, nouns: str) -> str:
+    """``"0 of 1 task"`` or ``"1 of 2 tasks"``."""
+    return f"{have} of {of_all} {noun if of_all == 1 else nouns}"

@@ -61,6 +61,8 @@ class Heartbeats:
         """What the shard waits for, where its engine does not know."""
         self.failure = ""
         """Why the shard cannot go on, where its engine does not know."""
+        self._awaited = ""
+        """What the coordinator waits for before it says where to begin."""
         self._leaving = False
         self._stopped = threading.Event()
         self._due = threading.Event()
@@ -114,6 +116,7 @@ class Heartbeats:
                 # One that fails may do better the next time; the state here is worth the wait.
                 if self._stopped.is_set():
                     return
+                self._awaited = ""
                 now = time.monotonic()
                 failed = isinstance(error, RemoteFailure)
                 if now - heard > self._connect_timeout_s:
@@ -138,6 +141,7 @@ class Heartbeats:
                 return
             else:
                 heard, failing = now, False
+                self._awaited = answer.waiting_for
                 self._lost.over()
                 if answer.unknown:
                     self._unknown()
@@ -179,7 +183,8 @@ class Heartbeats:
         tables = self.engine.table_figures()
         request.table_rows = sum(table.rows for table in tables)
         request.table_nbytes = sum(table.nbytes for table in tables)
-        request.waiting_for = self.doing or report.waiting_for
+        awaited = self._awaited if report.generation == 0 else ""
+        request.waiting_for = self.doing or awaited or report.waiting_for
         request.failure = self.engine.failure or self.failure
         return request
 

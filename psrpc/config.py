@@ -165,7 +165,7 @@ class Configuration:
             key = name.removeprefix(PREFIX).lower()
             if key not in KEYS or name != variable(key):
                 close = did_you_mean(name, map(variable, KEYS))
-                raise InvalidArgument(f"{name} is set and is no setting{close}; unset it")
+                raise InvalidArgument(f"{name} is set and is not a setting; unset it{close}")
             text = environment[name]
             # Compose and others cannot leave a variable out, only empty.
             if key in self._options and text:
@@ -187,7 +187,7 @@ class Configuration:
         except OSError as error:
             raise InvalidArgument(f"--config {path}: {error.strerror}") from None
         except ValueError as error:
-            raise InvalidArgument(f"--config {path} is no TOML: {error}") from None
+            raise InvalidArgument(f"--config {path} is not TOML: {error}") from None
         for section, keys in document.items():
             if section not in SECTIONS or not isinstance(keys, dict):
                 what = f"[{section}]" if isinstance(keys, dict) else f"{section} before any section"
@@ -209,7 +209,7 @@ class Configuration:
         for key in keys:
             if key not in known:
                 close = did_you_mean(key, known)
-                raise InvalidArgument(f"{path}: [{section}] {key} is no setting{close}")
+                raise InvalidArgument(f"{path}: [{section}] {key} is not a setting{close}")
 
     def _of_section(self, path: Path, section: str, keys: dict[str, Any]) -> dict[str, Setting]:
         found = {}

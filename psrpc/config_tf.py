@@ -45,7 +45,7 @@ def values_of(section: str, text: str) -> dict[str, Found]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise _wrong(f"is no JSON ({error})") from None
+        raise InvalidArgument(f"{NAME} is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise _wrong('expected an object with "cluster" and "task"')
     if "cluster" not in document:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,24 @@ PLAINTEXT = "plaintext"
 
 SUMMARY = "summary.json"
 
+STARTING = "starting"
+"""Locked by who starts the run, until its coordinator serves."""
+
 
 def newest_run(job: str | None = None) -> Path | None:
     """The run under ``runs/`` that was started, or gone on with, last; None if there is none.
 
     What counts is when ``job.json`` was written: a start does that once nothing can refuse it any
-    more. All other files of a run are touched by starts that come to nothing, too.
+    more. All other files of a run are touched by starts that come to nothing, too. A run that is
+    being started now comes first, as long as it may yet come to something.
 
     Args:
         job: only of the job file called so, without its suffix.
     """
+    if job is None:
+        starting = [path for path in RUNS.glob(f"*/{STARTING}") if is_starting(path.parent)]
+        if starting:
+            return max(starting, key=_written_ns).parent
     found = ((_written_ns(path), path) for path in RUNS.glob(f"*/{JOB}"))
     for written, path in sorted(found, reverse=True):
         if written and (job is None or _job_name(path) == job):
@@ -34,10 +44,25 @@ def newest_run(job: str | None = None) -> Path | None:
     return None
 
 
+def is_starting(run_dir: Path) -> bool:
+    """Whether somebody starts the run, whose coordinator does not serve yet."""
+    try:
+        descriptor = os.open(run_dir / STARTING, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+
+
 def read_ending(run_dir: Path) -> dict[str, Any]:
     """What ``summary.json`` says of a run that has ended; empty if it has not, or was started again
     since."""
-    if _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB):
+    if is_starting(run_dir) or _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB):
         return {}
     return _read(run_dir / SUMMARY)
 

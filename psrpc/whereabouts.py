@@ -18,6 +18,7 @@ from psrpc.runs import (
     RUNS,
     SUMMARY,
     ending_in_words,
+    is_starting,
     newest_run,
     read_ending,
 )
@@ -116,6 +117,8 @@ def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnrea
             f"the run has ended ({ending_in_words(ending)}); its figures are in "
             f"{run_dir / SUMMARY}, and `coordinator export` writes to files what it has trained"
         )
+    elif is_starting(run_dir):
+        how = "the run is being started, and its coordinator reads the job first; ask again"
     elif not (run_dir / JOB).exists():
         how = (
             f"no run has begun there (it has no {JOB})"

@@ -215,10 +215,11 @@ class Router:
         return frozenset(self._why)
 
     def awaited(self) -> str:
-        """The shards that have not answered, and what is known of why."""
+        """The shards that have not answered, and what is known of why, which is a sentence."""
         # Copies: other threads change both.
         pending, why = sorted(self._pending), dict(self._why)
-        return ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
+        found = ", ".join(why.get(shard, self._clients[shard].peer) for shard in pending)
+        return f"the shards: {found}" if why.keys() & pending else found
 
     def _pushes(
         self,

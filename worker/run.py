@@ -105,10 +105,14 @@ def run_worker(options: WorkerOptions) -> int:
         if metrics.address != OFF:
             log.info("metrics", address=metrics.address)
         on_stop_signals(lambda: _stop(options, standing, times))
-        # As early as possible: it takes seconds, in which the coordinator may come up as well.
-        log.info("loading TensorFlow; the coordinator is asked next")
-        import_tensorflow()
         try:
+            # What no waiting can mend is said before the seconds that TensorFlow takes. In these
+            # the coordinator may come up as well.
+            away = standing.why_away()
+            if away is not None:
+                log.info(f"no answer yet from the coordinator at {client.address}: {away.coded}")
+            log.info("loading TensorFlow; the coordinator is asked next")
+            import_tensorflow()
             _train(options, standing, times)
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))

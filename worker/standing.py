@@ -147,6 +147,22 @@ class Standing:
 
     # -- joining ------------------------------------------------------------------------------
 
+    def why_away(self) -> PsError | None:
+        """Asks the coordinator once, without waiting for it; why it does not answer, if it may yet.
+
+        Raises:
+            PsError: no waiting can mend it; see :meth:`CoordinatorClient.persist`.
+        """
+        away = self._client.raise_if_hopeless()
+        if away is None:
+            try:
+                self._client.get_job()
+            except PsError as error:
+                if not error.retryable:
+                    raise
+                return error
+        return away
+
     def get_job(self) -> pb.GetJobResponse:
         """What to load. Waits for the coordinator."""
         job = self.persist(self._client.get_job)

@@ -22,8 +22,9 @@ export function head(status, job, live) {
 export function progress(status) {
   if (!status || !status.total_steps) return el("p", { class: "muted" }, "No steps have been counted yet.");
   const part = Math.min(1, status.global_step / status.total_steps);
-  const words = [`Step ${count(status.global_step)} of ${count(status.total_steps)}`];
-  if (status.epochs) words.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
+  const from = whence(status);
+  const words = [from || `Step ${count(status.global_step)} of ${count(status.total_steps)}`];
+  if (status.epochs && !from) words.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
   if (status.phase === "training" && status.steps_per_s > 0 && part < 1) {
     // Rates count micro-batches; a step of sync mode is a round of `replicas` of them.
     const left = ((status.total_steps - status.global_step) * Math.max(status.replicas, 1)) / status.steps_per_s;
@@ -33,6 +34,14 @@ export function progress(status) {
     el("div", { class: "progress", role: "progressbar", "aria-label": "Steps done", "aria-valuenow": Math.round(100 * part), "aria-valuemin": 0, "aria-valuemax": 100 }, bar(part, "fill")),
     el("p", { class: "bar" }, el("span", {}, words.join(" · ")), el("strong", {}, `${Math.floor(100 * part)} %`)),
   ];
+}
+
+/** What a job goes on from, while nobody knows at which step. */
+function whence(status) {
+  if (status.phase !== "recovering") return "";
+  if (status.restored) return `Restoring from ${status.restored}`;
+  const newest = status.newest_checkpoint.split("/").at(-1);
+  return newest && !status.global_step ? `Going on from ${newest} or later` : "";
 }
 
 export function tiles(status, checkpoint) {
@@ -66,6 +75,13 @@ export function histogram(status) {
   return el("table", { class: "histogram" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "updates behind"), el("th", { scope: "col" }, el("span", { class: "unseen" }, "bar")), el("th", { scope: "col", class: "n" }, "share"), el("th", { scope: "col", class: "n" }, "pushes"))), el("tbody", {}, rows));
 }
 
+/** How long nothing has been heard of a member, once two signs of life have not come. */
+function silence(member) {
+  if (member.state === "silent") return ` for ${duration(member.silent_s)}`;
+  const missed = !["left", "missing"].includes(member.state) && member.silent_s >= 3;
+  return missed ? `, silent for ${duration(member.silent_s)}` : "";
+}
+
 export function workers(status) {
   if (!status || !status.workers.length) return el("p", { class: "empty" }, "No worker has joined yet. Each one appears here as soon as it has.");
   const late = stragglers(status);
@@ -76,7 +92,7 @@ export function workers(status) {
     const slow = late.get(worker.worker);
     return el("tr", { class: slow ? "slow" : null },
       cell("Worker", [el("strong", {}, worker.worker), slow ? el("span", { class: "badge" }, "straggler") : null, el("small", {}, `${worker.host} · pid ${worker.pid}${worker.device ? ` · ${worker.device}` : ""}`)]),
-      cell("State", [state(worker.state, worker.state === "silent" ? ` for ${duration(worker.silent_s)}` : ""), waiting(worker)]),
+      cell("State", [state(worker.state, silence(worker)), waiting(worker)]),
       cell("Examples/s", [el("span", { class: "withbar" }, rate(worker.examples_per_s), bar(worker.examples_per_s / fastest, slow ? "late" : "fill"))], "n"),
       cell("Batches", [count(worker.batches), el("small", {}, `${rate(worker.steps_per_s)} per s`)], "n"),
       cell("Compute time", worker.slowness ? [slow ? el("strong", {}, times(worker.slowness)) : times(worker.slowness), el("small", {}, "of the median")] : "–", "n"),
@@ -98,7 +114,7 @@ export function shards(status) {
   const rows = status.shards.map((shard) =>
     el("tr", {},
       cell("Shard", [el("strong", {}, `shard ${shard.shard}`), el("small", {}, shard.address)]),
-      cell("State", [state(shard.state, shard.state === "silent" ? ` for ${duration(shard.silent_s)}` : ""), waiting(shard)]),
+      cell("State", [state(shard.state, silence(shard)), waiting(shard)]),
       cell("Updates/s", [rate(shard.updates_per_s), el("small", {}, `version ${count(shard.version)}`)], "n"),
       cell("Gradients in", [el("span", { class: "withbar" }, `${bytes(shard.gradient_nbytes_per_s)}/s`, bar(shard.gradient_nbytes_per_s / busiest, "fill")), el("small", {}, `${bytes(shard.gradient_nbytes)} in all`)], "n"),
       cell("Parameters", [bytes(shard.nbytes), shard.table_nbytes ? el("small", {}, `${count(shard.table_rows)} rows of tables, ${bytes(shard.table_nbytes)}`) : ""], "n"),

@@ -142,12 +142,14 @@ class HeartbeatShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
-    __slots__ = ("unknown", "saved")
+    __slots__ = ("unknown", "saved", "waiting_for")
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     unknown: bool
     saved: bool
-    def __init__(self, unknown: _Optional[bool] = ..., saved: _Optional[bool] = ...) -> None: ...
+    waiting_for: str
+    def __init__(self, unknown: _Optional[bool] = ..., saved: _Optional[bool] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "initialized", "version")
@@ -696,7 +698,7 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetJobStatusResponse(_message.Message):
-    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes")
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -742,6 +744,7 @@ class GetJobStatusResponse(_message.Message):
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     FREE_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     phase: str
@@ -787,7 +790,8 @@ class GetJobStatusResponse(_message.Message):
     clock_s: float
     run_dir: str
     free_nbytes: int
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ...) -> None: ...
+    restored: str
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ...) -> None: ...
 
 class GetDashboardRequest(_message.Message):
     __slots__ = ()

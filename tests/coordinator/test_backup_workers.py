@@ -34,7 +34,7 @@ def test_the_last_round_of_an_epoch_takes_what_remains_and_waits_for_it() -> Non
     assert firsts(play(rounds)) == [2, 4, 6]
     assert rounds.ends_epoch
     commit(rounds, "w", lease(rounds, "w"))
-    assert wait(rounds, "w").reason == "round 1 has 1 of 2 micro-batches; awaited: slow"
+    assert wait(rounds, "w").reason == "slow to finish round 1 (1 of 2 micro-batches done)"
     commit(rounds, "slow", slow)
     assert firsts(close(rounds)) == [0, 8]
     assert rounds.take_finished_epochs() == [0]

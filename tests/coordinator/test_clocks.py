@@ -35,7 +35,9 @@ def test_steps_that_are_not_done_count() -> None:
 
 def test_who_waits_hears_for_whom() -> None:
     clocks = entered(1, fast=2, slow=0, middle=1)
-    assert clocks.reason("fast") == ("fast has done 2 steps, 2 more than slow; it may be 1 ahead")
+    assert clocks.reason("fast") == (
+        "slow to catch up: fast has done 2 steps more and may be 1 ahead"
+    )
 
 
 @pytest.mark.parametrize("goes", ["idle", "leave"])

@@ -31,7 +31,11 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     coordinator.shards[0].kill()
     new = coordinator.add(0, 20)
     new.error = "the file is torn"
+    assert coordinator.course.restored == ""
+    coordinator.disk.work()
+    assert (phase(coordinator), coordinator.course.restored) == ("recovering", "step-00000001")
     coordinator.settle()
+    assert (phase(coordinator), coordinator.course.restored) == ("training", "step-00000000")
     assert [begin.restore for begin in new.begins] == [
         "checkpoints/step-00000001",
         "checkpoints/step-00000000",
@@ -46,6 +50,7 @@ def test_a_checkpoint_that_a_shard_cannot_restore_is_passed_over(tmp_path: Path,
     coordinator.shards[0].kill()
     again = coordinator.add(coordinator.shards[0].index ^ 1, 30)
     again.error = "this one too"
+    assert coordinator.course.restored == "", "the present generation's is another"
     coordinator.settle()
     assert phase(coordinator) == "failed"
     assert "holds no parameters, and no checkpoint of this run is good" in coordinator.course.reason
@@ -140,6 +145,7 @@ def test_shards_that_were_initialized_and_not_saved_are_saved_first(tmp_path: Pa
         shard.connect()
     coordinator.settle()
     assert phase(coordinator) == "training"
+    assert coordinator.course.restored == ""
     assert coordinator.course.checkpoints.newest == "checkpoints/step-00000000.g2"
 
 

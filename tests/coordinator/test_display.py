@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from coordinator.display import ProgressLog, render
-from coordinator.wording import duration, metrics
+from coordinator.wording import duration, metrics, state
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
     GetJobStatusResponse,
@@ -76,10 +76,10 @@ def test_a_job_in_training() -> None:
         "mnist_dnn  sync replicas=2  training  epoch 1/2  10.0 s, about 15.0 s left",
         "",
         "step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s  3 skipped",
-        "          state            steps  size, rate  where           waiting for",
-        "shard 0   ready              300      1.5 MB  h:1",
-        "shard 1   silent for 12 s    299      0.0 MB  h:2",
-        "worker-1  active             600      60.0/s  h pid 42 (cpu)  round 300",
+        "          state              steps  size, rate  where           waiting for",
+        "shard 0   ready                300      1.5 MB  h:1",
+        "shard 1   silent for 12.2 s    299      0.0 MB  h:2",
+        "worker-1  active               600      60.0/s  h pid 42 (cpu)  round 300",
         "evaluation epoch-1 at step 600: loss 0.1000, accuracy 0.9700",
         "waiting for shard 1 at h:2, silent for 12 s",
         "warning: two",
@@ -183,12 +183,64 @@ def test_a_generation_after_the_first_is_shown() -> None:
     assert log.lines(recovering, 0.2) == []
 
 
+def test_a_run_that_goes_on_says_from_where_and_what_is_new() -> None:
+    log = ProgressLog()
+    earlier = EvaluationResult(evaluation="epoch-1", global_step=600, results={"loss": 0.5})
+    status = training(
+        phase="recovering",
+        generation=2,
+        evaluations=[earlier],
+        newest_checkpoint="checkpoints/step-00000600",
+    )
+    status.global_step = 0
+    assert text(status)[2].startswith("going on from step-00000600 or later  loss")
+    assert "epoch" not in text(status)[0]
+    assert log.lines(status, 0.0) == [
+        "mnist_dnn: recovering",
+        "generation 2",
+        "shard 0 is ready",
+        "shard 1 is silent",
+        "worker-1 is active",
+    ]
+    status.restored = "step-00000600"
+    line = "going on from checkpoint step-00000600 (step 600)"
+    assert log.lines(status, 0.1) == [line]
+    assert text(status)[2].startswith("restoring from step-00000600  loss")
+    assert text(status)[3] == line
+    status.global_step, status.phase = 600, "training"
+    status.evaluations.add(evaluation="epoch-2", global_step=1200, results={"loss": 0.4})
+    status.newest_checkpoint = "checkpoints/step-00001200"
+    assert log.lines(status, 0.2)[:3] == [
+        "mnist_dnn: training",
+        "evaluation epoch-2 at step 1200: loss 0.4000",
+        "checkpoint checkpoints/step-00001200",
+    ]
+    assert text(status)[2].startswith("step 600/1200 (50 %)")
+    assert text(status)[3] == line
+
+
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.0, "0.0 s"), (59.9, "59.9 s"), (65.4, "1:05"), (3599.6, "1:00:00"), (7265.0, "2:01:05")],
 )
 def test_durations(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "silent_s", "expected"),
+    [
+        ("active", 2.9, "active"),
+        ("active", 3.0, "active, silent for 3.0 s"),
+        ("ready", 9.5, "ready, silent for 9.5 s"),
+        ("silent", 75.0, "silent for 1:15"),
+        ("left", 75.0, "left"),
+    ],
+)
+def test_a_silence_is_shown_before_the_lease_has_lapsed(
+    known: str, silent_s: float, expected: str
+) -> None:
+    assert state(WorkerStatus(state=known, silent_s=silent_s)) == expected
 
 
 def test_the_loss_comes_first() -> None:
@@ -213,6 +265,8 @@ def test_a_straggler_is_named_once() -> None:
         "worker-2 is active",
         "straggler: worker-2 has had epoch 1 positions 0..3 for 12.0 s",
     ]
+    status.workers[1].state = "left"
+    assert log.lines(status, 0.5) == ["worker-2 has left"]
 
 
 def test_a_change_of_policy_is_shown() -> None:

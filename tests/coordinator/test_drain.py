@@ -34,10 +34,10 @@ def test_with_backup_workers_what_is_held_is_taken_before_a_change_and_no_more()
     commit(rounds, "w", lease(rounds, "w"))
     rounds.drain()
     # Three are begun, and the round takes two: no more are needed.
-    assert wait(rounds, "w").reason == "round 0 has 1 of 2 micro-batches; awaited: slow, slower"
+    assert wait(rounds, "w").reason == "slow, slower to finish round 0 (1 of 2 micro-batches done)"
     commit(rounds, "slow", slow)
     assert firsts(close(rounds)) == [0, 4]
-    assert wait(rounds, "w").reason == "round 1 has 0 of 1 micro-batches; awaited: slower"
+    assert wait(rounds, "w").reason == "slower to finish round 1 (0 of 1 micro-batch done)"
     commit(rounds, "slower", slower)
     assert not rounds.ends_job
     assert firsts(close(rounds)) == [2]

@@ -71,9 +71,11 @@ def test_the_first_result_of_a_task_counts() -> None:
     assert again == first
     assert evaluations.report("slow", "epoch-0", 0, 2000, states(1.0))
     assert not evaluations.report("quick", "epoch-0", 0, 2000, states(2.0))
+    assert evaluations.waiting_for() == "a worker to merge evaluation epoch-0"
     merge = evaluations.lease("quick")
     assert isinstance(merge, Merge)
     assert merge.states == states(1.0)
+    assert evaluations.waiting_for() == "quick to merge evaluation epoch-0"
 
 
 def test_a_worker_that_asks_again_gets_its_task_again() -> None:
@@ -87,9 +89,11 @@ def test_evaluations_wait_for_their_snapshot_and_for_each_other() -> None:
     evaluations.add("epoch-1", "two", 2)
     evaluations.snapshot_taken("two")
     assert evaluations.lease("w") is None
-    assert evaluations.waiting_for() == "evaluation epoch-0 waits for snapshot one"
+    assert evaluations.waiting_for() == "snapshot one for evaluation epoch-0"
     evaluations.snapshot_taken("one")
+    assert evaluations.waiting_for() == "a worker to do evaluation epoch-0 (0 of 1 task done)"
     assert task(evaluations, "w").evaluation == "epoch-0"
+    assert evaluations.waiting_for() == "w to do evaluation epoch-0 (0 of 1 task done)"
     evaluations.report("w", "epoch-0", 0, 10, states(1.0))
     evaluations.merged("epoch-0", {})
     assert task(evaluations, "w").evaluation == "epoch-1"

@@ -49,7 +49,7 @@ def test_a_generation_is_formed_of_all_and_complete_when_all_have_begun() -> Non
     assert not is_due(formation)
     assert not is_complete(formation)
     assert formation.told(0) == Begin(1, 1, keep=True)
-    assert formation.waiting_for() == "shard 0, 1 to begin generation 1"
+    assert formation.waiting_for() == "shards 0, 1 to begin generation 1"
     begin(formation, 0)
     assert formation.told(0) is None
     assert formation.waiting_for() == "shard 1 to begin generation 1"

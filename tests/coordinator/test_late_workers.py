@@ -97,7 +97,9 @@ def test_without_speculation_nobody_gets_a_second_attempt() -> None:
     rounds = make(records=4, replicas=2)
     lease(rounds, "slow")
     commit(rounds, "quick", lease(rounds, "quick"), 1.0)
-    assert wait(rounds, "quick", 10**6) == Wait("round 0 has 1 of 2 micro-batches; awaited: slow")
+    assert wait(rounds, "quick", 10**6) == Wait(
+        "slow to finish round 0 (1 of 2 micro-batches done)"
+    )
 
 
 # The deadline.

@@ -134,9 +134,7 @@ def test_idle_time_does_not_make_a_worker_look_slow() -> None:
 def test_waiting_says_for_whom() -> None:
     ledger = make(records=4, epochs=1)
     [attempt] = lease(ledger, "worker-1")
-    assert ledger.lease("worker-2", 0, ALL, 2) == Wait(
-        "all batches are leased; awaited are 1 by worker-1"
-    )
+    assert ledger.lease("worker-2", 0, ALL, 2) == Wait("batches that are under way: worker-1 (1)")
     ledger.report("worker-1", [done(attempt)], 0.0)
     assert ledger.waiting_for() == ""
 
@@ -270,9 +268,7 @@ def test_before_a_change_all_shards_get_what_some_may_have() -> None:
     [lost] = lease(ledger, "b")
     [refused] = lease(ledger, "c")
     ledger.drain()
-    assert ledger.lease("d", 0, ALL, 4) == Wait(
-        "all batches are leased; awaited are 1 by a, 1 by b, 1 by c"
-    )
+    assert ledger.lease("d", 0, ALL, 4) == Wait("batches that are under way: a (1), b (1), c (1)")
     ledger.report("a", [done(partial)], 0.0)
     ledger.report("c", [too_stale(refused)], 0.0)
     ledger.revoke("b")

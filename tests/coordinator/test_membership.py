@@ -196,6 +196,7 @@ def test_what_is_missing_is_named() -> None:
     add(members, 1, 1)
     assert members.waiting_for_shards(0.0) == "shards 0, 2 to register; shard 1 at host:1 to start"
     members.shard_watches(1, 1, 0.0)
+    assert members.waiting_for_shards(0.0) == "shards 0, 2 to register"
     members.shard_ready(1, 1, 0.0)
     members.shard_stopped_watching(1, 1)
     assert members.waiting_for_shards(0.0).endswith("shard 1 at host:1 to come back")

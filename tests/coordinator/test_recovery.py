@@ -81,6 +81,8 @@ def test_async_shards_keep_what_they_hold_whatever_the_others_do() -> None:
     origin = choose([held(9), NEW, held(2, generation=1)])
     assert words(origin) == ["keep", "restore", "keep"]
     assert origin.reason == f"shard 1 holds no parameters: it restores {CHECKPOINT}"
+    origin = choose([NEW, held(9), NEW])
+    assert origin.reason == f"shards 0, 2 hold no parameters: they restore {CHECKPOINT}"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_work_is_free_when_all_shards_have_obeyed() -> None:
     revocations = Revocations(2)
     assert revocations.add("w0", [ATTEMPT]) == Revocation(1, "w0", (ATTEMPT,))
     assert revocations.add("w1", []).number == 2
-    assert revocations.waiting_for() == "shard 0, 1 to refuse w0; shard 0, 1 to refuse w1"
+    assert revocations.waiting_for() == "shards 0, 1 to refuse w0; shards 0, 1 to refuse w1"
     assert revocations.obeyed(0, 2) == []
     assert revocations.waiting_for() == "shard 1 to refuse w0; shard 1 to refuse w1"
     assert revocations.obeyed(1, 1) == ["w0"]

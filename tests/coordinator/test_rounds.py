@@ -67,7 +67,7 @@ def test_workers_beyond_the_open_micro_batches_wait_and_hear_for_whom() -> None:
     lease(rounds, "worker-2")
     rounds.commit("worker-1", 0, done(first), 0.0)
     assert rounds.lease("worker-3", 0, 0, 3) == Wait(
-        "round 0 has 1 of 2 micro-batches; awaited: worker-2"
+        "worker-2 to finish round 0 (1 of 2 micro-batches done)"
     )
     assert rounds.lease("worker-1", 0, 0, 3) == rounds.lease("worker-3", 0, 0, 3)
 
@@ -77,7 +77,9 @@ def test_a_revoked_micro_batch_is_open_once_it_is_released_and_its_late_commit_i
     slow = lease(rounds, "slow")
     assert rounds.revoke("slow") == [slow.attempt]
     assert rounds.revoke("slow") == []
-    assert rounds.lease("quick", 0, 0, 1) == Wait("round 0 has 0 of 1 micro-batches; awaited: slow")
+    assert rounds.lease("quick", 0, 0, 1) == Wait(
+        "slow to finish round 0 (0 of 1 micro-batch done)"
+    )
     late = rounds.commit("slow", 0, done(slow), 0.0)
     assert (late.counted, late.reason) == (None, f"attempt {slow.attempt.number} was superseded")
     assert rounds.release("slow") == 1

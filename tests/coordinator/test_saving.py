@@ -292,10 +292,11 @@ def test_a_snapshot_is_taken_when_every_shard_has_said_so() -> None:
     wanted = order("s", 1, True, True)
     snapshots.order(wanted)
     one, two = ShardFile(0, 1, "a", 3, "00"), ShardFile(1, 1, "b", 3, "11")
+    assert snapshots.waiting_for() == "snapshot s of shards 0, 1"
     assert snapshots.report("s", two, "") is None
     assert snapshots.lacking(0) == [wanted]
     assert snapshots.lacking(1) == []
-    assert "snapshot s of shard 0" in snapshots.waiting_for()
+    assert snapshots.waiting_for() == "snapshot s of shard 0"
     assert snapshots.report("s", two, "") is None
     assert snapshots.report("s", one, "") == Taken(wanted, (one, two))
     assert snapshots.report("s", one, "") is None

@@ -266,6 +266,13 @@ def test_a_ledger_that_is_none_is_said(tmp_path: Path) -> None:
         asyncio.run(serve.serve(options(tmp_path, resume=True)))
 
 
+def test_that_there_is_no_run_to_resume_is_found_before_the_job_is_described(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(InvalidJob, match="holds no run"):
+        asyncio.run(serve.serve(options(tmp_path, resume=True)))
+
+
 def test_a_port_in_use_is_found_before_the_job_is_described(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -128,8 +128,9 @@ def test_a_parked_call_is_released_by_news(tmp_path: Path) -> None:
 
 def test_a_worker_hears_that_its_generation_is_over_before_there_is_another(tmp_path: Path) -> None:
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
-        [_], [_], [worker] = start_training(client)
+        [shard], [_], [worker] = start_training(client)
         assert worker.heartbeat().generation == 1
+        assert shard.heartbeat().waiting_for == ""
         served.do(lambda: served.course.shard_replaced(0))
         assert worker.heartbeat().generation == 2
 
@@ -157,7 +158,9 @@ def test_cluster_not_ready_names_the_missing_shards(
     ):
         worker = WorkerDouble(client, 7)
         worker.register()
-        ShardDouble(client, 1).register()
+        shard = ShardDouble(client, 1)
+        shard.register()
+        assert "shards 0, 2 to register" in shard.heartbeat().waiting_for
         with pytest.raises(NotReady, match=r"shards 0, 2 to register; shard 1 at .* to start"):
             worker.cluster()
         assert "shards 0, 2" in client.get_job_status().waiting_for

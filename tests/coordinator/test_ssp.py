@@ -52,7 +52,7 @@ def test_a_worker_waits_for_the_slowest_and_hears_who_that_is() -> None:
     slow = lease(ledger, "slow")
     step(ledger, "fast", 2)
     assert ledger.lease("fast", 0.0, ALL, 2) == Wait(
-        "fast has done 2 steps, 2 more than slow; it may be 1 ahead"
+        "slow to catch up: fast has done 2 steps more and may be 1 ahead"
     )
     finish(ledger, "slow", slow)
     step(ledger, "fast")
@@ -96,9 +96,7 @@ def test_who_finds_nothing_open_holds_nobody() -> None:
     held = {worker: lease(ledger, worker) for worker in "abcd"}
     for worker in "ab":
         finish(ledger, worker, held[worker])
-    assert ledger.lease("a", 0.0, ALL, 4) == Wait(
-        "all batches are leased; awaited are 1 by c, 1 by d"
-    )
+    assert ledger.lease("a", 0.0, ALL, 4) == Wait("batches that are under way: c (1), d (1)")
     ledger.release("c")
     ledger.release("d")
     step(ledger, "b", 2)
@@ -214,7 +212,7 @@ def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
     fast = Worker(coordinator, 22)
     mine = slow.train(slow.batches())
     assert fast.lease(fast.train(fast.batches())) == Wait(
-        f"{fast.name} has done 1 steps, 1 more than {slow.name}; it may be 0 ahead"
+        f"{slow.name} to catch up: {fast.name} has done 1 step more and may be 0 ahead"
     )
     last = slow.train(slow.batches(mine))
     more = fast.train(fast.batches())

@@ -66,6 +66,24 @@ def test_the_place_of_a_job(job: Job, tmp_path: Path) -> None:
     assert render_page(found).splitlines()[1].startswith("INSECURE: ")
 
 
+def test_a_run_that_is_restored_is_at_no_step_before_that_is_known() -> None:
+    status = pb.GetJobStatusResponse(
+        phase="recovering",
+        total_steps=1200,
+        epochs=2,
+        loss=math.nan,
+        newest_checkpoint="checkpoints/step-00000500",
+        generation=2,
+    )
+    assert "\ngoing on from step-00000500 or later  0.0 batches/s" in render_page(status)
+    status.restored = "step-00000400.g1"
+    assert "\nrestoring from step-00000400.g1  0.0 batches/s" in render_page(status)
+    status.phase, status.global_step = "training", 400
+    page = render_page(status)
+    assert "\nstep 400/1200 (33 %)  epoch 1/2  " in page
+    assert "  generation 2  from checkpoint step-00000400.g1 (step 400)\n" in page
+
+
 def test_no_terminal_obeys_what_a_coordinator_says() -> None:
     page = render_page(pb.GetJobStatusResponse(job="a\x1b[2Jb", reason="\x1b]0;owned\x07"))
     assert page.startswith("a\ufffd[2Jb  ")

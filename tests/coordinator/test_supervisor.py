@@ -10,6 +10,7 @@ import pytest
 from coordinator import vitals
 from coordinator.outcome import Outcome
 from psrpc.channel import bind, make_server
+from psrpc.runs import STARTING, is_starting
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     add_CoordinatorServicer_to_server,
@@ -98,6 +99,21 @@ def test_a_coordinator_that_dies_is_started_again(house: House) -> None:
     assert outcome == Outcome(0, restarts={"coordinator": 1})
     assert house.log("coordinator").read_text() == "first\nsecond\n"
     assert house.log("worker-a").read_text() == "once\n"
+
+
+def test_the_run_is_said_to_be_started_until_its_coordinator_serves(house: House) -> None:
+    house.coordinator = f"echo x > came; read x < door; {house.serving(ENDS)}"
+    house.members = {"shard-0": f"echo x > came; {STAYS}"}
+    came, door = house.fifo("came"), house.fifo("door")
+    with house.running() as outcomes:
+        came.read_text()
+        assert is_starting(house.folder)
+        door.write_text("x\n")
+        came.read_text()
+        assert not is_starting(house.folder)
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0)]
+    assert not (house.folder / STARTING).exists()
 
 
 def test_a_coordinator_that_dies_before_it_serves_is_started_again(house: House) -> None:

@@ -64,6 +64,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "PS125: --resume finds no run of job under runs/; say which with --run-dir",
         ),
         (
+            ["--resume", "--run-dir", "none"],
+            "PS125: --resume: none holds no run (it has no ledger.sqlite)",
+        ),
+        (
             ["--run-dir", "file"],
             "PS504: cannot make --run-dir file: File exists",
         ),

@@ -82,7 +82,9 @@ def test_a_worker_that_waits_leaves_when_it_is_told_to(missing: Missing, tmp_pat
         if missing == "the coordinator":
             assert coordinator.stopped.wait(240), worker.text()
         else:
-            what = "shard 1 .*unreachable" if missing == "a shard" else "the training data"
+            what = (
+                "the shards: shard 1 .*unreachable" if missing == "a shard" else "the training data"
+            )
             worker.wait_for(f"waiting for {what}")
         worker.kill(signal.SIGTERM)
         assert worker.popen.wait(GONE_S) == 0, worker.text()

@@ -22,6 +22,7 @@ import pytest
 
 import coordinator.client
 import pserver.coordination
+import worker.run
 from coordinator.certs import make_certificates, renew_certificates
 from psrpc.channel import make_server
 from psrpc.identity import Role
@@ -262,8 +263,8 @@ def _check(said: Said, code: str, fix: str) -> None:
 
 
 @pytest.fixture
-def shards() -> Iterator[None]:
-    """``pserver serve`` takes signals over for the rest of its process."""
+def own_signals() -> Iterator[None]:
+    """A command takes signals over for the rest of its process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
@@ -274,7 +275,7 @@ def serve(where: str, *arguments: str) -> tuple[str, ...]:
     return ("pserver", "serve", "--coordinator", where, "--connect-timeout", "0.3", *arguments)
 
 
-@pytest.mark.usefixtures("shards")
+@pytest.mark.usefixtures("own_signals")
 def test_a_shard_that_finds_no_coordinator(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
     _check(say(capfd, *serve(place.nobody, "--shard", "0")), "PS204", "start `coordinator serve`")
     certs = ("--certs", str(place.certs / "job"))
@@ -285,7 +286,7 @@ def test_a_shard_that_finds_no_coordinator(place: Place, capfd: pytest.CaptureFi
     assert said.status == 2
 
 
-@pytest.mark.usefixtures("shards")
+@pytest.mark.usefixtures("own_signals")
 def test_a_shard_that_has_no_place(
     place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -294,6 +295,36 @@ def test_a_shard_that_has_no_place(
     monkeypatch.setattr(pserver.coordination, "SOFTWARE", "9.9")
     said = say(capfd, *serve(place.plaintext, "--shard", "0"))
     _check(said, "PS131", "install the same on both")
+
+
+class _Loads(Exception):
+    """TensorFlow would be imported now."""
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_worker_that_no_waiting_helps(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told so before the seconds that TensorFlow takes; others may wait in these."""
+
+    def load() -> None:
+        raise _Loads
+
+    monkeypatch.setattr(worker.run, "import_tensorflow", load)
+
+    def run(where: str, *arguments: object) -> Said:
+        return say(capfd, "worker", "run", "--coordinator", where, *arguments)
+
+    _check(run(place.web), "PS212", "check the port")
+    _check(run(place.shard), "PS212", "give the coordinator's address")
+    _check(run(place.encrypted), "PS331", "say --certs DIR")
+    _check(run(place.encrypted, "--certs", place.certs / "again"), "PS333", "files that one")
+    with pytest.raises(_Loads):
+        run(place.plaintext)
+    assert "no answer yet" not in capfd.readouterr().err
+    with pytest.raises(_Loads):
+        run(place.nobody)
+    assert f"no answer yet from the coordinator at {place.nobody}: PS204" in capfd.readouterr().err
 
 
 def test_workers_without_shards(place: Place, capfd: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,8 @@ class FakeCoordinator(CoordinatorServicer):
         """What the next calls raise, other than that which opens a command stream."""
         self.saved = False
         """Whether a checkpoint was committed since a shard has said that it leaves."""
+        self.awaited = ""
+        """What a generation waits for that is formed."""
         self.known: set[int] = set()
         """Incarnations that have registered; clear it as a restart would."""
         self.replaced = False
@@ -132,7 +134,9 @@ class FakeCoordinator(CoordinatorServicer):
             raise StaleGeneration(f"shard {request.shard} is held by another process")
         self.heartbeats.put(request)
         return pb.HeartbeatShardResponse(
-            unknown=request.incarnation not in self.known, saved=request.leaving and self.saved
+            unknown=request.incarnation not in self.known,
+            saved=request.leaving and self.saved,
+            waiting_for=self.awaited,
         )
 
     def ReportSnapshot(self, request: pb.ReportSnapshotRequest, context: Any) -> Any:  # noqa: N802

@@ -81,6 +81,7 @@ def test_heartbeats_say_how_stale_gradients_are_and_whose(coordinator: FakeCoord
 
 def test_nobody_is_served_before_the_first_order(coordinator: FakeCoordinator) -> None:
     coordinator.begin = pb.Begin()
+    coordinator.awaited = "shard 1 to register"
     with shard(coordinator) as future:
         registered = coordinator.registered.get(timeout=WAIT_S)
         watched = coordinator.watches.get(timeout=WAIT_S)
@@ -90,9 +91,11 @@ def test_nobody_is_served_before_the_first_order(coordinator: FakeCoordinator) -
         ) as client:
             with pytest.raises(NotReady, match="shard 0 is starting"):
                 client.initialize(client.fence(1, 1), counting(PLAN))
+            until(coordinator.heartbeats, lambda beat: beat.waiting_for == coordinator.awaited)
             coordinator.commands.put(
                 pb.WatchResponse(begin=pb.Begin(generation=4, policy=1, fresh=True))
             )
+            until(coordinator.heartbeats, lambda beat: "to initialize it" in beat.waiting_for)
             ready = coordinator.ready.get(timeout=WAIT_S)
             assert (ready.generation, ready.initialized, ready.error) == (4, False, "")
             client.initialize(client.fence(4, 1), counting(PLAN))

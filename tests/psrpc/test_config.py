@@ -104,7 +104,7 @@ def test_values_of_a_file_become_what_the_options_hold(tmp_path: Path) -> None:
 def test_a_name_that_another_command_does_not_know_is_told_by_all(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[pserver]\nshard = 0\n[worker]\nshard = 2")
-    with pytest.raises(InvalidArgument, match=r"\[worker\] shard is no setting"):
+    with pytest.raises(InvalidArgument, match=r"\[worker\] shard is not a setting"):
         completed(["--config", str(file)], {})
 
 
@@ -129,9 +129,9 @@ def test_what_is_said_first_makes_its_contrary_go_away() -> None:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"PSERVER_SHRD": "1"}, "PSERVER_SHRD is set and is no setting; did you mean "
-         "'PSERVER_SHARD'?; unset it"),
-        ({"PSERVER_shard": "1"}, "PSERVER_shard is set and is no setting"),
+        ({"PSERVER_SHRD": "1"}, "PSERVER_SHRD is set and is not a setting; unset it; did "
+         "you mean 'PSERVER_SHARD'?"),
+        ({"PSERVER_shard": "1"}, "PSERVER_shard is set and is not a setting"),
         ({"PSERVER_SHARD": "one"}, "PSERVER_SHARD='one'; expected a whole number"),
         ({"PSERVER_SHARDS": "1"}, "PSERVER_SHARDS='1'; expected a whole number: '1' is less than"),
         ({"PSERVER_CONNECT_TIMEOUT": "soon"}, "PSERVER_CONNECT_TIMEOUT='soon'; expected a number"),
@@ -156,16 +156,16 @@ def test_a_bad_variable_is_named(environment: dict[str, str], message: str) -> N
         ("shard = 1", "has shard before any section; expected [common], [coordinator], [pserver]"),
         ("[pservr]\nshard = 1", "has [pservr]; expected [common], [coordinator], [pserver], "
          "[worker]; did you mean 'pserver'?"),
-        ("[pserver]\nshrd = 1", "[pserver] shrd is no setting; did you mean 'shard'?"),
-        ("[common]\nshrd = 1", "[common] shrd is no setting; did you mean 'shard'?"),
-        ("[pserver]\nreplicas = 1", "[pserver] replicas is no setting"),
+        ("[pserver]\nshrd = 1", "[pserver] shrd is not a setting; did you mean 'shard'?"),
+        ("[common]\nshrd = 1", "[common] shrd is not a setting; did you mean 'shard'?"),
+        ("[pserver]\nreplicas = 1", "[pserver] replicas is not a setting"),
         ('[pserver]\nshard = "1"', "[pserver] shard is '1'; expected a whole number"),
         ("[pserver]\nshard = true", "[pserver] shard is True; expected a whole number"),
         ("[pserver]\nshard = 1.5", "[pserver] shard is 1.5; expected a whole number"),
         ("[pserver]\ngpu = 1", "[pserver] gpu is 1; expected a text"),
         ("[pserver]\nshm = 1", "[pserver] shm is 1; expected true or false"),
         ('[pserver]\nset = "a=1"', "[pserver] set is 'a=1'; expected a list of texts"),
-        ("[pserver", "is no TOML: "),
+        ("[pserver", "is not TOML: "),
     ],
 )  # fmt: skip
 def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -53,7 +53,7 @@ def test_one_that_names_no_cluster_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("section", "text", "message"),
     [
-        ("worker", "{", "TF_CONFIG: is no JSON"),
+        ("worker", "{", "TF_CONFIG is not JSON: Expecting"),
         ("worker", "[]", 'TF_CONFIG: expected an object with "cluster"'),
         ("worker", '{"cluster": []}', "cluster is []; expected an object of lists"),
         ("worker", '{"cluster": {"chief": "c:1"}}', "cluster.chief is 'c:1'; expected a list"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.certs import make_certificates
-from coordinator.run_directory import RunDirectory
+from coordinator.run_directory import RunDirectory, Starting
 from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable
 from psrpc.runs import ending_in_words, newest_run, read_ending
@@ -66,6 +66,31 @@ def test_how_a_run_ended_counts_until_it_is_started_again() -> None:
     assert ending_in_words({"phase": "done", "reason": ""}) == "done"
     (path / "summary.json").write_text("[1]")
     assert read_ending(path) == {}
+
+
+def test_a_run_that_is_being_started_is_the_newest() -> None:
+    """Nobody who asks for the newest is told how the one before has ended."""
+    old, new = run("old", 2), Path("runs/new")
+    (old / "summary.json").write_text('{"phase": "done"}')
+    new.mkdir()
+    starting = Starting(new)
+    starting.hold()
+    assert newest_run() == new
+    assert newest_run("mnist") == old
+    with pytest.raises(CoordinatorUnreachable, match="on runs/new: the run is being started"):
+        whereabouts.find_coordinator(parse(), {})
+    starting.release()
+    starting.release()
+    assert newest_run() == old
+    assert list(new.iterdir()) == []
+    # As somebody who was killed leaves it.
+    (new / "starting").touch()
+    assert newest_run() == old
+    assert read_ending(old) == {"phase": "done"}
+    starting = Starting(old)
+    starting.hold()
+    assert read_ending(old) == {}
+    starting.release()
 
 
 def test_where_a_coordinator_answers() -> None:

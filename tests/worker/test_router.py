@@ -103,7 +103,7 @@ def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_ear
         served.cluster.shards[1].address = f"127.0.0.1:{late.port}"
 
         def come_up_late() -> None:
-            while "builds its update engine" not in router.awaited():
+            while "the shards: shard 1 is starting: it builds its update" not in router.awaited():
                 threading.Event().wait(0.001)
             late.open(served.engines[1])
 
