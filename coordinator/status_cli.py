@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.absence import check_way, nobody_answers
 from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable
-from psrpc.runs import ending_in_words, read_ending
+from psrpc.runs import ending_in_words, is_starting, read_ending
 
 if TYPE_CHECKING:
     from coordinator.client import CoordinatorClient
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         PsError: an option that cannot be used, or an answer that did not come in time.
     """
     run_dir = whereabouts.find_run(args)
+    if args.watch and run_dir is not None:
+        await_start(run_dir)
     try:
         return _show_running(args, run_dir)
     except CoordinatorUnreachable:
@@ -93,6 +95,15 @@ def run(args: argparse.Namespace) -> int:
             raise
     _show_ended(run_dir, ending, args.json)
     return 0
+
+
+def await_start(run_dir: Path, pause: Callable[[float], None] = time.sleep) -> None:
+    """Waits while somebody starts the run: until its coordinator serves, or the start has come to
+    nothing."""
+    if is_starting(run_dir):
+        _say(f"waiting for the coordinator of {run_dir}, which is being started")
+    while is_starting(run_dir):
+        pause(EVERY_S)
 
 
 def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:

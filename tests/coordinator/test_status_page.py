@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.result import as_status
-from coordinator.status_cli import watch
+from coordinator.run_directory import Starting
+from coordinator.status_cli import await_start, watch
 from coordinator.status_page import as_json, histogram, render_page
 from coordinator.summary import summarize, write_summary
 from coordinator.surroundings import Surroundings
@@ -26,6 +27,25 @@ from tests.coordinator.training_job import Job, training
 def job(tmp_path: Path) -> Iterator[Job]:
     with training(make_run(tmp_path, shards=2, train_records=4000, staleness_lr="inverse")) as job:
         yield job
+
+
+def test_whoever_watches_waits_for_a_run_that_is_being_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starting, waited = Starting(tmp_path), []
+
+    def pause(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            starting.release()
+
+    starting.hold()
+    await_start(tmp_path, pause)
+    assert len(waited) == 3
+    said = f"waiting for the coordinator of {tmp_path}, which is being started\n"
+    assert capsys.readouterr().err == said
+    await_start(tmp_path, pause)
+    assert (len(waited), capsys.readouterr().err) == (3, "")
 
 
 def test_the_page_of_a_job(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
