@@ -67,6 +67,7 @@ class Course:
         self._at_end = at_end
         self._curves = curves or Curves(run.run_dir / "tensorboard")
         self.warnings = JobWarnings()
+        self.warnings.add(*run.remarks)
         self.training = Training(run, store, self._curves, self.streams.send, disk, self.warnings)
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint())

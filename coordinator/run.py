@@ -44,6 +44,7 @@ class Run:
         since: the generation since which all shards have kept what they held.
         restored: what all shards restored when this generation was formed; None if some kept
             theirs, or began with nothing.
+        remarks: what a person should know of how it was settled.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class Run:
     restored: RestoredCheckpoint | None = None
     policies: tuple[Followed, ...] = ()
     first: Policy | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def followed(self) -> tuple[Followed, ...]:

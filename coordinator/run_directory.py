@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
-from psrpc.runs import ADDRESS, JOB, PLAINTEXT, RUNS, STARTING, newest_run
+from psrpc.runs import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, newest_run
 
 LEDGER = "ledger.sqlite"
 TOKEN = "token"
-_LOCK = "lock"
 
 
 def new_run_directory(name: str, utc: datetime) -> Path:
@@ -88,7 +87,7 @@ class RunDirectory:
             check_holds_run(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidJob(
                 f"cannot use run directory {self.path}: {error.strerror}; choose another --run-dir",

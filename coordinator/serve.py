@@ -52,6 +52,7 @@ from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
+from psrpc.runs import unfinished_run
 from psrpc.security import PLAINTEXT, Security
 from psrpc.security_options import from_arguments
 from psrpc.v1 import coordinator_pb2 as pb
@@ -240,6 +241,8 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
         return options.run_dir
     if options.resume:
         return newest_run_directory(description.name)
+    if earlier := unfinished_run(description.name):
+        log.warning("an earlier run has not ended", to_go_on_with_it=f"--run-dir {earlier}")
     return new_run_directory(description.name, datetime.now(UTC))
 
 

@@ -80,6 +80,7 @@ def settle(
     policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
     generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
     first = (known or {}).get(FIRST) or identity["policy"]
+    remarks: list[str] = []
     if options.resume:
         chosen = _check_checkpoint(directory.path, description, plan, run_id if known else None)
         run_id = chosen.run_id
@@ -95,6 +96,15 @@ def settle(
             )
             log.info("the policy has changed", to=str(followed), step=followed.step)
             policies, since = (*policies, followed), generation + 1
+        remarks = _left_out(known or {}, identity)
+        now = policies[-1].settings if policies else stands.settings
+        if now != stands.settings:
+            remarks.append(f"the run goes on as {now}; it was {stands.settings}")
+        elif now != asked:
+            remarks.append(
+                f"the run goes on as {now}, which it was changed to while it ran, and not as "
+                f"{asked}; `coordinator set` changes it back"
+            )
     if known is not None or options.resume:
         remove_unfinished(directory.path)
         log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
@@ -123,6 +133,7 @@ def settle(
         since=since,
         policies=policies,
         first=Policy.from_json(first),
+        remarks=tuple(remarks),
     )
 
 
@@ -190,6 +201,17 @@ def _check_goes_on(
             "to go on with the change, or choose another --run-dir",
             code="PS124",
         )
+
+
+def _left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    """Of a run that is resumed, the settings that it was started with and that nobody says now."""
+    said = identity["overrides"]
+    return [
+        f"the run was started with --set {key}={value}, which is not said now: what the job file "
+        "says holds"
+        for key, value in known.get("overrides", {}).items()
+        if key not in said
+    ]
 
 
 def _shown(key: str, value: Any) -> str:

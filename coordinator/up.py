@@ -43,7 +43,7 @@ from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
 from psrpc.observing import OFF
 from psrpc.process import on_stop_signals
-from psrpc.runs import CERTS, SUMMARY
+from psrpc.runs import CERTS, SUMMARY, unfinished_run
 from psrpc.security import Security
 from psrpc.security_options import from_arguments
 
@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
             on_stop_signals(supervisor.stop)
             screen.note(f"run directory {run_dir}")
+            left = None if args.run_dir or args.resume else unfinished_run(Path(args.job).stem)
+            if left is not None:
+                screen.note(f"{left} has not ended; --run-dir {left} goes on with that run")
             if options.dashboard is not None:
                 screen.note(f"dashboard http://{options.dashboard}/")
             outcome = supervisor.run()

@@ -228,18 +228,21 @@ class Coordination:
             raise _Over from None
         changed = ", ".join(n for n in _SETTLED if getattr(job, n) != getattr(self._job, n))
         if job.run_id != self._job.run_id:
-            why = f"it runs {job.run_id} and this shard is of {self._job.run_id}"
+            why = (
+                f"run {job.run_id}, and this shard holds run {self._job.run_id}; if it was to go "
+                "on with that one, start it with the --run-dir of that one"
+            )
         elif Plan.from_json(job.plan).hash != Plan.from_json(self._job.plan).hash:
-            why = "its plan is another one"
+            why = "another plan"
         elif changed:
             # The run was resumed with other settings, and this shard would go on with the old ones.
-            why = f"its {changed} is another one"
+            why = f"another {changed}"
         else:
             self._heartbeats.interval_s = job.heartbeat_s or self._heartbeats.interval_s
             log.info("registered again", run=job.run_id)
             return
         self._ending.end(
-            JobMismatch(f"the coordinator at {self._client.address} has another job: {why}")
+            JobMismatch(f"the coordinator at {self._client.address} has another job now: {why}")
         )
         raise _Over
 

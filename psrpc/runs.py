@@ -19,6 +19,9 @@ PLAINTEXT = "plaintext"
 
 SUMMARY = "summary.json"
 
+LOCK = "lock"
+"""Held by the coordinator of the run."""
+
 STARTING = "starting"
 """Locked by who starts the run, until its coordinator serves."""
 
@@ -46,8 +49,21 @@ def newest_run(job: str | None = None) -> Path | None:
 
 def is_starting(run_dir: Path) -> bool:
     """Whether somebody starts the run, whose coordinator does not serve yet."""
+    return _is_held(run_dir / STARTING)
+
+
+def unfinished_run(job: str) -> Path | None:
+    """The newest run of the job file called so, without its suffix, if it has not ended and nobody
+    goes on with it."""
+    found = newest_run(job)
+    if found is None or read_ending(found) or is_starting(found) or _is_held(found / LOCK):
+        return None
+    return found
+
+
+def _is_held(lock: Path) -> bool:
     try:
-        descriptor = os.open(run_dir / STARTING, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -128,7 +128,7 @@ def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnrea
     else:
         how = (
             "the run has not ended, but its coordinator is gone, or is being started again; the "
-            "command that started the run goes on with it"
+            f"command that started the run goes on with it, with --run-dir {run_dir}"
         )
     return CoordinatorUnreachable(
         f"no coordinator runs on {run_dir}: {how}" + (f" ({cause})" if cause else ""),

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from psrpc.errors import InvalidJob
 from worker.ragged import Ragged
 
 
 def check_inputs(model: Any, x: Any) -> None:
-    """Refuses text for inputs of numbers, and numbers for inputs of text. A model whose inputs are
-    not declared takes anything.
+    """Refuses text for inputs of numbers, numbers for inputs of text, and fractions for inputs of
+    whole numbers, which Keras would cut off. A model whose inputs are not declared takes anything.
 
     Args:
         model: a ``keras.Model`` or a ``tf.Module``.
@@ -23,16 +25,19 @@ def check_inputs(model: Any, x: Any) -> None:
     for declared, given in _matched(getattr(model, "inputs", None) or [], x):
         array = given.values if isinstance(given, Ragged) else given
         text = array.dtype.kind in "SUO"
+        dtype, has = str(array.dtype), str(array.dtype)
         if text and declared.dtype != "string":
-            hint = f'say keras.Input(..., dtype="string", name="{declared.name}")'
-        elif not text and declared.dtype == "string":
-            hint = f'say keras.Input(..., dtype="{array.dtype}", name="{declared.name}")'
-        else:
+            dtype, has = "string", f"text, {array.reshape(-1)[:1].tolist()}"
+        elif "int" in declared.dtype and array.dtype.kind == "f":
+            cut = array[array != np.trunc(array)]
+            if not cut.size:
+                continue
+            has = f"{dtype}, {cut[:1].tolist()}"
+        elif text or declared.dtype != "string":
             continue
-        has = f"text, {array.reshape(-1)[:1].tolist()}" if text else str(array.dtype)
         raise InvalidJob(
             f"the model's input {declared.name!r} takes {declared.dtype}, and the data has {has}; "
-            f"{hint}, or change the data"
+            f'say keras.Input(..., dtype="{dtype}", name="{declared.name}"), or change the data'
         )
 
 

@@ -115,14 +115,16 @@ def test_a_run_goes_on_when_the_disk_is_full(
     assert settled(tmp_path)[0].token == first.token
 
 
-SYNC = {"mode": "sync", "replicas": 2}
+SYNC: dict[str, Any] = {"mode": "sync", "replicas": 2}
 
 
-def resumed(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Run:
+def resumed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...] = (), **changes: Any
+) -> Run:
     """The run goes on from a checkpoint of step 7 that has 5 batches."""
     chosen = Chosen(RestoredCheckpoint("step-00000007", 7), "r", 1, (), batches=5)
     monkeypatch.setattr("coordinator.settling._check_checkpoint", lambda *_: chosen)
-    return settled(path, resume=True, changes=changes)[0]
+    return settled(path, resume=True, overrides=overrides, changes=changes)[0]
 
 
 def test_a_run_that_is_resumed_with_another_policy_comes_to_follow_it(
@@ -154,3 +156,24 @@ def test_the_policy_that_was_followed_last_stands_when_the_run_goes_on(
     # What is asked for stands already.
     again = resumed(tmp_path, monkeypatch, mode="ssp", staleness=4)
     assert (again.policies, again.since) == ((ssp,), 0)
+
+
+def test_what_is_other_than_at_the_start_is_told_to_who_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ("epochs=1", "optimizer.learning_rate=0.05", "checkpoint_every=9")
+    settled(tmp_path, overrides=said, changes=SYNC)
+    assert resumed(tmp_path, monkeypatch, said, **SYNC).remarks == ()
+    assert resumed(tmp_path, monkeypatch, ("epochs=2",)).remarks == (
+        "the run was started with --set optimizer.learning_rate=0.05, which is not said now: what "
+        "the job file says holds",
+        "the run goes on as async; it was sync replicas=2",
+    )
+    # Since the last start it is said no more, and was changed while the run went on.
+    ssp = Followed(3, Policy(mode="ssp", staleness=4), 7, 5)
+    put(tmp_path, POLICIES, [ssp.to_json()])
+    assert resumed(tmp_path, monkeypatch, ("epochs=2",)).remarks == (
+        "the run goes on as ssp staleness=4, which it was changed to while it ran, and not as "
+        "async; `coordinator set` changes it back",
+    )
+    assert settled(tmp_path, overrides=("epochs=2",))[0].remarks == ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from coordinator.certs import make_certificates
 from coordinator.run_directory import RunDirectory, Starting
 from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable
-from psrpc.runs import ending_in_words, newest_run, read_ending
+from psrpc.runs import ending_in_words, newest_run, read_ending, unfinished_run
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +55,26 @@ def test_the_newest_run_is_the_one_that_was_started_last() -> None:
     assert newest_run() == newest_run("mnist") == old
     (old / "job.json").write_text("torn{")
     assert newest_run("mnist") == new
+
+
+def test_a_run_that_nobody_goes_on_with_is_found() -> None:
+    assert unfinished_run("mnist") is None
+    path = run("mine", 1)
+    assert unfinished_run("mnist") == path
+    assert unfinished_run("cnn") is None
+    for holding in (RunDirectory(path, False), held(Starting(path))):
+        with holding:
+            assert unfinished_run("mnist") is None
+    assert unfinished_run("mnist") == path
+    (path / "summary.json").write_text('{"phase": "done"}')
+    assert unfinished_run("mnist") is None
+
+
+@contextmanager
+def held(starting: Starting) -> Iterator[None]:
+    starting.hold()
+    yield
+    starting.release()
 
 
 def test_how_a_run_ended_counts_until_it_is_started_again() -> None:

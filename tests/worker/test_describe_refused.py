@@ -122,6 +122,18 @@ def test_data_of_another_kind_than_the_input_is_refused(
     assert says in str(raised.value)
 
 
+def test_fractions_for_an_input_of_whole_numbers_are_refused() -> None:
+    def fields(x: float) -> dict[str, Any]:
+        data = Arrays(np.full((60, 4), x, np.float32), np.arange(60) % 3)
+        return {"model": lambda: two_inputs(ids="int64"), "train": data}
+
+    assert described(**fields(2.0))["train_records"] == 60
+    with pytest.raises(
+        InvalidJob, match=r"'ids' takes int64, and the data has float32, \[2\.5\]; "
+    ):
+        described(**fields(2.5))
+
+
 def test_two_variables_of_one_name_are_refused() -> None:
     with pytest.raises(InvalidJob, match="2 variables are named 'twins/twin/kernel'"):
         described(model=twins)
