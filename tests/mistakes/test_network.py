@@ -219,7 +219,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
     "a setting of a policy that there is not": (
         lambda place: ["coordinator", "set", "stalenes=4", "--coordinator", place.plaintext],
         "PS104",
-        "did you mean staleness",
+        "did you mean 'staleness'",
     ),
     "a policy without workers": (
         lambda place: ["coordinator", "set", "max_staleness=4", "--coordinator", place.plaintext],
