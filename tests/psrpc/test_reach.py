@@ -100,6 +100,13 @@ def test_a_certificate_that_the_server_refuses(servers: Servers, tmp_path: Path)
     assert code(servers.encrypted, Security(Role.WORKER, tmp_path)) == "PS334"
 
 
+def test_a_token_where_certificates_are_wanted(servers: Servers) -> None:
+    security = Security(Role.OPERATOR, servers.certs / "one", servers.certs / "token")
+    error = why_unreachable(servers.encrypted, security, Role.COORDINATOR)
+    assert error is not None
+    assert (error.code, "leave --token-file out" in str(error)) == ("PS334", True)
+
+
 def test_nothing_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
