@@ -309,7 +309,8 @@ def _something_else(address: str, answer: bytes) -> PsError:
             code="PS213",
         )
     return InvalidArgument(
-        f"what listens at {address} is not of this software (it says {answer!r}); check the port",
+        f"what listens at {address} is not of this software (it says "
+        f"{answer.decode(errors='replace')!r}); check the port",
         code="PS212",
     )
 
