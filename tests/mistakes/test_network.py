@@ -277,7 +277,9 @@ def serve(where: str, *arguments: str) -> tuple[str, ...]:
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_shard_that_finds_no_coordinator(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
-    _check(say(capfd, *serve(place.nobody, "--shard", "0")), "PS204", "start `coordinator serve`")
+    said = say(capfd, *serve(place.nobody, "--shard", "0"))
+    fix = rf"^no coordinator answers \(tried for \d+ s\): nothing listens at {place.nobody}; check "
+    _check(said, "PS204", f"{fix}.*, or say another --coordinator$")
     certs = ("--certs", str(place.certs / "job"))
     said = say(capfd, *serve("no.invalid", "--shard", "0", "--bind", "127.0.0.1:0", *certs))
     _check(said, "PS207", "check its spelling")

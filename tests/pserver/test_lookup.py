@@ -192,7 +192,7 @@ def test_without_a_coordinator() -> None:
     with RowReader("127.0.0.1:1", 1e9) as reader, pytest.raises(CoordinatorUnreachable) as raised:
         reader.read("user", [1])
     assert raised.value.coded.startswith(
-        "PS204: no coordinator answers at 127.0.0.1:1: nothing listens at 127.0.0.1:1"
+        "PS204: no coordinator answers: nothing listens at 127.0.0.1:1; check the port"
     )
 
 
