@@ -234,6 +234,12 @@ class Configuration:
             if key not in found:
                 value = self._read(key, said.text, f"TF_CONFIG has {said.where} = {said.text!r}")
                 found[key] = Setting(value, "TF_CONFIG", said.where)
+        if "coordinator" in config_tf.TAKEN[self._section] and "coordinator" not in found:
+            raise InvalidArgument(
+                f"{config_tf.NAME} has no chief, master or worker, of which the first would be the "
+                f"coordinator; say --coordinator or {variable('coordinator')}, or unset "
+                f"{config_tf.NAME}"
+            )
 
 
 @dataclass(frozen=True)
