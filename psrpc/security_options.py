@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from psrpc.config_keys import check_names
 from psrpc.config_value import NotThis, flag_from_text
 from psrpc.errors import InvalidArgument
 from psrpc.identity import Role
@@ -72,10 +73,12 @@ def from_arguments(
     """What the options of :func:`add_security_arguments` ask for; they go before the environment.
 
     Raises:
-        InvalidArgument: see :meth:`Security.from_options`; or what the environment says is no flag.
+        InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
+            it has a setting that there is not.
     """
     from psrpc.security import Security
 
+    check_names(environment)
     return Security.from_options(
         role,
         certificates_directory(args, environment),
