@@ -181,7 +181,16 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
             place.mixed("workers", ca_crt="job/ca.crt", worker_crt="job/worker.crt"),
         ],
         "PS311",
-        "operator.crt; copy it from where the job's certificates were made; a new",
+        "operator.crt: this takes the files of role operator, and .* has those of worker; copy it "
+        "from where the job's certificates were made; a new",
+    ),
+    "a reader's certificate for what an operator does": (
+        lambda place: [
+            *("coordinator", "set", "mode=async", "--coordinator", place.encrypted, "--certs"),
+            place.mixed("readers", ca_crt="job/ca.crt", reader_crt="job/reader.crt"),
+        ],
+        "PS311",
+        "this takes the files of role operator, and .* has those of reader;",
     ),
     "a key that others may read": (
         lambda place: [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -297,7 +298,11 @@ def test_the_command_finds_the_newest_run_and_its_certificates(
         cluster = Cluster(tmp_path, plan, [address])
         with running(cluster, security=security(Role.COORDINATOR)):
             (run_dir / "address").write_text(cluster.address + "\n")
-            for where in ([], ["--run-dir", str(run_dir)]):
+            readers = tmp_path / "readers"
+            readers.mkdir()
+            for name in ("ca.crt", "reader.crt", "reader.key"):
+                shutil.copy2(run_dir / "certs" / name, readers)
+            for where in ([], ["--run-dir", str(run_dir)], ["--certs", str(readers)]):
                 assert run(["lookup", "user", "17", *where]) == 0
                 assert capsys.readouterr().out.startswith("17  ")
     assert run(["lookup", "user", "17"]) == 1
