@@ -37,8 +37,9 @@ def nobody_answers(
         return cause
     if run_dir is not None:
         return not_running(run_dir, cause)
-    return CoordinatorUnreachable(
-        f"no coordinator answers at {client.address}; say which one is meant with --coordinator "
-        "HOST:PORT or --run-dir DIR" + (f": {cause}" if cause else ""),
-        code=cause.code if cause else "",
-    )
+    which = "say which one is meant with --coordinator HOST:PORT or --run-dir DIR"
+    if cause is not None:
+        return CoordinatorUnreachable(
+            f"no coordinator answers: {cause}, or {which}", code=cause.code
+        )
+    return CoordinatorUnreachable(f"no coordinator answers at {client.address}; {which}")

@@ -39,8 +39,8 @@ def check_up(address: str, security: Security, run_dir: Path | None) -> Iterator
     comes after a step that failed. It changes nothing.
 
     Args:
-        security: of an operator or, where only its files are there, of a worker, a shard or a
-            coordinator, which are told less.
+        security: of an operator or, where only its files are there, of another role, which is
+            told less.
         run_dir: where the job's run directory is on this machine; None skips it.
     """
     failed = False
@@ -68,13 +68,14 @@ def _ask(client: CoordinatorClient) -> Iterator[Step]:
     role = client.security.role
     if role == Role.WORKER:
         return _as_worker(client)
-    if role is not None and role.serves:
-        return _as_server(client)
+    if role == Role.READER or (role is not None and role.serves):
+        return _as_other(client)
     return _as_operator(client)
 
 
-def _as_server(client: CoordinatorClient) -> Iterator[Step]:
-    """A shard's calls change something, and a coordinator has none: only health is asked for."""
+def _as_other(client: CoordinatorClient) -> Iterator[Step]:
+    """A shard's calls change something, a coordinator has none, and a reader's waits for all
+    shards: only health is asked for."""
     reason = why_unhealthy(client.address, "", CALL_S, client.security)
     if reason:
         yield Step("authorisation", error=CoordinatorUnreachable(reason))

@@ -274,11 +274,15 @@ class CoordinatorClient:
                     f"counts is not known; doing it again is safe ({tries})"
                 )
             why = cause or self.why_unreachable()
+            tried = f"(tried for {tries.spent_s:.0f} s)"
+            if why is not None:
+                return CoordinatorUnreachable(
+                    f"no coordinator answers {tried}: {why}, or say another --coordinator",
+                    code=why.code,
+                )
             return CoordinatorUnreachable(
-                f"no coordinator answers at {self.address} (tried for {tries.spent_s:.0f} s); "
-                "start `coordinator serve` there, or say --coordinator HOST:PORT"
-                + (f": {why}" if why else ""),
-                code=why.code if why else "",
+                f"no coordinator answers at {self.address} {tried}; start `coordinator serve` "
+                "there, or say another --coordinator"
             )
 
         announcer = Announcer(say, ANNOUNCE_S)

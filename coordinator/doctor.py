@@ -18,6 +18,7 @@ from psrpc.security_options import (
     from_arguments,
     is_insecure,
     token_path,
+    who_asks,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 WIDTH = 13
 
-ROLES = (Role.OPERATOR, Role.WORKER, Role.SHARD, Role.COORDINATOR)
+ROLES = (Role.OPERATOR, Role.WORKER, Role.SHARD, Role.COORDINATOR, Role.READER)
 """As whom it asks, of those whose certificates are there: who may see most comes first."""
 
 
@@ -88,10 +89,7 @@ def examine(args: argparse.Namespace) -> Iterator[Step]:
 
 
 def find_security(args: argparse.Namespace) -> Security:
-    """As the options and the environment say, otherwise the run's own. Many a machine has the files
-    of one role alone: then it is one of that role. Raises InvalidArgument."""
-    from psrpc.certificates import certificate_name
-
+    """As the options and the environment say, otherwise the run's own. Raises InvalidArgument."""
     certs = certificates_directory(args)
     of_run = args.run_dir / CERTS if args.run_dir is not None else None
     if certs is None and of_run is not None and of_run.exists() and not is_insecure(args):
@@ -99,8 +97,7 @@ def find_security(args: argparse.Namespace) -> Security:
     if certs is None or token_path(args) is not None:
         # Whoever has the token may ask everything, whatever files are beside it.
         return from_arguments(Role.OPERATOR, args)
-    found = (role for role in ROLES if (certs / certificate_name(role)).exists())
-    return from_arguments(next(found, Role.OPERATOR), args)
+    return from_arguments(who_asks(args, ROLES), args)
 
 
 def _say(step: Step) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from coordinator.description import JobDescription
+from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
 from psrpc.policy import SETTINGS, Policy, fitting
 
-OF_THE_JOB = ("local_steps", "scale_lr", "warmup_epochs", "then", "then_after")
-"""Settings of a job that go with its policy, and cannot be changed while it runs."""
+OF_THE_JOB = ("epochs", "local_steps", "scale_lr", "warmup_epochs", "then", "then_after")
+"""Settings of a job that one may take for those of its policy. They cannot be changed while it
+runs."""
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -36,9 +37,8 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
                 f"and go on with --resume --set {setting}"
             )
         if key not in SETTINGS:
-            nearest = get_close_matches(key, SETTINGS, n=1, cutoff=0.5)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(SETTINGS)}"
-            raise InvalidSetting(f"{setting}: a policy has no {key}; {hint}", code="PS104")
+            hint = did_you_mean(key, SETTINGS) or f"; known: {', '.join(SETTINGS)}"
+            raise InvalidSetting(f"{setting}: a policy has no {key}{hint}", code="PS104")
         values[key] = _value(text)
     if not values:
         raise InvalidSetting(

@@ -23,7 +23,7 @@ from psrpc.process import (
     quiet_grpc,
     while_read,
 )
-from psrpc.security_options import add_security_arguments, from_arguments
+from psrpc.security_options import add_security_arguments, from_arguments, who_asks
 from psrpc.version import SOFTWARE
 
 EXIT_LOST = 1
@@ -218,7 +218,8 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _check_health(arguments: argparse.Namespace) -> int:
     try:
-        security = from_arguments(healthcheck.who_asks(arguments, Role.SHARD), arguments)
+        # Everybody may ask: in a container the server itself does.
+        security = from_arguments(who_asks(arguments, (Role.SHARD, *Role)), arguments)
         return healthcheck.check(arguments, arguments.address, security, Role.SHARD)
     except InvalidArgument as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201

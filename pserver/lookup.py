@@ -233,8 +233,7 @@ class RowReader:
                     cause = self._coordinator.raise_if_hopeless()
                     if isinstance(cause, NotConnected):
                         nobody = CoordinatorUnreachable(
-                            f"no coordinator answers at {self._coordinator.address}: {cause}",
-                            code=cause.code,
+                            f"no coordinator answers: {cause}", code=cause.code
                         )
                         raise nobody from None
                 raise

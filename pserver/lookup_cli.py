@@ -7,11 +7,9 @@ import json
 import sys
 
 from pserver.lookup import FoundRows, RowReader
-from psrpc.certificates import certificate_name
 from psrpc.errors import CoordinatorUnreachable, InvalidArgument, PsError, error_line
 from psrpc.identity import Role
-from psrpc.security import Security
-from psrpc.security_options import certificates_directory
+from psrpc.security_options import who_asks
 from psrpc.whereabouts import find_coordinator, find_run, find_security, not_running
 
 EXIT_LOST = 1
@@ -41,7 +39,8 @@ def run_lookup(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace, table: str, keys: list[_Key]) -> FoundRows:
     address, run_dir = find_coordinator(arguments), find_run(arguments)
-    with RowReader(address, arguments.timeout, _security(arguments)) as reader:
+    security = find_security(arguments, who_asks(arguments, (Role.OPERATOR, Role.READER)))
+    with RowReader(address, arguments.timeout, security) as reader:
         try:
             return reader.read(table, keys)
         except CoordinatorUnreachable as error:
@@ -59,14 +58,6 @@ def _id(argument: str) -> int:
         f"id {argument} is to be looked up; expected an int64; say --strings for a table whose ids "
         "are strings"
     )
-
-
-def _security(arguments: argparse.Namespace) -> Security:
-    """An operator's; where only a reader's certificate is, a reader's. The run's own where none is
-    named."""
-    certs = certificates_directory(arguments)
-    reads = certs is not None and not (certs / certificate_name(Role.OPERATOR)).exists()
-    return find_security(arguments, Role.READER if reads else Role.OPERATOR)
 
 
 def as_text(keys: list[_Key], found: FoundRows) -> str:

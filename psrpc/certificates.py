@@ -84,7 +84,9 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
         return Certificates(job, ca_pem, None, newest.not_valid_after_utc)
 
     path, key_path = directory / certificate_name(role), directory / key_name(role)
-    pem = read_file(path)
+    others = [other for other in Role if (directory / certificate_name(other)).exists()]
+    have = f": this takes the files of role {role}, and {directory} has those of "
+    pem = read_file(path, have + ", ".join(others) if others else "")
     key_pem = read_secret(key_path)
     try:
         certificate = x509.load_pem_x509_certificate(pem)
@@ -144,8 +146,12 @@ def _authorities(path: Path, pem: bytes) -> list[Any]:
     return authorities
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a small file. Raises InvalidArgument, with what to do."""
+def read_file(path: Path, why: str = "") -> bytes:
+    """The content of a small file. Raises InvalidArgument, with what to do.
+
+    Args:
+        why: what more to say where there is none.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -160,7 +166,7 @@ def read_file(path: Path) -> bytes:
                 "make it with `coordinator certs init DIR`, or, where the job has certificates, "
                 "copy it from there"
             )
-        raise InvalidArgument(f"there is no {path}; {fix}", code="PS311") from None
+        raise InvalidArgument(f"there is no {path}{why}; {fix}", code="PS311") from None
     except OSError as error:
         raise InvalidArgument(
             f"cannot read {path}: {error.strerror}; it has to belong to the user of this process",

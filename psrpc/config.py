@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from psrpc import config_tf
-from psrpc.config_keys import KEYS, KEYS_OF, PREFIX, SECTIONS, did_you_mean, is_a_setting, variable
+from psrpc.config_keys import KEYS, KEYS_OF, SECTIONS, check_names, did_you_mean, variable
 from psrpc.config_value import NotThis, Option, option_of
 from psrpc.errors import InvalidArgument
 
@@ -160,15 +160,12 @@ class Configuration:
                 found.setdefault(key, setting)
 
     def _of_environment(self, environment: Mapping[str, str]) -> dict[str, Setting]:
+        check_names(environment)
         found = {}
-        for name in sorted(filter(is_a_setting, environment)):
-            key = name.removeprefix(PREFIX).lower()
-            if key not in KEYS or name != variable(key):
-                close = did_you_mean(name, map(variable, KEYS))
-                raise InvalidArgument(f"{name} is set and is not a setting; unset it{close}")
-            text = environment[name]
+        for key in self._options:
+            name = variable(key)
             # Compose and others cannot leave a variable out, only empty.
-            if key in self._options and text:
+            if text := environment.get(name):
                 value = self._read(key, text, f"{name}={text!r}")
                 found[key] = Setting(value, "environment", name)
         return found
@@ -234,6 +231,12 @@ class Configuration:
             if key not in found:
                 value = self._read(key, said.text, f"TF_CONFIG has {said.where} = {said.text!r}")
                 found[key] = Setting(value, "TF_CONFIG", said.where)
+        if "coordinator" in config_tf.TAKEN[self._section] and "coordinator" not in found:
+            raise InvalidArgument(
+                f"{config_tf.NAME} has no chief, master or worker, of which the first would be the "
+                f"coordinator; say --coordinator or {variable('coordinator')}, or unset "
+                f"{config_tf.NAME}"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from psrpc.errors import InvalidArgument
 
 PREFIX = "PSERVER_"
 
@@ -46,6 +48,16 @@ def variable(key: str) -> str:
 def is_a_setting(name: str) -> bool:
     """Whether the environment variable ``name`` is meant for us."""
     return name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
+
+
+def check_names(environment: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for a variable that is meant for us and is no setting of any command;
+    suggests the nearest one."""
+    known = {variable(key) for key in KEYS}
+    for name in sorted(filter(is_a_setting, environment)):
+        if name not in known:
+            close = did_you_mean(name, known)
+            raise InvalidArgument(f"{name} is set and is not a setting; unset it{close}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

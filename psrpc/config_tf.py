@@ -27,6 +27,9 @@ TAKEN = {
 }
 """The settings that each command takes from it, if nothing else says them."""
 
+_CHIEFS = ("chief", "master", "worker")
+"""The first of these that a cluster has is where the coordinator is."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -85,13 +88,16 @@ def _serve(cluster: dict[str, list[str]], task: str, index: int) -> dict[str, Fo
 
 
 def _coordinator(cluster: dict[str, list[str]]) -> dict[str, Found]:
+    if not any(map(cluster.get, _CHIEFS)):
+        # Perhaps it is said elsewhere.
+        return {}
     role, where = _chief(cluster)
     _port(cluster[role][0], where)
     return {"coordinator": Found(cluster[role][0], where)}
 
 
 def _chief(cluster: dict[str, list[str]]) -> tuple[str, str]:
-    for role in ("chief", "master", "worker"):
+    for role in _CHIEFS:
         if cluster.get(role):
             return role, f"cluster.{role}[0]"
     raise _wrong("cluster has no chief, master or worker; the coordinator would be the first")

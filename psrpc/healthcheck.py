@@ -58,14 +58,3 @@ def said(reason: str) -> int:
     if reason:
         print(f"unhealthy: {reason}", file=sys.stderr)  # noqa: T201
     return UNHEALTHY if reason else HEALTHY
-
-
-def who_asks(args: argparse.Namespace, peer: Role) -> Role:
-    """Everybody may ask, so any role does whose certificate is there: in a container that of the
-    server itself."""
-    from psrpc.certificates import certificate_name
-    from psrpc.security_options import certificates_directory
-
-    certs = certificates_directory(args)
-    found = (role for role in (peer, *Role) if certs and (certs / certificate_name(role)).exists())
-    return next(found, Role.OPERATOR)

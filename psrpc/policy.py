@@ -164,7 +164,7 @@ class Policy:
         if self.mode == "sync" and self.replicas is None:
             raise InvalidSetting(
                 "mode is 'sync' but replicas is not set; say how many micro-batches make a round: "
-                "Job(replicas=3) or --replicas 3"
+                "Job(replicas=3), --replicas 3 or coordinator set mode=sync replicas=3"
             )
         if self.mode == "ssp" and self.staleness is None:
             raise InvalidSetting(

@@ -221,15 +221,26 @@ def _handshake(
                 raise
             answer = b""
         if not answer:
-            raise AccessDenied(
-                f"{address} does not accept the certificate of this process "
-                f"({security.directory}): it is of another authority or has expired; copy the "
-                "files of the job, or `coordinator certs renew` them",
-                code="PS334",
-            )
+            raise _unaccepted(address, security)
         if not _is_http2(answer):
             raise _something_else(address, answer)
         return f"{encrypted.version()}, {address} is the {peer} of job {security.job}"
+
+
+def _unaccepted(address: str, security: Security) -> AccessDenied:
+    """The other end has hung up after it had seen what this process shows."""
+    if security.by_token:
+        return AccessDenied(
+            f"{address} hangs up on this process, which shows a token and no certificate: its job "
+            "may want certificates; leave --token-file out, and say --certs with those of the job",
+            code="PS334",
+        )
+    return AccessDenied(
+        f"{address} does not accept the certificate of this process ({security.directory}): it is "
+        "of another authority or has expired; copy the files of the job, or `coordinator certs "
+        "renew` them",
+        code="PS334",
+    )
 
 
 def _untrusted(
@@ -298,7 +309,8 @@ def _something_else(address: str, answer: bytes) -> PsError:
             code="PS213",
         )
     return InvalidArgument(
-        f"what listens at {address} is not of this software (it says {answer!r}); check the port",
+        f"what listens at {address} is not of this software (it says "
+        f"{answer.decode(errors='replace')!r}); check the port",
         code="PS212",
     )
 

@@ -7,6 +7,7 @@ where a token file is named, the token.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ssl
 import threading
@@ -304,12 +305,20 @@ PLAINTEXT = Security()
 
 
 def _read_token(path: Path) -> bytes:
+    made = f"as this makes it: (umask 077; openssl rand -hex 32 > {path})"
+    with contextlib.suppress(PermissionError):  # which read_secret tells of
+        if not path.exists():
+            raise InvalidArgument(
+                f"there is no {path}; copy it from another machine of the job, or make the first "
+                f"one, {made}",
+                code="PS315",
+            )
     token = read_secret(path).strip()
     # What may stand in call metadata.
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not all(32 < c < 127 for c in token):
         raise InvalidArgument(
             f"{path} holds no token; expected one line of at least {SHORTEST_TOKEN} letters and "
-            f"digits, as this makes it: (umask 077; openssl rand -hex 32 > {path})",
+            f"digits, {made}",
             code="PS315",
         )
     return token

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from psrpc.certificates import certificate_name
+from psrpc.config_keys import check_names
 from psrpc.config_value import NotThis, flag_from_text
 from psrpc.errors import InvalidArgument
 from psrpc.identity import Role
@@ -72,10 +74,12 @@ def from_arguments(
     """What the options of :func:`add_security_arguments` ask for; they go before the environment.
 
     Raises:
-        InvalidArgument: see :meth:`Security.from_options`; or what the environment says is no flag.
+        InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
+            it has a setting that there is not.
     """
     from psrpc.security import Security
 
+    check_names(environment)
     return Security.from_options(
         role,
         certificates_directory(args, environment),
@@ -103,6 +107,18 @@ def certificates_directory(
     """The directory that the options, or else the environment, name."""
     given: Path | None = args.certs
     return given if given or args.insecure else _path(environment, CERTS_VARIABLE)
+
+
+def who_asks(
+    args: argparse.Namespace,
+    roles: Iterable[Role],
+    environment: Mapping[str, str] = os.environ,
+) -> Role:
+    """As whom to ask what all of ``roles`` may: the first whose certificate is there, since many a
+    machine has the files of one role alone; an operator where none is."""
+    certs = certificates_directory(args, environment)
+    found = (role for role in roles if certs and (certs / certificate_name(role)).exists())
+    return next(found, Role.OPERATOR)
 
 
 def token_path(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from psrpc.config_keys import check_names
 from psrpc.errors import CoordinatorUnreachable, PsError
 from psrpc.identity import Role
 from psrpc.runs import (
@@ -47,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def find_run(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Path | None:
     """The directory of the run that is meant, if it is one on this machine: where nothing is said,
-    the newest."""
+    the newest.
+
+    Raises:
+        InvalidArgument: the environment has a setting that there is not.
+    """
+    check_names(environment)
     if args.run_dir is not None or args.coordinator or environment.get(VARIABLE):
         given: Path | None = args.run_dir
         return given
@@ -58,7 +64,7 @@ def find_coordinator(args: argparse.Namespace, environment: Mapping[str, str] = 
     """``HOST:PORT`` of the coordinator that is meant.
 
     Raises:
-        InvalidArgument: ``--coordinator`` is no address.
+        InvalidArgument: ``--coordinator`` is no address, or see :func:`find_run`.
         CoordinatorUnreachable: none runs on the run directory.
     """
     run_dir = find_run(args, environment)

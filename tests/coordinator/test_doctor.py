@@ -84,6 +84,7 @@ def copy_files(place: Place, to: Path, *roles: Role) -> None:
         ((Role.WORKER,), ["authorisation", "version", "job"]),
         ((Role.SHARD,), ["TLS", "authorisation", "job"]),
         ((Role.COORDINATOR,), ["TLS", "authorisation", "job"]),
+        ((Role.READER,), ["TLS", "authorisation", "job"]),
         ((Role.SHARD, Role.WORKER), ["authorisation", "version", "job"]),
         ((Role.SHARD, Role.OPERATOR), ["job", "disk", "clock"]),
     ],

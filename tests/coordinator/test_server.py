@@ -213,7 +213,7 @@ def test_health_and_an_address_where_nobody_is(tmp_path: Path) -> None:
     stopped.set()
     with (
         CoordinatorClient(address) as client,
-        pytest.raises(CoordinatorUnreachable, match=rf"{address}.*start `coordinator serve`"),
+        pytest.raises(CoordinatorUnreachable, match=rf"at {address}; .*that it was started there"),
     ):
         client.persist(client.get_job, 60, lambda _line: None, stopped)
 

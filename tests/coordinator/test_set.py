@@ -71,7 +71,7 @@ def test_a_policy_is_set_and_taken_up(job: Job) -> None:
 
 
 def test_what_cannot_be_set_says_why(job: Job) -> None:
-    with pytest.raises(InvalidJob, match="did you mean staleness"):
+    with pytest.raises(InvalidJob, match="did you mean 'staleness'"):
         job.client.set_policy(["stalenes=4"])
     job.served.do(job.served.course.fail, "no more")
     with pytest.raises(JobFailed, match=r"the job is failed \(no more\)"):
@@ -103,9 +103,10 @@ def test_the_command_waits_until_the_policy_stands(
         (
             ["stalenes=4"],
             2,
-            "error PS104: stalenes=4: a policy has no stalenes; did you mean staleness?",
+            "error PS104: stalenes=4: a policy has no stalenes; did you mean 'staleness'?",
         ),
         (["staleness=4"], 2, "error PS105: staleness is for mode ssp, but mode is 'async'"),
+        (["epochs=60"], 2, "error PS105: epochs=60: epochs belongs to the job and cannot"),
         (["local_steps=4"], 2, "error PS105: local_steps=4: local_steps belongs to the job"),
     ],
 )

@@ -75,12 +75,15 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (["stalenes=4"], "a policy has no stalenes; did you mean staleness"),
+        (["stalenes=4"], "a policy has no stalenes; did you mean 'staleness'"),
         (["zzz=4"], "a policy has no zzz; known: mode, replicas"),
+        (["learning_rate=1"], "a policy has no learning_rate; known: mode, replicas"),
         (["staleness"], "expected key=value"),
         ([], "no settings"),
         (["staleness=4"], "staleness is for mode ssp, but mode is 'async'"),
         (["mode=ssp"], "mode is 'ssp' but staleness is not set"),
+        (["mode=sync"], "but replicas is not set.* or coordinator set mode=sync replicas=3"),
+        (["epochs=60"], "epochs belongs to the job .* stop it and go on with --resume --set epoch"),
         (["mode=ssp", "staleness=-1"], "staleness is -1; expected a whole number of at least 0"),
         (["mode=sync", "replicas=2", "aggregate=3"], "aggregate is 3, but a round has only 2"),
         (["mode=sync", "replicas=5"], "5 micro-batches .replicas. has 20 records, and train hol"),

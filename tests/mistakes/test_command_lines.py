@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.e2e.cluster import JOBS
 from tests.mistakes.commands import say
 
 MISTAKES = {
@@ -32,3 +33,28 @@ def test_the_cause_and_what_to_do(mistake: str, capfd: pytest.CaptureFixture[str
     assert fix in said.message
     assert said.everything.startswith("usage: ")
     assert "Traceback" not in said.everything
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        f"coordinator up {JOBS / 'dense.py'}",
+        "coordinator status",
+        "coordinator set mode=async",
+        "coordinator dashboard",
+        "coordinator doctor",
+        "coordinator healthcheck",
+        "pserver lookup users 1",
+        "pserver healthcheck",
+        "worker healthcheck 192.0.2.1:9090",
+    ],
+)
+def test_a_variable_that_there_is_not(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of every command that reads some; what is meant by it may be how to be secure."""
+    monkeypatch.setenv("PSERVER_CERT", "certs")
+    said = say(capfd, *typed.split())
+    assert (said.code, said.status) == ("PS110", 2), said.everything
+    assert said.message.startswith("PSERVER_CERT is set and is not a setting; unset it; did you ")
+    assert said.message.endswith("mean 'PSERVER_CERTS'?")

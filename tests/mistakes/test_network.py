@@ -181,7 +181,16 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
             place.mixed("workers", ca_crt="job/ca.crt", worker_crt="job/worker.crt"),
         ],
         "PS311",
-        "operator.crt; copy it from where the job's certificates were made; a new",
+        "operator.crt: this takes the files of role operator, and .* has those of worker; copy it "
+        "from where the job's certificates were made; a new",
+    ),
+    "a reader's certificate for what an operator does": (
+        lambda place: [
+            *("coordinator", "set", "mode=async", "--coordinator", place.encrypted, "--certs"),
+            place.mixed("readers", ca_crt="job/ca.crt", reader_crt="job/reader.crt"),
+        ],
+        "PS311",
+        "this takes the files of role operator, and .* has those of reader;",
     ),
     "a key that others may read": (
         lambda place: [
@@ -219,7 +228,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
     "a setting of a policy that there is not": (
         lambda place: ["coordinator", "set", "stalenes=4", "--coordinator", place.plaintext],
         "PS104",
-        "did you mean staleness",
+        "did you mean 'staleness'",
     ),
     "a policy without workers": (
         lambda place: ["coordinator", "set", "max_staleness=4", "--coordinator", place.plaintext],
@@ -277,7 +286,9 @@ def serve(where: str, *arguments: str) -> tuple[str, ...]:
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_shard_that_finds_no_coordinator(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
-    _check(say(capfd, *serve(place.nobody, "--shard", "0")), "PS204", "start `coordinator serve`")
+    said = say(capfd, *serve(place.nobody, "--shard", "0"))
+    fix = rf"^no coordinator answers \(tried for \d+ s\): nothing listens at {place.nobody}; check "
+    _check(said, "PS204", f"{fix}.*, or say another --coordinator$")
     certs = ("--certs", str(place.certs / "job"))
     said = say(capfd, *serve("no.invalid", "--shard", "0", "--bind", "127.0.0.1:0", *certs))
     _check(said, "PS207", "check its spelling")

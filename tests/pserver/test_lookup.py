@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -192,7 +193,7 @@ def test_without_a_coordinator() -> None:
     with RowReader("127.0.0.1:1", 1e9) as reader, pytest.raises(CoordinatorUnreachable) as raised:
         reader.read("user", [1])
     assert raised.value.coded.startswith(
-        "PS204: no coordinator answers at 127.0.0.1:1: nothing listens at 127.0.0.1:1"
+        "PS204: no coordinator answers: nothing listens at 127.0.0.1:1; check the port"
     )
 
 
@@ -297,7 +298,11 @@ def test_the_command_finds_the_newest_run_and_its_certificates(
         cluster = Cluster(tmp_path, plan, [address])
         with running(cluster, security=security(Role.COORDINATOR)):
             (run_dir / "address").write_text(cluster.address + "\n")
-            for where in ([], ["--run-dir", str(run_dir)]):
+            readers = tmp_path / "readers"
+            readers.mkdir()
+            for name in ("ca.crt", "reader.crt", "reader.key"):
+                shutil.copy2(run_dir / "certs" / name, readers)
+            for where in ([], ["--run-dir", str(run_dir)], ["--certs", str(readers)]):
                 assert run(["lookup", "user", "17", *where]) == 0
                 assert capsys.readouterr().out.startswith("17  ")
     assert run(["lookup", "user", "17"]) == 1

@@ -64,6 +64,16 @@ def test_each_source_beats_those_after_it(tmp_path: Path) -> None:
     assert sources([], {})["connect_timeout"] == (120.0, "default")
 
 
+@pytest.mark.parametrize(
+    "text", ['{"cluster": {"ps": ["p:2"]}, "task": {"type": "ps"}}', '{"task": {"type": "ps"}}']
+)
+def test_a_cluster_without_a_chief_needs_a_coordinator_from_elsewhere(text: str) -> None:
+    said = {"TF_CONFIG": text, "PSERVER_SHARD": "0"}
+    with pytest.raises(InvalidArgument, match="TF_CONFIG has no chief, master or worker"):
+        completed([], said)
+    assert completed([], said | {"PSERVER_COORDINATOR": "c:1"}).coordinator == "c:1"
+
+
 def test_the_command_line_names_the_file_before_the_environment(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("[pserver]\nshard = 1")
     (tmp_path / "b").write_text("[pserver]\nshard = 2")

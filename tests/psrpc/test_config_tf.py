@@ -59,7 +59,7 @@ def test_one_that_names_no_cluster_says_nothing() -> None:
         ("worker", '{"cluster": {"chief": "c:1"}}', "cluster.chief is 'c:1'; expected a list"),
         ("worker", '{"cluster": {"chief": ["c"]}, "task": {"type": "worker"}}',
          "cluster.chief[0] is 'c'; expected HOST:PORT"),
-        ("worker", '{"cluster": {"ps": ["p:1"]}, "task": {"type": "ps"}}',
+        ("coordinator", '{"cluster": {"ps": ["p:1"]}, "task": {"type": "ps"}}',
          "cluster has no chief, master or worker"),
         ("pserver", json.dumps({"cluster": CLUSTER, "task": {"type": "worker", "index": 1}}),
          "task is worker 1; expected ps for `pserver serve`; start what belongs to worker 1 here"),

@@ -100,6 +100,13 @@ def test_a_certificate_that_the_server_refuses(servers: Servers, tmp_path: Path)
     assert code(servers.encrypted, Security(Role.WORKER, tmp_path)) == "PS334"
 
 
+def test_a_token_where_certificates_are_wanted(servers: Servers) -> None:
+    security = Security(Role.OPERATOR, servers.certs / "one", servers.certs / "token")
+    error = why_unreachable(servers.encrypted, security, Role.COORDINATOR)
+    assert error is not None
+    assert (error.code, "leave --token-file out" in str(error)) == ("PS334", True)
+
+
 def test_nothing_listens() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -150,7 +157,7 @@ def test_something_else(servers: Servers) -> None:
         address = f"127.0.0.1:{web.getsockname()[1]}"
         error = why_unreachable(address, PLAINTEXT, Role.COORDINATOR)
         assert error is not None
-        assert (error.code, "HTTP/1.1" in str(error)) == ("PS212", True)
+        assert (error.code, "(it says 'HTTP/1.1 ')" in str(error)) == ("PS212", True)
         assert code(address, servers.worker("one")) == "PS212"
         answering.join()
 

@@ -197,6 +197,13 @@ def test_a_token_that_is_none(certs: Path, tmp_path: Path, text: str) -> None:
         Security.from_options(Role.WORKER, certs, secret(tmp_path / "t", text))
 
 
+def test_a_token_that_is_missing(certs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    with pytest.raises(InvalidArgument, match=f"^there is no {path}; .* -hex 32 > {path}") as error:
+        Security.from_options(Role.WORKER, certs, path)
+    assert error.value.code == "PS315"
+
+
 def test_a_token_that_others_may_read(certs: Path, token: Path) -> None:
     token.chmod(0o644)
     with pytest.raises(InvalidArgument, match="run: chmod 600"):

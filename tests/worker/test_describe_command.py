@@ -60,7 +60,7 @@ def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) 
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines() == [
         "error PS105: mode is 'sync' but replicas is not set; say how many micro-batches "
-        "make a round: Job(replicas=3) or --replicas 3"
+        "make a round: Job(replicas=3), --replicas 3 or coordinator set mode=sync replicas=3"
     ]
     failed = run(path, "replicas=2")
     assert (failed.returncode, failed.stdout) == (2, "")

@@ -193,7 +193,7 @@ def test_shards_that_begin_are_awaited_as_long_as_it_takes() -> None:
 def test_a_coordinator_that_never_comes() -> None:
     with CoordinatorClient("127.0.0.1:1") as client:
         standing = Standing(client, incarnation=7, connect_timeout_s=0)
-        with pytest.raises(CoordinatorUnreachable, match="no coordinator answers at "):
+        with pytest.raises(CoordinatorUnreachable, match="nothing listens at 127"):
             standing.get_job()
 
 
