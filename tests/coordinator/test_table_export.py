@@ -173,7 +173,9 @@ def test_ls_shows_rows_and_every_byte(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_verify_reads_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, directories, _ = run_dir_of(tmp_path)
     assert checkpoint_run("verify", str(run)) == 0
-    assert "step-00000030/rows-1-of-2-0.safetensors and 2 more  good" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "step-00000030/rows-1-of-2-0.safetensors and 2 more  good" in said
+    assert "step-00000010/rows-1-of-2-0.safetensors  good" in said
     path = directories[-1] / "rows-1-of-2-2.safetensors"
     data = path.read_bytes()
     path.unlink()
