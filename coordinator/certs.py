@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coordinator.wording import counted
 from psrpc.certificates import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -159,7 +160,7 @@ def describe_certificates(directory: Path, now: datetime) -> str:
 def _line(role: str, job: str, certificate: x509.Certificate, now: datetime) -> str:
     expires = certificate.not_valid_after_utc
     left = (expires - now).days
-    when = f"in {left} days" if expires > now else "EXPIRED"
+    when = f"in {counted(left, 'day')}" if expires > now else "EXPIRED"
     names = " ".join(_names(certificate))
     return f"{role:<12}{job:<20} expires {expires:%Y-%m-%d %H:%M} UTC ({when})  {names}"
 

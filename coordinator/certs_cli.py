@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from coordinator.wording import counted
 from psrpc.identity import job_name
 
 DAYS = 365
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "init":
         job = args.job if args.job is not None else job_name(directory.absolute().name)
         make_certificates(directory, job, now, args.days)
-        _say(f"{directory}: certificates of job {job}, for {args.days} days")
+        _say(f"{directory}: certificates of job {job}, for {counted(args.days, 'day')}")
         _say(f"use them with --certs {directory} on every command; keep ca.key where it is")
     elif args.action == "renew":
         if args.within is not None:
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 _say(f"{directory}: certificates are valid until {end:%Y-%m-%d}; none is made")
                 return 0
         job = renew_certificates(directory, now, args.days)
-        _say(f"{directory}: new certificates of job {job}, for {args.days} days")
+        _say(f"{directory}: new certificates of job {job}, for {counted(args.days, 'day')}")
     else:
         _say(describe_certificates(directory, now))
     return 0

@@ -129,7 +129,8 @@ def _verify(args: argparse.Namespace) -> int:
                 f"{path.name}/{file.name}", partial(check_file, path, manifest, file)
             )
             if file.rows:
-                names = f"{path.name}/{file.rows[0].name} and {len(file.rows) - 1} more"
+                more = f" and {len(file.rows) - 1} more" if len(file.rows) > 1 else ""
+                names = f"{path.name}/{file.rows[0].name}{more}"
                 whole &= _says_good(names, partial(check_chain, path, manifest, file))
             if file.evicted is not None:
                 name = f"{path.name}/{file.evicted.name}"

@@ -191,7 +191,8 @@ def choose_checkpoint(
     if last >= description.epochs:
         raise InvalidJob(
             f"cannot resume from {choice.directory}: it has batches of epoch {last + 1}, and the "
-            f"job has {description.epochs}; set epochs back, or start a new run",
+            f"job has {description.epochs}; say --set epochs={last + 1} or more, or start a new "
+            "run",
             code="PS405",
         )
     if plan is not None and manifest.plan.hash != plan.hash:

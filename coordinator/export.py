@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coordinator.saving import CHECKPOINTS
 from coordinator.table_export import export_evicted, export_tables, export_variables
+from coordinator.wording import counted
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
@@ -53,10 +54,11 @@ def _export_tables(source: Path, step: int | None, to: Path | None, evicted: Pat
     if to is not None:
         tables = export_tables(directory, manifest, to)
         exported += [(table.path, f"{table.rows} rows of {table.width}") for table in tables]
+        if not tables:
+            remarks.append(f"{directory} has no embedding tables; it has variables alone")
         others = export_variables(directory, manifest, to)
-        exported.append(
-            (others.path, f"{others.variables} other variables, {others.elements} elements")
-        )
+        what = counted(others.variables, "other variable" if tables else "variable")
+        exported.append((others.path, f"{what}, {counted(others.elements, 'element')}"))
     if evicted is not None:
         tables, more = export_evicted(directory, manifest, evicted)
         exported += [

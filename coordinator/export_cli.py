@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="PATH",
-        help="the model: MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel",
+        help="the model: MODEL.weights.h5, MODEL.keras, or DIRECTORY/ for a SavedModel; what is "
+        "there already is not written over",
     )
     parser.add_argument(
         "--tables",

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from coordinator.evicted import evicted_of
 from psrpc.checkpoint import exported_variables
-from psrpc.errors import CheckpointError, disk_code, disk_reason
+from psrpc.errors import CheckpointError, InvalidArgument, disk_code, disk_reason
 from psrpc.evicted_file import evicted_ids, fill_evicted
 from psrpc.manifest import Manifest
 from psrpc.rows_chain import fill_rows, table_ids
@@ -69,10 +69,8 @@ def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[Exporte
     names. About 30 bytes are held for each row of a table, whatever its width.
 
     Raises:
-        CheckpointError: it has no tables, its files are damaged, or the operating system refused.
+        CheckpointError: its files are damaged, or the operating system refused.
     """
-    if not manifest.plan.tables:
-        raise CheckpointError(f"{directory} has no embedding tables")
 
     def fill(table: str, ids: Ids, into: Values) -> None:
         fill_rows(directory, table, ids, into)
@@ -107,14 +105,14 @@ def export_evicted(
     several times the last. Only of tables that keep them; and lines on what was passed over.
 
     Raises:
-        CheckpointError: no table keeps evicted rows, files are damaged, or the operating system
-            refused.
+        InvalidArgument: no table keeps evicted rows.
+        CheckpointError: files are damaged, or the operating system refused.
     """
     tables = [table for table in manifest.plan.tables if table.keep_evicted]
     if not tables:
-        raise CheckpointError(
-            f"{directory} has no embedding table that keeps evicted rows; a job's tables do with "
-            "worker.Embedding(..., keep_evicted=True)"
+        raise InvalidArgument(
+            f"--evicted {to}: {directory} has no embedding table that keeps evicted rows; a job's "
+            "tables do with worker.Embedding(..., keep_evicted=True)"
         )
     sources, remarks = evicted_of(directory.absolute(), manifest)
 

@@ -175,9 +175,11 @@ def compare_tables(directory: Path, here: Sequence[TableSpec], wanted: Sequence[
             ("seed", table.seed, spec.seed),
         ):
             if found != expected:
+                # A table that has none of its own does not say so.
+                whose = " (its own, or the job's if it has none)" if what == "optimizer" else ""
                 raise CheckpointError(
                     f"{directory} has table {table.name!r} with {what} {found!r}; the job has it "
-                    f"with {expected!r}: set it back, or give the table another name",
+                    f"with {expected!r}{whose}: set it back, or give the table another name",
                     code="PS405",
                 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -44,7 +44,7 @@ class Arrays:
             It runs on a batch at a time, so the arrays can stay small in memory.
 
     Raises:
-        InvalidJob: the arrays have different numbers of rows.
+        InvalidJob: the arrays have different numbers of rows, or one is none of numbers or strings.
     """
 
     def __init__(
@@ -53,21 +53,30 @@ class Arrays:
         self._map = map
         parts = (x, y) if sample_weight is None else (x, y, sample_weight)
         self._parts: Batch = map_arrays(_as_array, parts)
-        counts = [len(a) if a.ndim else None for a in arrays_of(self._parts)]
-        if None in counts:
-            raise InvalidData("Arrays holds a scalar; expected arrays with one row per record")
-        for array in arrays_of(self._parts):
+        named = [
+            pair
+            for name, nest in zip(("x", "y", "sample_weight"), self._parts, strict=False)
+            for pair in _named(name, nest)
+        ]
+        for name, array in named:
+            if not array.ndim:
+                raise InvalidData(
+                    f"Arrays: {name} is {_shown(array.item())}; expected an array with one "
+                    "row per record (np.array makes one of a list)"
+                )
             if array.dtype.hasobject:
                 raise InvalidData(
-                    f"Arrays holds an array of dtype object and shape {array.shape}; expected "
-                    "rows of equal shape, of numbers or of strings, or lists alone"
+                    f"Arrays: {name} has dtype object and shape {array.shape}, with "
+                    f"{_objects(array)}; expected rows of equal shape, of numbers or of strings, "
+                    "or lists alone"
                 )
-        if len(set(counts)) != 1:
+        counts = {len(array) for _, array in named}
+        if len(counts) != 1:
+            lengths = ", ".join(f"{name} has {len(array)}" for name, array in named)
             raise InvalidData(
-                "Arrays of different lengths: "
-                f"{', '.join(_lengths(self._parts))} records; expected one row per record"
+                f"Arrays of different lengths: {lengths} records; expected one row per record"
             )
-        self._records: int = counts[0] or 0
+        (self._records,) = counts
         self._order = RecordOrder(self._records)
 
     @property
@@ -102,12 +111,29 @@ class Arrays:
         pass
 
 
-def _lengths(parts: Batch) -> list[str]:
-    return [
-        f"{part} has {len(array)}"
-        for part, nest in zip(("x", "y", "sample_weight"), parts, strict=False)
-        for array in arrays_of(nest)
-    ]
+def _named(name: str, nest: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a nest, each by the name that a job has for it, say ``x['user'][0]``."""
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            yield from _named(f"{name}[{key!r}]", value)
+    elif isinstance(nest, list | tuple):
+        for index, value in enumerate(nest):
+            yield from _named(f"{name}[{index}]", value)
+    else:
+        yield name, nest
+
+
+def _objects(array: Array | Ragged) -> str:
+    """The first object of each type, and where it is."""
+    found: dict[type, str] = {}
+    for index, one in enumerate(array.values if isinstance(array, Ragged) else array):
+        if type(one) not in found:
+            found[type(one)] = f"{_shown(one)} at {index}"
+    return ", ".join(found.values())
+
+
+def _shown(value: object) -> str:
+    return " ".join(repr(value).split())[:60]
 
 
 class Npz:
@@ -214,9 +240,11 @@ def _as_array(values: Any) -> Array | Ragged:
     if isinstance(values, Ragged):
         return values
     array: Array = np.asarray(values)
-    if array.dtype.hasobject and all(isinstance(one, str | bytes) for one in array.flat):
+    if not array.ndim or not array.dtype.hasobject:
+        return array
+    if all(isinstance(one, str | bytes) for one in array.flat):
         # As pandas has strings.
         return array.astype(bytes if any(isinstance(one, bytes) for one in array.flat) else str)
-    if array.dtype.hasobject and all(isinstance(one, list | tuple | np.ndarray) for one in array):
+    if all(isinstance(one, list | tuple | np.ndarray) for one in array):
         return Ragged.from_rows(array)  # as pandas has lists
     return array

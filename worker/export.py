@@ -82,7 +82,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     target = Path(to)
     if not checkpoint.is_dir():
         raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}", code="PS404")
-    if kind == "saved_model" and target.exists():
+    if target.exists():
         raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
     if not target.parent.is_dir():
         raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")

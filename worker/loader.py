@@ -22,6 +22,7 @@ from worker.overrides import override_job
 from worker.settings import settings_for
 
 _TRACED = "in user code:"
+_USED_TWICE = re.compile(r'The name "(.+)" is used \d+ times in the model\.')
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
 
 
@@ -138,6 +139,12 @@ def _reason(error: BaseException) -> str:
         return said[-1] if said else lines[-1]
     if reason.startswith("Exception encountered when calling") and len(lines) > 1:
         reason += " " + lines[1]
+    if twice := _USED_TWICE.match(reason):
+        # As of an input and the table of its ids.
+        reason += (
+            " Inputs and layers share these names: give one of them another. In worker.Embedding "
+            f"table={twice[1]!r} names the table alone; layers that say the same share it"
+        )
     return f"{type(error).__name__}: {reason}"
 
 

@@ -81,7 +81,12 @@ def plain_keras(
             return layer
         why = layer.more_than_keras
         if why:
-            raise _only_saved_model(to, f"layer {layer.name!r} has {why}, which Keras's has not")
+            cannot = "grow" if layer.vocabulary is None else "do that"
+            raise _only_saved_model(
+                to,
+                f"layer {layer.name!r} has {why}; the keras.layers.Embedding that a Keras file has "
+                f"in its place cannot {cannot}",
+            )
         rows = layer.options.rows_of(tables)
         plain = keras.layers.Embedding(
             layer.vocabulary,
@@ -132,5 +137,6 @@ def _reason(error: Exception) -> str:
 
 def _only_saved_model(to: str, why: str) -> InvalidArgument:
     return InvalidArgument(
-        f"--to {to}: {why}; give a directory (with / at its end) for a SavedModel, which has all"
+        f"--to {to}: {why}; give a directory (with / at its end) for a SavedModel, which has all, "
+        "or say --tables DIRECTORY for rows and variables without a model"
     )

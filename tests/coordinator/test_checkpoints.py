@@ -110,7 +110,8 @@ def test_a_job_that_ends_before_the_checkpoint_is_refused(tmp_path: Path) -> Non
     applied = [[{"epoch": 1, "applied": [[4, 8]], "skipped": []}]]
     write_applied(make_run(tmp_path), 4, applied)
     assert choose_checkpoint(tmp_path, job(total_updates=1)).restored.global_step == 4
-    with pytest.raises(InvalidJob, match="has batches of epoch 2, and the job has 1;"):
+    says = "has batches of epoch 2, and the job has 1; say --set epochs=2 or more, or start a new"
+    with pytest.raises(InvalidJob, match=says):
         choose_checkpoint(tmp_path, job(epochs=1))
 
 

@@ -222,6 +222,7 @@ def test_tables_that_keep_nothing_are_an_error(
     job.checkpoint()
     assert export_run(job.root, "--evicted", tmp_path / "out") == 2
     said = capsys.readouterr().err
+    assert said.startswith(f"error PS110: --evicted {tmp_path}/out: {job.root}")
     assert "has no embedding table that keeps evicted rows; a job's tables do with" in said
     both = ("--evicted", tmp_path / "out", "--tables", tmp_path / "out")
     assert export_run(job.root, *both) == 2

@@ -149,11 +149,17 @@ def test_nothing_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "user.safetensors cannot be written: " in capsys.readouterr().err
 
 
-def test_a_run_without_tables_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_tables_has_variables_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = make_plan(VARIABLES, 1, "cut")
     directory = write_checkpoint(tmp_path / "run" / "checkpoints", plan, (), 10)
-    assert export_run(str(directory), "--tables", str(tmp_path / "out")) == 2
-    assert "step-00000010 has no embedding tables" in capsys.readouterr().err
+    assert export_run(str(directory), "--tables", str(tmp_path / "out")) == 0
+    remark, wrote = capsys.readouterr().err.splitlines()
+    assert remark == f"{directory} has no embedding tables; it has variables alone"
+    assert wrote.endswith(" (step 10): 1 variable, 4 elements")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {"bias"}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
 
 def test_ls_shows_rows_and_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +179,9 @@ def test_ls_shows_rows_and_every_byte(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_verify_reads_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, directories, _ = run_dir_of(tmp_path)
     assert checkpoint_run("verify", str(run)) == 0
-    assert "step-00000030/rows-1-of-2-0.safetensors and 2 more  good" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "step-00000030/rows-1-of-2-0.safetensors and 2 more  good" in said
+    assert "step-00000010/rows-1-of-2-0.safetensors  good" in said
     path = directories[-1] / "rows-1-of-2-2.safetensors"
     data = path.read_bytes()
     path.unlink()

@@ -59,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('{"width": 5}', "width 4; the job has it with 5: set it back, or give"),
         (
             '{"optimizer": keras.optimizers.SGD(momentum=0.9)}',
-            "optimizer 'SGD'; the job has it with 'SGD with momentum': set it back, or give",
+            "optimizer 'SGD'; the job has it with 'SGD with momentum' (its own, or the job's",
         ),
     ],
 )

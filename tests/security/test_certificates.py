@@ -62,6 +62,11 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "certificates of job my-job" in shown
     assert "pserver://my-job/shard shard.my-job.pserver" in shown
     assert "(in 29 days)  pserver://my-job/worker worker.my-job.pserver\n" in shown
+    assert main(["certs", "renew", where, "--days", "2"]) == 0
+    assert main(["certs", "show", where]) == 0
+    assert "(in 1 day)  pserver://my-job/worker " in capsys.readouterr().out
+    assert main(["certs", "renew", where, "--days", "1"]) == 0
+    assert "new certificates of job my-job, for 1 day\n" in capsys.readouterr().out
     assert main(["certs", "init", where]) == 2
     assert main(["certs", "init", str(tmp_path / "other"), "--job", "My_Job"]) == 2
     assert main(["certs", "init", str(tmp_path / "other"), "--days", "0"]) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from psrpc.batch import BatchId, batches_per_epoch, cut_batch
 from psrpc.errors import InvalidJob
-from worker import Arrays, Batch, DataSource, Npz
+from worker import Arrays, Batch, DataSource, Npz, Ragged
 
 
 def source(records: int = 23, **options: Any) -> Arrays:
@@ -91,13 +91,39 @@ def test_strings_as_pandas_has_them(strings: list[Any]) -> None:
     assert not x.dtype.hasobject
 
 
-def test_arrays_of_different_lengths_are_named() -> None:
-    with pytest.raises(InvalidJob, match="x has 5, y has 4 records"):
-        Arrays(np.zeros((5, 2)), np.zeros(4))
-    with pytest.raises(InvalidJob, match="scalar"):
-        Arrays(np.zeros(3), np.float32(1))
-    with pytest.raises(InvalidJob, match="dtype object"):
-        Arrays(np.array([[1], None], object), np.zeros(2))
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (np.zeros((5, 2)), np.zeros(4), "lengths: x has 5, y has 4 records; expected one row per"),
+        (
+            {"u": np.zeros(2), "g": (np.zeros(2), Ragged.from_rows([[1]]))},
+            np.zeros(2),
+            "x['u'] has 2, x['g'][0] has 2, x['g'][1] has 1, y has 2 records",
+        ),
+        (np.zeros(3), np.float32(1), "Arrays: y is 1.0; expected an array with one row per record"),
+        ({"u": [None] * 2}, np.zeros(2), "Arrays: x['u'][0] is None; expected an array with one"),
+        (
+            {"u": np.array([None] * 2)},
+            np.zeros(2),
+            "x['u'] has dtype object and shape (2,), w",
+        ),
+        (
+            np.array([[1], "a", "b", None], object),
+            np.zeros(4),
+            "[1] at 0, 'a' at 1, None at 3; exp",
+        ),
+        (
+            Ragged.from_rows([["a"], [None]]),
+            np.zeros(2),
+            "(2, None), with 'a' at 0, None at 1; ",
+        ),
+    ],
+)
+def test_what_cannot_be_arrays_is_named(x: Any, y: Any, says: str) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        Arrays(x, y)
+    assert says in str(raised.value)
+    assert raised.value.code == "PS106"
 
 
 @pytest.mark.parametrize("batch", [BatchId(0, 20, 4), BatchId(0, 23, 1), BatchId(0, 0, 0)])

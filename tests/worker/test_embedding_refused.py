@@ -54,9 +54,15 @@ def disagreeing() -> keras.Model:
     return keras.Model(ids, keras.layers.Dot(1)([one(ids), other(ids)]))
 
 
+def named_as_its_input() -> keras.Model:
+    ids = keras.Input((), dtype="int64", name="genres")
+    return keras.Model(ids, keras.layers.Flatten()(Embedding(1, V, name="genres")(ids)))
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
+        (named_as_its_input, "\"genres\" is used 2 times.*worker.Embedding table='genres' names"),
         (lambda: Rounded("parameters"), "ids of layer 'rows' depend on parameters"),
         (lambda: Rounded("rows"), "ids of layer 'rows' depend on parameters, or on rows"),
         (Looped, "layer 'rows' is called inside of a loop"),

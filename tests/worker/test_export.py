@@ -210,6 +210,10 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"has shape \(3, 1\) there; the model's has \(3, 2\)"):
         export(other, checkpoint, str(tmp_path / "m.keras"))
     assert not (tmp_path / "m.keras").exists()
+    for name in ("there.keras", "there.weights.h5", "there/"):
+        (tmp_path / name).touch()
+        with pytest.raises(InvalidArgument, match=f"{name}: there is something already; remove"):
+            export(path, checkpoint, f"{tmp_path}/{name}")
     module = str(write_job(tmp_path, "Line"))
     (tmp_path / "other").mkdir()
     lines = write_checkpoint(tmp_path / "other", Replica(load_job(module).job))
