@@ -160,6 +160,7 @@ def ended(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = Path("runs/old")
     run.mkdir(parents=True)
     (run / "job.json").write_text('{"job": "tiny.py"}')
+    job.train(job.workers[0], compute_s=1.0, batches=1)
     job.served.do(lambda: job.served.course.fail("no more data"))
     job.served.do(job.served.course.training.notes.results.append, ("final", 6, {"loss": 0.5}))
     write_summary(run, job.served.do(summarize, job.served.course))
@@ -184,7 +185,9 @@ def test_a_run_that_has_ended_is_shown_as_it_ended(
     assert set(document) == {field.name for field in pb.GetJobStatusResponse.DESCRIPTOR.fields}
     assert (document["phase"], document["reason"]) == ("failed", "no more data")
     assert document["newest_checkpoint"] == "checkpoints/step-00000000"
-    assert document["loss"] is None
+    assert (document["loss"], document["global_step"]) == (1.0, 1)
+    assert (document["epoch"], document["epochs"]) == (0, 2)
+    assert document["total_steps"] == 2000
     assert document["evaluations"] == [
         {"evaluation": "final", "global_step": 6, "results": {"loss": 0.5}}
     ]
