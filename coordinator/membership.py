@@ -293,7 +293,8 @@ class Membership:
         for shard in self.shards:
             if shard.state in ("starting", "ready") and now - shard.seen > self.lease_s:
                 shard.state = "silent"
-                effects.append(ShardSilent(shard.index, self._silence(shard, now)))
+                silence = f"{shard} has been silent for {now - shard.seen:.0f} s"
+                effects.append(ShardSilent(shard.index, silence))
         for worker in self.workers.values():
             if worker.state == "active" and now - worker.seen > self.lease_s:
                 worker.state = "silent"
@@ -323,13 +324,14 @@ class Membership:
             for s in self.shards
         )
 
-    def waiting_for_shards(self, now: float) -> str:
-        """Which shards are missing, starting or silent, in words; empty when all are there."""
+    def waiting_for_shards(self) -> str:
+        """Which shards are missing, starting or silent, in words that go on from "waiting for";
+        empty when all are there."""
         missing = [s.index for s in self.shards if s.state == "missing"]
         parts = [f"{shards(missing)} to register"] if missing else []
         # One that watches has started, and waits for the others itself.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
-        parts += [self._silence(s, now) for s in self.shards if s.state == "silent"]
+        parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]
         parts += [f"{s} to come back" for s in self.shards if s.state == "ready" and not s.watching]
         return "; ".join(parts)
 
@@ -339,9 +341,6 @@ class Membership:
         if shard.watched:
             return not shard.watching
         return now - shard.seen > STARTING_S
-
-    def _silence(self, shard: Shard, now: float) -> str:
-        return f"{shard} has been silent for {now - shard.seen:.0f} s"
 
     def _shard(self, index: int, incarnation: int) -> Shard:
         if not 0 <= index < len(self.shards):

@@ -68,7 +68,7 @@ def test_a_job_in_training() -> None:
         ],
         warnings=["one", "two", "three", "worker-2 died"],
         skipped=3,
-        waiting_for="shard 1 at h:2, silent for 12 s",
+        waiting_for="a sign of life of shard 1 at h:2",
     )
     lines = text(status)
     lines[1] = lines[1].strip("━╸╺ ")
@@ -81,7 +81,7 @@ def test_a_job_in_training() -> None:
         "shard 1   silent for 12.2 s    299      0.0 MB  h:2",
         "worker-1  active               600      60.0/s  h pid 42 (cpu)  round 300",
         "evaluation epoch-1 at step 600: loss 0.1000, accuracy 0.9700",
-        "waiting for shard 1 at h:2, silent for 12 s",
+        "waiting for a sign of life of shard 1 at h:2",
         "warning: two",
         "warning: three",
         "warning: worker-2 died",

@@ -142,7 +142,7 @@ def test_silence_is_said_once_and_forgiven_to_shards_alone() -> None:
         ShardSilent(0, "shard 0 at host:0 has been silent for 10 s"),
         WorkerSilent("worker-0", "worker-0 has been silent for 10 s"),
     ]
-    assert members.waiting_for_shards(12.0) == "shard 0 at host:0 has been silent for 12 s"
+    assert members.waiting_for_shards() == "a sign of life of shard 0 at host:0"
     assert members.active_workers == 0
     members.shard_beat(0, 11, ShardFigures(version=3), 12.5)
     assert members.shards[0].state == "ready"
@@ -194,11 +194,11 @@ def test_there_are_only_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_missing_is_named() -> None:
     members = make(3)
     add(members, 1, 1)
-    assert members.waiting_for_shards(0.0) == "shards 0, 2 to register; shard 1 at host:1 to start"
+    assert members.waiting_for_shards() == "shards 0, 2 to register; shard 1 at host:1 to start"
     members.shard_watches(1, 1, 0.0)
-    assert members.waiting_for_shards(0.0) == "shards 0, 2 to register"
+    assert members.waiting_for_shards() == "shards 0, 2 to register"
     members.shard_ready(1, 1, 0.0)
     members.shard_stopped_watching(1, 1)
-    assert members.waiting_for_shards(0.0).endswith("shard 1 at host:1 to come back")
+    assert members.waiting_for_shards().endswith("shard 1 at host:1 to come back")
     assert members.shards_there(STARTING_S) == 1
     assert members.shards_there(STARTING_S + 0.1) == 0
