@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 from coordinator.display import ProgressLog, render
+from coordinator.status_page import render_page
+from coordinator.timeline import newest_evaluations
 from coordinator.wording import duration, metrics, state
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
@@ -298,9 +300,14 @@ def test_only_the_newest_evaluations_stay() -> None:
     del status.evaluations[:]
     for epoch in range(40):
         status.evaluations.add(evaluation=f"epoch-{epoch}", global_step=epoch, results={"loss": 1})
-    shown = [line for line in text(status) if "evaluation" in line]
-    assert shown[0] == "35 earlier evaluations"
-    assert [line.split()[1] for line in shown[1:]] == [f"epoch-{e}" for e in range(35, 40)]
+    for page in (text(status), render_page(status).splitlines()):
+        shown = [line for line in page if "evaluation" in line]
+        assert shown[0] == "35 earlier evaluations"
+        assert [line.split()[1] for line in shown[1:]] == [f"epoch-{e}" for e in range(35, 40)]
+    del status.evaluations[6:]
+    assert newest_evaluations(status)[0] == "1 earlier evaluation"
+    del status.evaluations[5:]
+    assert newest_evaluations(status)[0] == "evaluation epoch-0 at step 0: loss 1.0000"
 
 
 def test_an_insecure_job_says_so_as_long_as_it_lasts() -> None:
