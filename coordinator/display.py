@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.timeline import events_between, goes_on, newest_evaluations
-from coordinator.wording import duration, state, step, whence
+from coordinator.wording import batches, duration, state, step, whence
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
@@ -132,7 +132,7 @@ def _figures(status: GetJobStatusResponse) -> str:
         f"loss {status.loss:.4f}"
         if status.steps_per_s or not math.isnan(status.loss)
         else "loss -",
-        f"{status.steps_per_s:.1f} batches/s",
+        f"{status.steps_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]
     if status.mode in ("async", "ssp"):

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
 from coordinator.timeline import newest_evaluations
-from coordinator.wording import checkpoint, duration, state, step, whence
+from coordinator.wording import batches, checkpoint, duration, state, step, whence
 from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
@@ -96,9 +96,9 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
     if status.steps_per_s or not math.isnan(status.loss):
         figures.append(f"loss {status.loss:.4f}")
     figures += [
-        f"{status.steps_per_s:.1f} batches/s",
+        f"{status.steps_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
-        f"{status.batches} batches",
+        f"{status.batches} {batches(status)}",
         f"{status.examples} examples",
     ]
     lines.append("  ".join(figures))

@@ -51,6 +51,11 @@ def step(status: GetJobStatusResponse) -> str:
     return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
 
 
+def batches(status: GetJobStatusResponse) -> str:
+    """What is counted of a job: a step of sync mode is a round of several micro-batches."""
+    return "micro-batches" if status.mode == "sync" else "batches"
+
+
 def state(member: ShardStatus | WorkerStatus) -> str:
     """``"active"``, ``"active, silent for 4.0 s"``, or ``"silent for 12.0 s"`` after a lease."""
     silence = f"silent for {duration(member.silent_s)}"

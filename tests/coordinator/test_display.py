@@ -77,7 +77,7 @@ def test_a_job_in_training() -> None:
     assert lines == [
         "mnist_dnn  sync replicas=2  training  epoch 1/2  10.0 s, about 15.0 s left",
         "",
-        "step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s  3 skipped",
+        "step 300/1200 (25 %)  loss 0.2500  120.0 micro-batches/s  6002 examples/s  3 skipped",
         "          state              steps  size, rate  where           waiting for",
         "shard 0   ready                300      1.5 MB  h:1",
         "shard 1   silent for 12.2 s    299      0.0 MB  h:2",
@@ -122,6 +122,7 @@ def test_long_waits_do_not_break_the_table() -> None:
 def test_staleness_belongs_to_modes_without_rounds(mode: str) -> None:
     status = training(mode=mode, mean_staleness=1.5, too_stale=7)
     status.replicas = 0
+    assert "  120.0 batches/s  " in text(status)[2]
     assert "staleness 1.50  7 too stale" in text(status)[2]
     assert "staleness" not in text(training())[2]
 
@@ -141,7 +142,8 @@ def test_the_log_says_what_happens_when_it_happens() -> None:
         "shard 0 is ready",
         "shard 1 is silent",
         "worker-1 is active",
-        "training  epoch 1/2  step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s",
+        "training  epoch 1/2  step 300/1200 (25 %)  "
+        "loss 0.2500  120.0 micro-batches/s  6002 examples/s",
     ]
 
 
@@ -170,7 +172,8 @@ def test_an_epoch_an_evaluation_and_a_warning_do_not_wait() -> None:
         "evaluation epoch-1 at step 600: loss 0.5000",
         "checkpoint checkpoints/step-00000600",
         "warning: new",
-        "training  epoch 2/2  step 600/1200 (50 %)  loss 0.2500  120.0 batches/s  6002 examples/s",
+        "training  epoch 2/2  step 600/1200 (50 %)  "
+        "loss 0.2500  120.0 micro-batches/s  6002 examples/s",
     ]
     assert log.lines(status, 100.2) == []
 

@@ -235,7 +235,9 @@ def test_what_holds_for_a_job_with_everything() -> None:
     status = pb.GetJobStatusResponse(
         job="j",
         phase="failed",
+        mode="sync",
         settings="sync replicas=3",
+        batches=6,
         switching="the change to policy 2",
         policies=[pb.PolicyChange(policy=n, settings=f"p{n}", global_step=n) for n in (1, 2)],
         loss=float("inf"),
@@ -260,6 +262,7 @@ def test_what_holds_for_a_job_with_everything() -> None:
         "failed: r",
     ):
         assert line in lines
+    assert any("  0.0 micro-batches/s  " in line and "  6 micro-batches" in line for line in lines)
     assert any("silent for 12.0 s" in line for line in lines)
     assert any("0.0 MB, 70 rows 2.5 MB" in line for line in lines)
     document = as_json(status)
