@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coordinator.stopping import STOPPED
 from coordinator.summary import write_summary
@@ -85,6 +87,16 @@ _SAME = (
 """Fields of a summary and of a status that mean the same. Its rates are means, and do not."""
 
 
+def show_result(summary: Mapping[str, Any], run_dir: Path) -> None:
+    """Prints the figures of a finished run, and the command that takes its model in one line, to be
+    copied."""
+    console = Console()
+    console.print(result_table(summary, run_dir))
+    command = export_command(summary, run_dir)
+    if command:
+        console.print(Text(f"to use the model: {command}"), soft_wrap=True)
+
+
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     """The figures of a finished run, two columns; what the summary lacks is left out."""
     # For those who stop a job that is no failure.
@@ -140,13 +152,13 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("restarts", _restarts(summary)),
         ("checkpoint", summary.get("checkpoint") or None),
         ("run directory", str(run_dir)),
-        ("to use the model", _export(summary, run_dir)),
     ]
 
 
-def _export(summary: Mapping[str, Any], run_dir: Path) -> str | None:
+def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
+    """Makes a file of what a run has trained; empty where the job is not done."""
     if summary.get("phase") != "done" or not summary.get("checkpoint"):
-        return None
+        return ""
     # No model holds all rows of a table that grows.
     into = "--tables tables" if summary.get("growing_tables") else "--to model.keras"
     return f"coordinator export {shlex.quote(str(run_dir))} {into}"

@@ -26,7 +26,7 @@ from coordinator.fleet import Stamp, stamp
 from coordinator.outcome import INTERRUPTED, Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
-from coordinator.result import result_table, write_failure, write_restarts
+from coordinator.result import show_result, write_failure, write_restarts
 from coordinator.run_directory import (
     check_holds_run,
     new_run_directory,
@@ -217,7 +217,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
         write_restarts(run_dir, outcome.restarts, summary)
         summary = read_summary(run_dir)
     if summary.get("global_step"):
-        Console().print(result_table(summary, run_dir))
+        show_result(summary, run_dir)
     if served and not status:
         _say("nothing was left to train; --set epochs=N, of all epochs, goes on")
     if status:

@@ -18,7 +18,7 @@ from coordinator.commands import UpOptions
 from coordinator.fleet import stamp
 from coordinator.outcome import Outcome
 from coordinator.reserved import reserved_address
-from coordinator.result import result_table
+from coordinator.result import show_result
 from coordinator.settling import check_not_ended
 from coordinator.store import Store
 from psrpc.channel import bind, make_server
@@ -223,8 +223,8 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["restarts", "3 (shard-1 2, worker-a 1)"],
         ["checkpoint", "checkpoints/step-00001200"],
         ["run directory", "runs/x"],
-        ["to use the model", "coordinator export runs/x --to model.keras"],
     ]
+    assert out.splitlines()[-1] == ("to use the model: coordinator export runs/x --to model.keras")
     assert "mnist_dnn: done" in out
     assert err == ""
     assert read_summary()["restarts"] == restarts
@@ -356,17 +356,26 @@ def test_the_coordinators_address_is_kept_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "last"),
+    ("summary", "command"),
     [
         (
             {"phase": "done", "checkpoint": "c", "growing_tables": ["items"]},
-            "coordinator export 'runs/my job' --tables tables",
+            "coordinator export 'runs/{name}' --tables tables",
         ),
-        ({"phase": "done", "checkpoint": "c"}, "coordinator export 'runs/my job' --to model.keras"),
-        ({"phase": "failed", "checkpoint": "c"}, "runs/my job"),
-        ({"phase": "done"}, "runs/my job"),
+        (
+            {"phase": "done", "checkpoint": "c"},
+            "coordinator export 'runs/{name}' --to model.keras",
+        ),
+        ({"phase": "failed", "checkpoint": "c"}, ""),
+        ({"phase": "done"}, ""),
     ],
 )
-def test_what_can_be_done_with_a_result(summary: dict[str, Any], last: str) -> None:
-    table = result_table(summary, Path("runs/my job"))
-    assert list(table.columns[1].cells)[-1] == last
+def test_what_can_be_done_with_a_result(
+    summary: dict[str, Any], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, to be copied, however narrow the terminal is."""
+    name = "my job " * 20
+    show_result(summary, Path("runs") / name)
+    out = capsys.readouterr().out
+    assert ("to use the model" in out) == bool(command)
+    assert command.format(name=name) in out
