@@ -115,7 +115,7 @@ def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
 def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | None]]:
     def count(key: str) -> str | None:
         value = summary.get(key)
-        return None if value is None else f"{value:,}".replace(",", " ")
+        return None if value is None else _grouped(value)
 
     def number(key: str, form: str) -> str | None:
         value = summary.get(key)
@@ -147,6 +147,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
             (f"eval.{name}", "not finite" if value is None else f"{value:.4f}")
             for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
         ),
+        ("evaluated at step", _evaluated_before(summary)),
         ("refused, skipped, failed", _counts(summary)),
         ("generations", count("generation")),
         ("restarts", _restarts(summary)),
@@ -162,6 +163,16 @@ def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
     # No model holds all rows of a table that grows.
     into = "--tables tables" if summary.get("growing_tables") else "--to model.keras"
     return f"coordinator export {shlex.quote(str(run_dir))} {into}"
+
+
+def _evaluated_before(summary: Mapping[str, Any]) -> str | None:
+    """At which step, of a run that has gone on since."""
+    step = summary.get("eval_step")
+    return None if step in (None, summary.get("global_step")) else _grouped(step)
+
+
+def _grouped(value: int) -> str:
+    return f"{value:,}".replace(",", " ")
 
 
 def _counts(summary: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,6 @@ from coordinator.gauges import counts, counts_of_worker, refused, staleness_coun
 from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
-from coordinator.saving import FINAL
 from coordinator.stopping import STOPPED
 from psrpc.runs import SUMMARY
 
@@ -22,12 +21,13 @@ from psrpc.runs import SUMMARY
 def summarize(course: Course) -> dict[str, Any]:
     """The figures of a run that has ended. Rates are means over this run's training time and
     count micro-batches; ``epoch`` counts from 0, and ``loss`` is the mean of the last steps, as in
-    a status; ``eval`` is the final evaluation, empty where there was none. Histograms (entry s
-    counts the applied pushes of staleness s) and times (seconds) are those of the processes that
-    were there last."""
+    a status; ``eval`` is the newest evaluation, at ``eval_step``, empty where there was none.
+    Histograms (entry s counts the applied pushes of staleness s) and times (seconds) are those of
+    the processes that were there last."""
     run, training = course.run, course.training
     progress, span = training.progress, training.span
-    results = {name: values for name, _, values in training.notes.results}
+    results = training.notes.results
+    _, evaluated_at, evaluated = results[-1] if results else ("", None, {})
     train_s = progress.train_s
     return {
         "run_id": run.run_id,
@@ -52,10 +52,11 @@ def summarize(course: Course) -> dict[str, Any]:
         "train_s": round(train_s, 3),
         "steps_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
         "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
-        "eval": _plain(results.get(FINAL, {})),
+        "eval": _plain(evaluated),
+        "eval_step": evaluated_at,
         "evaluations": [
             {"evaluation": name, "global_step": step, **_plain(values)}
-            for name, step, values in training.notes.results
+            for name, step, values in results
         ],
         "checkpoint": course.checkpoints.newest,
         "refused": refused(course),

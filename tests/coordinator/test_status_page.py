@@ -178,7 +178,7 @@ def test_a_run_that_has_ended_is_shown_as_it_ended(
             assert main(["status", *arguments]) == 0
             first, page = capsys.readouterr().out.split("\n", 1)
             assert first == ("runs/old is not running: the run has ended (failed: no more data)")
-            for figure in ("steps", "eval.loss", "0.5000", "checkpoints/step-00000000"):
+            for figure in ("steps", "eval.loss", "0.5000", "evaluated at step", "step-00000000"):
                 assert figure in page
     assert main(["status", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -192,6 +192,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         steps_per_s=58.53,
         examples_per_s=2926.8,
         eval={"loss": None, "accuracy": 0.9712},
+        eval_step=1200,
         checkpoint="checkpoints/step-00001200",
         refused=0,
         skipped=1,
@@ -224,7 +225,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["checkpoint", "checkpoints/step-00001200"],
         ["run directory", "runs/x"],
     ]
-    assert out.splitlines()[-1] == ("to use the model: coordinator export runs/x --to model.keras")
+    assert out.splitlines()[-1] == "to use the model: coordinator export runs/x --to model.keras"
     assert "mnist_dnn: done" in out
     assert err == ""
     assert read_summary()["restarts"] == restarts
@@ -308,6 +309,20 @@ def test_a_summary_that_still_holds_is_a_result(
     assert "j: done" in out
     assert ("nothing was left to train; --set epochs=N" in err) is (status == 0)
     assert read_summary() == holds
+
+
+def test_a_run_that_was_stopped_shows_its_newest_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"eval": {"accuracy": 0.9712}, "eval_step": 1200}
+    write_summary(job="j", phase="failed", reason="stopped", global_step=1300, **found)
+    up.conclude(Outcome(130, "stopped by a signal"), options(), up.Earlier(), made=True)
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [[cell.strip() for cell in line[1:3]] for line in lines[:3]] == [
+        ["steps", "1 300"],
+        ["eval.accuracy", "0.9712"],
+        ["evaluated at step", "1 200"],
+    ]
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
