@@ -50,6 +50,8 @@ class Shard:
     figures: ShardFigures = field(default_factory=ShardFigures)
     told: float = 0.0
     """When it told its figures."""
+    began_at: int = 0
+    """The version with which it began its generation; while it restores, it tells of less."""
     earlier: tuple[float, ShardFigures] | None = None
     """When it told them the time before, in the same generation, and the figures of then."""
 
@@ -170,10 +172,11 @@ class Membership:
             return True
         return self.shards[index].incarnation != 0 or incarnation in self._former[index]
 
-    def shard_ready(self, index: int, incarnation: int, now: float) -> None:
-        """A shard has begun a generation. Raises StaleGeneration."""
+    def shard_ready(self, index: int, incarnation: int, version: int, now: float) -> None:
+        """A shard has begun a generation, with this version. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         shard.ready, shard.seen, shard.state = True, now, "ready"
+        shard.began_at, shard.earlier = version, None
 
     def shard_watches(self, index: int, incarnation: int, now: float) -> None:
         """A shard has opened its command stream. Raises StaleGeneration."""
@@ -189,8 +192,9 @@ class Membership:
     def shard_beat(self, index: int, incarnation: int, figures: ShardFigures, now: float) -> None:
         """A sign of life of a shard. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
-        again = shard.figures.generation == figures.generation
-        shard.earlier = (shard.told, shard.figures) if again else None
+        before = shard.figures
+        again = before.generation == figures.generation and before.version >= shard.began_at
+        shard.earlier = (shard.told, before) if again else None
         shard.figures, shard.told = figures, now
         self._shard_seen(shard, now)
 
