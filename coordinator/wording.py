@@ -30,8 +30,14 @@ def metrics(results: Mapping[str, float]) -> str:
 
 def checkpoint(name: str) -> str:
     """``"checkpoint step-00000500.g2 (step 500)"``."""
-    found = re.match(r"step-(\d+)", name)
-    return f"checkpoint {name}" + (f" (step {int(found[1])})" if found else "")
+    at = step_of(name)
+    return f"checkpoint {name}" + ("" if at is None else f" (step {at})")
+
+
+def step_of(name: str) -> int | None:
+    """The global step in a checkpoint's name, or in the path of one; None where there is none."""
+    found = re.match(r"step-(\d+)", name.rpartition("/")[2])
+    return int(found[1]) if found else None
 
 
 def whence(status: GetJobStatusResponse) -> str:
