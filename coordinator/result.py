@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("steps", count("global_step")),
         ("micro-batches", count("batches")),
         ("examples", count("examples")),
+        *_counted(summary),
         ("seconds in all", seconds("wall_s")),
         ("seconds in training", seconds("train_s")),
         ("micro-batches per second", number("steps_per_s", "{:.1f}")),
@@ -163,6 +164,30 @@ def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
     # No model holds all rows of a table that grows.
     into = "--tables tables" if summary.get("growing_tables") else "--to model.keras"
     return f"coordinator export {shlex.quote(str(run_dir))} {into}"
+
+
+def _counted(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """What the shards have applied, by their last checkpoint; nothing where that is not known."""
+    found = summary.get("counted")
+    if not found:
+        return []
+    batches, counted, twice = found["batches"], found["counted"], found["twice"]
+    missing = _named(found["missing_batches"], batches - counted)
+    return [
+        (
+            "batches counted" if twice else "batches counted once",
+            f"{_grouped(counted)} of {_grouped(batches)}",
+        ),
+        ("twice on some shards, at most", _grouped(twice) if twice else None),
+        # Of a run that was stopped the next ones are, and nobody misses them.
+        ("missing", missing if summary.get("phase") == "done" else None),
+        ("skipped", _named(found["skipped_batches"], found["skipped"])),
+    ]
+
+
+def _named(names: Sequence[str], of_all: int) -> str | None:
+    more = [f"{of_all - len(names)} more"] if of_all > len(names) else []
+    return ", ".join([*names, *more]) or None
 
 
 def _evaluated_before(summary: Mapping[str, Any]) -> str | None:

@@ -44,6 +44,8 @@ class Run:
         since: the generation since which all shards have kept what they held.
         restored: what all shards restored when this generation was formed; None if some kept
             theirs, or began with nothing.
+        counted_twice: batches that may have counted twice on parts of the parameters, since it was
+            resumed with another number of shards.
     """
 
     run_id: str
@@ -58,6 +60,7 @@ class Run:
     restored: RestoredCheckpoint | None = None
     policies: tuple[Followed, ...] = ()
     first: Policy | None = None
+    counted_twice: int = 0
 
     @property
     def followed(self) -> tuple[Followed, ...]:

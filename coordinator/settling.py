@@ -14,7 +14,7 @@ from coordinator.history import Followed
 from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import LEDGER, RunDirectory
-from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
+from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, TWICE, Store
 from psrpc.errors import AlreadyExists, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -80,9 +80,11 @@ def settle(
     policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
     generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
     first = (known or {}).get(FIRST) or identity["policy"]
+    twice = store.get(TWICE) or 0
     if options.resume:
         chosen = _check_checkpoint(directory.path, description, plan, run_id if known else None)
         run_id = chosen.run_id
+        twice += chosen.apart
         stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
         asked = description.policy
         if (
@@ -106,6 +108,7 @@ def settle(
             POLICIES: [one.to_json() for one in policies] or None,
             IDENTITY: {"run_id": run_id, FIRST: first, **identity},
             ENDED: None,
+            TWICE: twice or None,
         },
     )
     directory.write_job(
@@ -123,6 +126,7 @@ def settle(
         since=since,
         policies=policies,
         first=Policy.from_json(first),
+        counted_twice=twice,
     )
 
 

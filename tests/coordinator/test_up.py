@@ -18,7 +18,7 @@ from coordinator.commands import UpOptions
 from coordinator.fleet import stamp
 from coordinator.outcome import Outcome
 from coordinator.reserved import reserved_address
-from coordinator.result import show_result
+from coordinator.result import result_table, show_result
 from coordinator.settling import check_not_ended
 from coordinator.store import Store
 from psrpc.channel import bind, make_server
@@ -176,6 +176,11 @@ def read_summary() -> dict[str, Any]:
     return summary
 
 
+def counted(**changes: object) -> dict[str, object]:
+    found = {"batches": 2400, "counted": 2400, "twice": 0, "skipped": 0}
+    return {**found, "missing_batches": [], "skipped_batches": [], **changes}
+
+
 def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(
         job="mnist_dnn",
@@ -187,6 +192,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         global_step=1200,
         batches=2400,
         examples=120000,
+        counted=counted(skipped=1, skipped_batches=["epoch 1 positions 0..49"]),
         wall_s=65.2,
         train_s=41.0,
         steps_per_s=58.53,
@@ -213,6 +219,8 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["steps", "1 200"],
         ["micro-batches", "2 400"],
         ["examples", "120 000"],
+        ["batches counted once", "2 400 of 2 400"],
+        ["skipped", "epoch 1 positions 0..49"],
         ["seconds in all", "1:05"],
         ["seconds in training", "41.0 s"],
         ["micro-batches per second", "58.5"],
@@ -229,6 +237,38 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
     assert "mnist_dnn: done" in out
     assert err == ""
     assert read_summary()["restarts"] == restarts
+
+
+@pytest.mark.parametrize(
+    ("phase", "found", "rows"),
+    [
+        (
+            "done",
+            counted(counted=2388, missing_batches=["epoch 1 positions 0..49"]),
+            {
+                "batches counted once": "2 388 of 2 400",
+                "missing": "epoch 1 positions 0..49, 11 more",
+            },
+        ),
+        (
+            "failed",
+            counted(counted=7, missing_batches=["epoch 1 positions 0..49"]),
+            {"batches counted once": "7 of 2 400"},
+        ),
+        (
+            "done",
+            counted(twice=3),
+            {"batches counted": "2 400 of 2 400", "twice on some shards, at most": "3"},
+        ),
+        ("done", None, {}),
+    ],
+)
+def test_what_has_counted_is_said_and_what_has_not(
+    phase: str, found: dict[str, object] | None, rows: dict[str, str]
+) -> None:
+    table = result_table({"phase": phase, "counted": found}, Path("runs/x"))
+    labels, values = (list(column.cells) for column in table.columns)
+    assert dict(zip(labels, values, strict=True)) == {**rows, "run directory": "runs/x"}
 
 
 def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
