@@ -27,7 +27,6 @@ def summarize(course: Course) -> dict[str, Any]:
     run, training = course.run, course.training
     progress, span = training.progress, training.span
     results = training.notes.results
-    _, evaluated_at, evaluated = results[-1] if results else ("", None, {})
     train_s = progress.train_s
     return {
         "run_id": run.run_id,
@@ -52,8 +51,8 @@ def summarize(course: Course) -> dict[str, Any]:
         "train_s": round(train_s, 3),
         "steps_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
         "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
-        "eval": _plain(evaluated),
-        "eval_step": evaluated_at,
+        "eval": _plain(results[-1][2]) if results else {},
+        "eval_step": results[-1][1] if results else None,
         "evaluations": [
             {"evaluation": name, "global_step": step, **_plain(values)}
             for name, step, values in results
