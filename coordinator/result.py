@@ -172,15 +172,17 @@ def _counted(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     if not found:
         return []
     batches, counted, twice = found["batches"], found["counted"], found["twice"]
+    done = summary.get("phase") == "done"
+    label = "batches counted" if twice else "batches counted once"
     missing = _named(found["missing_batches"], batches - counted)
     return [
         (
-            "batches counted" if twice else "batches counted once",
+            label if done else "batches in the checkpoint",
             f"{_grouped(counted)} of {_grouped(batches)}",
         ),
         ("twice on some shards, at most", _grouped(twice) if twice else None),
-        # Of a run that was stopped the next ones are, and nobody misses them.
-        ("missing", missing if summary.get("phase") == "done" else None),
+        # Nobody misses what a run that was stopped has yet to do.
+        ("missing", missing if done else None),
         ("skipped", _named(found["skipped_batches"], found["skipped"])),
     ]
 

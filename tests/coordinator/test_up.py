@@ -253,7 +253,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         (
             "failed",
             counted(counted=7, missing_batches=["epoch 1 positions 0..49"]),
-            {"batches counted once": "7 of 2 400"},
+            {"batches in the checkpoint": "7 of 2 400"},
         ),
         (
             "done",
