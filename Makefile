@@ -35,6 +35,7 @@ $(INSTALLED): pyproject.toml scripts/setup
 
 demo: $(INSTALLED)
 	$(PY) -m coordinator.cli up examples/mnist_dnn.py --shards 2 --workers 2 --mode sync
+	@echo 'coordinator is on the PATH after: . .venv/bin/activate'
 
 # In the order of the files: by default those with few tests come last, and they are the slow ones.
 test: $(INSTALLED)

@@ -61,10 +61,11 @@ def measure(name: str, small: bool) -> Figures:
         summary = read_summary(cluster.run_dir)
     if not summary:
         raise RunFailed("there is no summary")
+    done = summary["phase"] == "done"
     return {
         "phase": summary["phase"],
         "reason": summary["reason"],
-        "accuracy": summary["eval"].get("accuracy"),
+        "accuracy": summary["eval"].get("accuracy") if done else None,
         "train_s": summary["train_s"],
         "batches": summary["batches"],
         "mean_staleness": summary["mean_staleness"],

@@ -44,7 +44,9 @@ class Changes:
             return course.run.policy
         if course.phase in ("waiting", "recovering", "initializing"):
             awaited = course.waiting_for() or "training to begin"
-            raise NotReady(f"the job is {course.phase}: {awaited}; its policy can be changed then")
+            raise NotReady(
+                f"the job is {course.phase}: it waits for {awaited}; its policy can be changed then"
+            )
         if course.phase != "training" or course.training.trained:
             why = course.reason or "all its batches are done"
             raise JobFailed(f"the job is {course.phase} ({why}); its policy cannot be changed")

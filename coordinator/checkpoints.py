@@ -146,13 +146,15 @@ class Checkpoints:
 @dataclass(frozen=True)
 class Chosen:
     """The checkpoint to go on from, the run that it is of, lines on what was passed over, and how
-    many batches all of its shards have."""
+    many batches all of its shards have. ``apart`` counts those that count twice on parts of the
+    parameters, since only some shards had them and they are others now."""
 
     restored: RestoredCheckpoint
     run_id: str
     generation: int
     remarks: tuple[str, ...]
     batches: int = 0
+    apart: int = 0
 
 
 def choose_checkpoint(
@@ -195,11 +197,13 @@ def choose_checkpoint(
             "run",
             code="PS405",
         )
+    apart = 0
     if plan is not None and manifest.plan.hash != plan.hash:
-        remarks += _lost_by_another_plan(manifest, sets)
+        apart = _batches(sets, manifest.batch_size, apart=True)
+        remarks += _lost_by_another_plan(manifest, apart)
     restored = RestoredCheckpoint(choice.directory.name, manifest.global_step, manifest.policy)
     batches = _batches(sets, manifest.batch_size)
-    return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches)
+    return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches, apart)
 
 
 def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
@@ -219,11 +223,8 @@ def _applied(choice: Choice, storage: Storage) -> list[dict[int, IntervalSet]]:
         return []
 
 
-def _lost_by_another_plan(
-    manifest: Manifest, sets: Sequence[Mapping[int, IntervalSet]]
-) -> list[str]:
+def _lost_by_another_plan(manifest: Manifest, apart: int) -> list[str]:
     """What :func:`psrpc.checkpoint.load_state` cannot keep apart when the shards are others."""
-    apart = _batches(sets, manifest.batch_size, apart=True)
     if not apart:
         return []
     return [

@@ -218,7 +218,8 @@ class Course:
         """Raises StaleGeneration unless all shards stand at this generation."""
         self.check_generation(generation)
         if not self.complete:
-            raise StaleGeneration(f"generation {generation} is over: {self.waiting_for()}")
+            awaited = self.waiting_for() or "another"
+            raise StaleGeneration(f"generation {generation} is over; the job waits for {awaited}")
 
     def waiting_for(self) -> str:
         """What the job waits for, in words; empty while it goes on."""

@@ -13,12 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.timeline import evaluations, events_between, goes_on
-from coordinator.wording import duration, state, step, whence
+from coordinator.timeline import events_between, goes_on, newest_evaluations
+from coordinator.wording import batches, duration, state, step, whence
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
-EVALUATIONS_SHOWN = 5
 
 _STATE_STYLES = {"ready": "green", "active": "green", "silent": "red", "missing": "yellow"}
 
@@ -39,10 +38,7 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
     if status.restored:
         parts.append(Text(goes_on(status.restored), "dim"))
     parts.append(_members(status))
-    found = evaluations(status)
-    if len(found) > EVALUATIONS_SHOWN:
-        parts.append(Text(f"{len(found) - EVALUATIONS_SHOWN} earlier evaluations", "dim"))
-    parts += [Text(f"evaluation {line}", "cyan") for line in found[-EVALUATIONS_SHOWN:]]
+    parts += [Text(line, "cyan") for line in newest_evaluations(status)]
     if status.insecure:
         parts.append(Text("insecure: whoever reaches its ports can change this job", "yellow"))
     if status.switching:
@@ -136,7 +132,7 @@ def _figures(status: GetJobStatusResponse) -> str:
         f"loss {status.loss:.4f}"
         if status.steps_per_s or not math.isnan(status.loss)
         else "loss -",
-        f"{status.steps_per_s:.1f} batches/s",
+        f"{status.steps_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]
     if status.mode in ("async", "ssp"):

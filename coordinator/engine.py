@@ -84,7 +84,7 @@ class Engine:
         self._members.shard_seen(index, holding.incarnation, now)
         self.course.check_generation(holding.generation)
         if not error:
-            self._members.shard_ready(index, holding.incarnation, now)
+            self._members.shard_ready(index, holding.incarnation, holding.version, now)
             log.info("shard ready", shard=index, version=holding.version)
         self.course.shard_ready(index, standing, error)
 

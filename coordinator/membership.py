@@ -50,6 +50,8 @@ class Shard:
     figures: ShardFigures = field(default_factory=ShardFigures)
     told: float = 0.0
     """When it told its figures."""
+    began_at: int = 0
+    """The version with which it began its generation; while it restores, it tells of less."""
     earlier: tuple[float, ShardFigures] | None = None
     """When it told them the time before, in the same generation, and the figures of then."""
 
@@ -170,10 +172,11 @@ class Membership:
             return True
         return self.shards[index].incarnation != 0 or incarnation in self._former[index]
 
-    def shard_ready(self, index: int, incarnation: int, now: float) -> None:
-        """A shard has begun a generation. Raises StaleGeneration."""
+    def shard_ready(self, index: int, incarnation: int, version: int, now: float) -> None:
+        """A shard has begun a generation, with this version. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
         shard.ready, shard.seen, shard.state = True, now, "ready"
+        shard.began_at, shard.earlier = version, None
 
     def shard_watches(self, index: int, incarnation: int, now: float) -> None:
         """A shard has opened its command stream. Raises StaleGeneration."""
@@ -189,8 +192,9 @@ class Membership:
     def shard_beat(self, index: int, incarnation: int, figures: ShardFigures, now: float) -> None:
         """A sign of life of a shard. Raises StaleGeneration."""
         shard = self._shard(index, incarnation)
-        again = shard.figures.generation == figures.generation
-        shard.earlier = (shard.told, shard.figures) if again else None
+        before = shard.figures
+        again = before.generation == figures.generation and before.version >= shard.began_at
+        shard.earlier = (shard.told, before) if again else None
         shard.figures, shard.told = figures, now
         self._shard_seen(shard, now)
 
@@ -293,7 +297,8 @@ class Membership:
         for shard in self.shards:
             if shard.state in ("starting", "ready") and now - shard.seen > self.lease_s:
                 shard.state = "silent"
-                effects.append(ShardSilent(shard.index, self._silence(shard, now)))
+                silence = f"{shard} has been silent for {now - shard.seen:.0f} s"
+                effects.append(ShardSilent(shard.index, silence))
         for worker in self.workers.values():
             if worker.state == "active" and now - worker.seen > self.lease_s:
                 worker.state = "silent"
@@ -323,13 +328,14 @@ class Membership:
             for s in self.shards
         )
 
-    def waiting_for_shards(self, now: float) -> str:
-        """Which shards are missing, starting or silent, in words; empty when all are there."""
+    def waiting_for_shards(self) -> str:
+        """Which shards are missing, starting or silent, in words that go on from "waiting for";
+        empty when all are there."""
         missing = [s.index for s in self.shards if s.state == "missing"]
         parts = [f"{shards(missing)} to register"] if missing else []
         # One that watches has started, and waits for the others itself.
         parts += [f"{s} to start" for s in self.shards if s.state == "starting" and not s.watching]
-        parts += [self._silence(s, now) for s in self.shards if s.state == "silent"]
+        parts += [f"a sign of life of {s}" for s in self.shards if s.state == "silent"]
         parts += [f"{s} to come back" for s in self.shards if s.state == "ready" and not s.watching]
         return "; ".join(parts)
 
@@ -339,9 +345,6 @@ class Membership:
         if shard.watched:
             return not shard.watching
         return now - shard.seen > STARTING_S
-
-    def _silence(self, shard: Shard, now: float) -> str:
-        return f"{shard} has been silent for {now - shard.seen:.0f} s"
 
     def _shard(self, index: int, incarnation: int) -> Shard:
         if not 0 <= index < len(self.shards):

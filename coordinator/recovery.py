@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.wording import shards
+from coordinator.wording import shards, step_of
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
 from psrpc.policy import Policy
@@ -122,9 +122,14 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
         return ""
     lost = before - after
     steps = "1 step is" if lost == 1 else f"{lost} steps are"
+    # The name is given when the order goes out; who trains asynchronously goes on until it arrives.
+    named = step_of(source)
+    more = 0 if named is None else after - named
+    held = "1 step" if more == 1 else f"{more} steps"
+    beyond = f", which holds {held} beyond its name" if more > 0 else ""
     return (
-        f"generation {generation}: back to step {after} ({source or 'no checkpoint'}): {steps} "
-        "done again"
+        f"generation {generation}: back to step {after} ({source or 'no checkpoint'}{beyond}): "
+        f"{steps} done again"
     )
 
 

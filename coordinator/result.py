@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coordinator.stopping import STOPPED
 from coordinator.summary import write_summary
@@ -40,7 +42,8 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
         phase=summary.get("phase") or "",
         policy=policy.get("policy") or 0,
         settings=policy.get("words") or "",
-        total_steps=steps if done else 0,
+        # Earlier versions did not write it.
+        total_steps=summary.get("total_steps") or (steps if done else 0),
         loss=math.nan,
         newest_checkpoint=summary.get("checkpoint") or "",
         checkpoint_age_s=-1,
@@ -70,6 +73,9 @@ _SAME = (
     "mode",
     "replicas",
     "global_step",
+    "epoch",
+    "epochs",
+    "loss",
     "batches",
     "examples",
     "mean_staleness",
@@ -79,6 +85,16 @@ _SAME = (
     "generation",
 )
 """Fields of a summary and of a status that mean the same. Its rates are means, and do not."""
+
+
+def show_result(summary: Mapping[str, Any], run_dir: Path) -> None:
+    """Prints the figures of a finished run, and the command that takes its model in one line, to be
+    copied."""
+    console = Console()
+    console.print(result_table(summary, run_dir))
+    command = export_command(summary, run_dir)
+    if command:
+        console.print(Text(f"to use the model: {command}"), soft_wrap=True)
 
 
 def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
@@ -99,7 +115,7 @@ def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
 def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | None]]:
     def count(key: str) -> str | None:
         value = summary.get(key)
-        return None if value is None else f"{value:,}".replace(",", " ")
+        return None if value is None else _grouped(value)
 
     def number(key: str, form: str) -> str | None:
         value = summary.get(key)
@@ -121,6 +137,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("steps", count("global_step")),
         ("micro-batches", count("batches")),
         ("examples", count("examples")),
+        *_counted(summary),
         ("seconds in all", seconds("wall_s")),
         ("seconds in training", seconds("train_s")),
         ("micro-batches per second", number("steps_per_s", "{:.1f}")),
@@ -131,21 +148,58 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
             (f"eval.{name}", "not finite" if value is None else f"{value:.4f}")
             for name, value in sorted(evaluated.items(), key=lambda item: item[0] != "loss")
         ),
+        ("evaluated at step", _evaluated_before(summary)),
         ("refused, skipped, failed", _counts(summary)),
         ("generations", count("generation")),
         ("restarts", _restarts(summary)),
         ("checkpoint", summary.get("checkpoint") or None),
         ("run directory", str(run_dir)),
-        ("to use the model", _export(summary, run_dir)),
     ]
 
 
-def _export(summary: Mapping[str, Any], run_dir: Path) -> str | None:
+def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
+    """Makes a file of what a run has trained; empty where the job is not done."""
     if summary.get("phase") != "done" or not summary.get("checkpoint"):
-        return None
+        return ""
     # No model holds all rows of a table that grows.
     into = "--tables tables" if summary.get("growing_tables") else "--to model.keras"
     return f"coordinator export {shlex.quote(str(run_dir))} {into}"
+
+
+def _counted(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """What the shards have applied, by their last checkpoint; nothing where that is not known."""
+    found = summary.get("counted")
+    if not found:
+        return []
+    batches, counted, twice = found["batches"], found["counted"], found["twice"]
+    done = summary.get("phase") == "done"
+    label = "batches counted" if twice else "batches counted once"
+    missing = _named(found["missing_batches"], batches - counted)
+    return [
+        (
+            label if done else "batches in the checkpoint",
+            f"{_grouped(counted)} of {_grouped(batches)}",
+        ),
+        ("twice on some shards, at most", _grouped(twice) if twice else None),
+        # Nobody misses what a run that was stopped has yet to do.
+        ("missing", missing if done else None),
+        ("skipped", _named(found["skipped_batches"], found["skipped"])),
+    ]
+
+
+def _named(names: Sequence[str], of_all: int) -> str | None:
+    more = [f"{of_all - len(names)} more"] if of_all > len(names) else []
+    return ", ".join([*names, *more]) or None
+
+
+def _evaluated_before(summary: Mapping[str, Any]) -> str | None:
+    """At which step, of a run that has gone on since."""
+    step = summary.get("eval_step")
+    return None if step in (None, summary.get("global_step")) else _grouped(step)
+
+
+def _grouped(value: int) -> str:
+    return f"{value:,}".replace(",", " ")
 
 
 def _counts(summary: Mapping[str, Any]) -> str | None:

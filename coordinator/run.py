@@ -45,6 +45,8 @@ class Run:
         restored: what all shards restored when this generation was formed; None if some kept
             theirs, or began with nothing.
         remarks: what a person should know of how it was settled.
+        counted_twice: batches that may have counted twice on parts of the parameters, since it was
+            resumed with another number of shards.
     """
 
     run_id: str
@@ -60,6 +62,7 @@ class Run:
     policies: tuple[Followed, ...] = ()
     first: Policy | None = None
     remarks: tuple[str, ...] = ()
+    counted_twice: int = 0
 
     @property
     def followed(self) -> tuple[Followed, ...]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from coordinator.board import Board
 from coordinator.chronicle import Chronicle
+from coordinator.counted import read_counted
 from coordinator.course import Course
 from coordinator.dashboard_options import DEFAULT_PORT as DASHBOARD_PORT
 from coordinator.dashboard_server import DashboardServer
@@ -285,7 +286,11 @@ def _write_summary(course: Course) -> None:
     before = read_summary(run_dir)
     try:
         # Written all the same: it is newer than the start of the run then.
-        write_summary(run_dir, before if still_holds(before, course) else summarize(course))
+        if still_holds(before, course):
+            write_summary(run_dir, before)
+            return
+        counted = read_counted(course.run, course.checkpoints.newest)
+        write_summary(run_dir, {**summarize(course), "counted": counted})
     except OSError as error:
         log.warning("no summary", why=str(error))
 

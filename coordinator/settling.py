@@ -14,7 +14,7 @@ from coordinator.history import Followed
 from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import LEDGER, RunDirectory
-from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
+from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, TWICE, Store
 from psrpc.errors import AlreadyExists, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -81,9 +81,11 @@ def settle(
     generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
     first = (known or {}).get(FIRST) or identity["policy"]
     remarks: list[str] = []
+    twice = store.get(TWICE) or 0
     if options.resume:
         chosen = _check_checkpoint(directory.path, description, plan, run_id if known else None)
         run_id = chosen.run_id
+        twice += chosen.apart
         stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
         asked = description.policy
         if (
@@ -116,6 +118,7 @@ def settle(
             POLICIES: [one.to_json() for one in policies] or None,
             IDENTITY: {"run_id": run_id, FIRST: first, **identity},
             ENDED: None,
+            TWICE: twice or None,
         },
     )
     directory.write_job(
@@ -134,6 +137,7 @@ def settle(
         policies=policies,
         first=Policy.from_json(first),
         remarks=tuple(remarks),
+        counted_twice=twice,
     )
 
 

@@ -152,15 +152,13 @@ def watch(
 
 def _show_ended(run_dir: Path, ending: dict[str, Any], as_json: bool) -> None:
     """The figures that a run has left."""
-    from coordinator.result import as_status, result_table
+    from coordinator.result import as_status, show_result
 
     if as_json:
         print(_written(as_status(ending, run_dir), as_json, indent=1))  # noqa: T201
         return
-    from rich.console import Console
-
     print(f"{run_dir} is not running: the run has ended ({ending_in_words(ending)})")  # noqa: T201
-    Console().print(result_table(ending, run_dir))
+    show_result(ending, run_dir)
 
 
 def _written(status: GetJobStatusResponse, as_json: bool, indent: int | None = None) -> str:

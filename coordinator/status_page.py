@@ -9,7 +9,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
-from coordinator.wording import checkpoint, duration, metrics, state, step, whence
+from coordinator.timeline import newest_evaluations
+from coordinator.wording import batches, checkpoint, duration, state, step, whence
 from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
@@ -95,9 +96,9 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
     if status.steps_per_s or not math.isnan(status.loss):
         figures.append(f"loss {status.loss:.4f}")
     figures += [
-        f"{status.steps_per_s:.1f} batches/s",
+        f"{status.steps_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
-        f"{status.batches} batches",
+        f"{status.batches} {batches(status)}",
         f"{status.examples} examples",
     ]
     lines.append("  ".join(figures))
@@ -179,10 +180,7 @@ def _counts(status: GetJobStatusResponse) -> list[str]:
 
 def _news(status: GetJobStatusResponse) -> list[str]:
     lines = [f"straggler: {line}" for line in status.stragglers]
-    lines += [
-        f"evaluation {found.evaluation} at step {found.global_step}: {metrics(found.results)}"
-        for found in status.evaluations
-    ]
+    lines += newest_evaluations(status)
     age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s >= 0 else ""
     checkpoint = status.newest_checkpoint
     lines.append(f"last checkpoint: {checkpoint}{age}" if checkpoint else "last checkpoint: none")

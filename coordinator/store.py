@@ -27,6 +27,9 @@ POLICIES = "policies"
 """Those that the run has followed: number, settings, global step and batches done when each began;
 null while the first one stands."""
 
+TWICE = "counted_twice"
+"""How many batches may have counted twice on parts of the parameters; null for none."""
+
 ENDED = "ended"
 """How the run ended: phase and reason; null while it goes on."""
 

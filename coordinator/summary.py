@@ -14,19 +14,19 @@ from coordinator.gauges import counts, counts_of_worker, refused, staleness_coun
 from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
-from coordinator.saving import FINAL
 from coordinator.stopping import STOPPED
 from psrpc.runs import SUMMARY
 
 
 def summarize(course: Course) -> dict[str, Any]:
     """The figures of a run that has ended. Rates are means over this run's training time and
-    count micro-batches; ``eval`` is the final evaluation, empty where there was none. Histograms
-    (entry s counts the applied pushes of staleness s) and times (seconds) are those of the
-    processes that were there last."""
+    count micro-batches; ``epoch`` counts from 0, and ``loss`` is the mean of the last steps, as in
+    a status; ``eval`` is the newest evaluation, at ``eval_step``, empty where there was none.
+    Histograms (entry s counts the applied pushes of staleness s) and times (seconds) are those of
+    the processes that were there last."""
     run, training = course.run, course.training
     progress, span = training.progress, training.span
-    results = {name: values for name, _, values in training.notes.results}
+    results = training.notes.results
     train_s = progress.train_s
     return {
         "run_id": run.run_id,
@@ -41,16 +41,21 @@ def summarize(course: Course) -> dict[str, Any]:
         "workers": progress.contributors,
         "replicas": run.settings.open,
         "global_step": span.step,
+        "total_steps": span.total_steps,
+        "epoch": span.epoch,
+        "epochs": run.description.epochs,
+        "loss": _finite(training.loss),
         "batches": span.batches,
         "examples": span.examples,
         "wall_s": round(course.now() - course.began, 3),
         "train_s": round(train_s, 3),
         "steps_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
         "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
-        "eval": _plain(results.get(FINAL, {})),
+        "eval": _plain(results[-1][2]) if results else {},
+        "eval_step": results[-1][1] if results else None,
         "evaluations": [
             {"evaluation": name, "global_step": step, **_plain(values)}
-            for name, step, values in training.notes.results
+            for name, step, values in results
         ],
         "checkpoint": course.checkpoints.newest,
         "refused": refused(course),
@@ -134,5 +139,9 @@ def _resume(course: Course) -> str:
 
 
 def _plain(values: dict[str, float]) -> dict[str, float | None]:
+    return {k: _finite(v) for k, v in values.items()}
+
+
+def _finite(value: float) -> float | None:
     """JSON knows no NaN."""
-    return {k: v if math.isfinite(v) else None for k, v in values.items()}
+    return value if math.isfinite(value) else None

@@ -22,6 +22,8 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+EVALUATIONS_SHOWN = 5
+
 _GONE = ("silent", "left", "missing")
 
 
@@ -73,6 +75,16 @@ def evaluations(status: GetJobStatusResponse) -> list[str]:
         f"{found.evaluation} at step {found.global_step}: {metrics(found.results)}"
         for found in status.evaluations
     ]
+
+
+def newest_evaluations(status: GetJobStatusResponse) -> list[str]:
+    """A line for each of the newest, after how many there are besides."""
+    found = [f"evaluation {line}" for line in evaluations(status)]
+    earlier = len(found) - EVALUATIONS_SHOWN
+    if earlier > 0:
+        noun = "evaluation" if earlier == 1 else "evaluations"
+        found[:earlier] = [f"{earlier} earlier {noun}"]
+    return found
 
 
 def goes_on(restored: str) -> str:

@@ -6,7 +6,6 @@ import argparse
 import itertools
 import math
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from coordinator.fleet import Stamp, stamp
 from coordinator.outcome import INTERRUPTED, Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
-from coordinator.result import result_table, write_failure, write_restarts
+from coordinator.result import show_result, write_failure, write_restarts
 from coordinator.run_directory import (
     check_holds_run,
     new_run_directory,
@@ -38,6 +37,7 @@ from coordinator.settling import check_not_ended
 from coordinator.summary import read_summary
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
+from coordinator.wording import step_of
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, disk_reason, error_line
 from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
@@ -220,7 +220,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
         write_restarts(run_dir, outcome.restarts, summary)
         summary = read_summary(run_dir)
     if summary.get("global_step"):
-        Console().print(result_table(summary, run_dir))
+        show_result(summary, run_dir)
     if served and not status:
         _say("nothing was left to train; --set epochs=N, of all epochs, goes on")
     if status:
@@ -235,13 +235,13 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
 
 def _lost(summary: Mapping[str, Any]) -> str:
     """What a run that was stopped has to do again, where its last state could not be saved."""
-    saved = re.match(r"checkpoints/step-(\d+)", summary.get("checkpoint") or "")
+    saved = step_of(summary.get("checkpoint") or "")
     step = summary.get("global_step") or 0
-    if saved is None or int(saved[1]) >= step:
+    if saved is None or saved >= step:
         return ""
     return (
-        f"warning: step {step} could not be saved; the newest checkpoint is of step "
-        f"{int(saved[1])}, and what came after it is done again"
+        f"warning: step {step} could not be saved; the newest checkpoint is of step {saved}, "
+        "and what came after it is done again"
     )
 
 

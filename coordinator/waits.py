@@ -23,7 +23,7 @@ def waiting_for(course: Course) -> str:
         return ""
     training = course.training
     orders = training.orders
-    parts = [course.members.waiting_for_shards(course.now())]
+    parts = [course.members.waiting_for_shards()]
     if course.phase in FORMING:
         parts.append(course.generations.waiting_for())
     elif course.stopping is not None:
@@ -52,7 +52,7 @@ def held_up(course: Course) -> str:
     last = course.training.progress.last_done
     busy = last is not None and course.now() - last < FIRST_S
     if course.phase == "training" and busy:
-        return course.members.waiting_for_shards(course.now())
+        return course.members.waiting_for_shards()
     return waiting_for(course)
 
 

@@ -35,8 +35,14 @@ def metrics(results: Mapping[str, float]) -> str:
 
 def checkpoint(name: str) -> str:
     """``"checkpoint step-00000500.g2 (step 500)"``."""
-    found = re.match(r"step-(\d+)", name)
-    return f"checkpoint {name}" + (f" (step {int(found[1])})" if found else "")
+    at = step_of(name)
+    return f"checkpoint {name}" + ("" if at is None else f" (step {at})")
+
+
+def step_of(name: str) -> int | None:
+    """The global step in a checkpoint's name, or in the path of one; None where there is none."""
+    found = re.match(r"step-(\d+)", name.rpartition("/")[2])
+    return int(found[1]) if found else None
 
 
 def whence(status: GetJobStatusResponse) -> str:
@@ -54,6 +60,11 @@ def step(status: GetJobStatusResponse) -> str:
     """``"step 300/1200 (25 %)"``; there have to be steps."""
     percent = 100 * status.global_step / status.total_steps
     return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
+
+
+def batches(status: GetJobStatusResponse) -> str:
+    """What is counted of a job: a step of sync mode is a round of several micro-batches."""
+    return "micro-batches" if status.mode == "sync" else "batches"
 
 
 def state(member: ShardStatus | WorkerStatus) -> str:

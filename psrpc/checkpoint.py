@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -188,10 +188,13 @@ def check_file(
 
 
 def applied_sets(
-    directory: Path, manifest: Manifest, storage: Storage = DISK
+    directory: Path,
+    manifest: Manifest,
+    storage: Storage = DISK,
+    kind: Literal["applied", "skipped"] = "applied",
 ) -> list[dict[int, IntervalSet]]:
-    """What each shard of a checkpoint had applied, by epoch; reads the files' headers alone, so
-    what they hold may still be damaged.
+    """What each shard of a checkpoint had applied, or the skipped part of that, by epoch; reads the
+    files' headers alone, so what they hold may still be damaged.
 
     Raises:
         CheckpointError: a header cannot be read.
@@ -201,7 +204,7 @@ def applied_sets(
         with _opened(directory, manifest, file, storage) as reader:
             sets.append(
                 {
-                    entry["epoch"]: IntervalSet((a, b) for a, b in entry["applied"])
+                    entry["epoch"]: IntervalSet((a, b) for a, b in entry[kind])
                     for entry in reader.header.applied
                 }
             )

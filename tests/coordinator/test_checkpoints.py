@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ import numpy as np
 import pytest
 
 from coordinator.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
+from coordinator.counted import read_counted
 from coordinator.description import JobDescription
 from coordinator.disk import choose
 from coordinator.history import Followed
 from coordinator.run import RestoredCheckpoint, Run
+from coordinator.run_directory import RunDirectory
 from coordinator.saving import checkpoint_name, temporary_directory
+from coordinator.serve import ServeOptions
+from coordinator.settling import settle
 from coordinator.snapshots import ShardFile, Taken
+from coordinator.store import Store
 from coordinator.work import SnapshotOrder
 from psrpc.checkpoint import ShardState, read_manifest, shard_file_name, write_shard_file
 from psrpc.errors import CheckpointError, InvalidJob
@@ -173,16 +179,18 @@ def write_applied(
     checkpoints.commit(Taken(order, tuple(files), under), 1)
 
 
+APART: list[list[dict[str, Any]]] = [
+    [{"epoch": 0, "applied": [[0, 10]], "skipped": []}],
+    [
+        {"epoch": 0, "applied": [[0, 4]], "skipped": []},
+        {"epoch": 1, "applied": [[4, 8]], "skipped": []},
+    ],
+]
+
+
 def test_how_many_batches_another_plan_cannot_keep_apart(tmp_path: Path) -> None:
     """In async mode a snapshot falls between the arrivals of a batch at the shards."""
-    applied = [
-        [{"epoch": 0, "applied": [[0, 10]], "skipped": []}],
-        [
-            {"epoch": 0, "applied": [[0, 4]], "skipped": []},
-            {"epoch": 1, "applied": [[4, 8]], "skipped": []},
-        ],
-    ]
-    write_applied(make_run(tmp_path, shards=2), 4, applied)
+    write_applied(make_run(tmp_path, shards=2), 4, APART)
     assert choose_checkpoint(tmp_path, job()).batches == 1
 
     def remarks(shards: int) -> tuple[str, ...]:
@@ -199,6 +207,60 @@ def test_how_many_batches_another_plan_cannot_keep_apart(tmp_path: Path) -> None
     chosen = choose(make_run(tmp_path, shards=1), {}).chosen
     assert chosen is not None
     assert chosen.remarks == (remark,)
+
+
+def test_a_run_remembers_what_may_count_twice(tmp_path: Path) -> None:
+    write_applied(make_run(tmp_path, shards=2), 4, APART)
+    file = tmp_path / "tiny.py"
+    file.touch()
+
+    def settled(shards: int, resume: bool) -> int:
+        options = ServeOptions(job=file, shards=shards, resume=resume)
+        directory, plan = RunDirectory(tmp_path, resume), make_run(tmp_path, shards=shards).plan
+        with Store(tmp_path / "ledger.sqlite") as store:
+            return settle(options, job(), plan, directory, store).counted_twice
+
+    assert settled(2, resume=True) == 0
+    assert settled(3, resume=True) == 3
+    assert settled(3, resume=False) == 3
+
+
+EVERYTHING = [{"epoch": epoch, "applied": [[0, 10]], "skipped": []} for epoch in (0, 1)]
+SKIPPED = [{"epoch": 0, "applied": [[0, 10]], "skipped": [[4, 10]]}, EVERYTHING[1]]
+WITH_HOLES = [EVERYTHING[0], {"epoch": 1, "applied": [[0, 4], [8, 10]], "skipped": []}]
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [
+        ((EVERYTHING, EVERYTHING), {"counted": 6, "missing_batches": []}),
+        (
+            (EVERYTHING, WITH_HOLES),
+            {"counted": 5, "missing_batches": ["epoch 2 positions 4..7"]},
+        ),
+        ((EVERYTHING, EVERYTHING[:1]), {"counted": 3}),
+        (
+            (SKIPPED, SKIPPED),
+            {"skipped_batches": ["epoch 1 positions 4..7", "epoch 1 positions 8..9"]},
+        ),
+    ],
+)
+def test_whether_every_batch_has_counted_is_read_off_what_the_shards_have_applied(
+    tmp_path: Path, shards: tuple[list[dict[str, Any]], ...], said: dict[str, Any]
+) -> None:
+    run = replace(make_run(tmp_path, shards=2), counted_twice=1)
+    write_applied(run, 4, list(shards))
+    found = read_counted(run, "checkpoints/step-00000004")
+    assert found is not None
+    assert (found["batches"], found["twice"]) == (6, 1)
+    assert found["skipped"] == len(found["skipped_batches"])
+    assert {key: found[key] for key in said} == said
+
+
+def test_nothing_is_said_of_a_checkpoint_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path, 100)
+    for name in ("", "checkpoints/step-00000100", "checkpoints/step-00000200"):
+        assert read_counted(make_run(tmp_path), name) is None
 
 
 def test_only_what_was_never_finished_is_removed(tmp_path: Path) -> None:

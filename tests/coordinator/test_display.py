@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 
 from coordinator.display import ProgressLog, render
+from coordinator.status_page import render_page
+from coordinator.timeline import newest_evaluations
 from coordinator.wording import duration, metrics, state
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
@@ -68,20 +70,20 @@ def test_a_job_in_training() -> None:
         ],
         warnings=["one", "two", "three", "worker-2 died"],
         skipped=3,
-        waiting_for="shard 1 at h:2, silent for 12 s",
+        waiting_for="a sign of life of shard 1 at h:2",
     )
     lines = text(status)
     lines[1] = lines[1].strip("━╸╺ ")
     assert lines == [
         "mnist_dnn  sync replicas=2  training  epoch 1/2  10.0 s, about 15.0 s left",
         "",
-        "step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s  3 skipped",
+        "step 300/1200 (25 %)  loss 0.2500  120.0 micro-batches/s  6002 examples/s  3 skipped",
         "          state              steps  size, rate  where           waiting for",
         "shard 0   ready                300      1.5 MB  h:1",
         "shard 1   silent for 12.2 s    299      0.0 MB  h:2",
         "worker-1  active               600      60.0/s  h pid 42 (cpu)  round 300",
         "evaluation epoch-1 at step 600: loss 0.1000, accuracy 0.9700",
-        "waiting for shard 1 at h:2, silent for 12 s",
+        "waiting for a sign of life of shard 1 at h:2",
         "warning: two",
         "warning: three",
         "warning: worker-2 died",
@@ -120,6 +122,7 @@ def test_long_waits_do_not_break_the_table() -> None:
 def test_staleness_belongs_to_modes_without_rounds(mode: str) -> None:
     status = training(mode=mode, mean_staleness=1.5, too_stale=7)
     status.replicas = 0
+    assert "  120.0 batches/s  " in text(status)[2]
     assert "staleness 1.50  7 too stale" in text(status)[2]
     assert "staleness" not in text(training())[2]
 
@@ -139,7 +142,8 @@ def test_the_log_says_what_happens_when_it_happens() -> None:
         "shard 0 is ready",
         "shard 1 is silent",
         "worker-1 is active",
-        "training  epoch 1/2  step 300/1200 (25 %)  loss 0.2500  120.0 batches/s  6002 examples/s",
+        "training  epoch 1/2  step 300/1200 (25 %)  "
+        "loss 0.2500  120.0 micro-batches/s  6002 examples/s",
     ]
 
 
@@ -168,7 +172,8 @@ def test_an_epoch_an_evaluation_and_a_warning_do_not_wait() -> None:
         "evaluation epoch-1 at step 600: loss 0.5000",
         "checkpoint checkpoints/step-00000600",
         "warning: new",
-        "training  epoch 2/2  step 600/1200 (50 %)  loss 0.2500  120.0 batches/s  6002 examples/s",
+        "training  epoch 2/2  step 600/1200 (50 %)  "
+        "loss 0.2500  120.0 micro-batches/s  6002 examples/s",
     ]
     assert log.lines(status, 100.2) == []
 
@@ -298,9 +303,14 @@ def test_only_the_newest_evaluations_stay() -> None:
     del status.evaluations[:]
     for epoch in range(40):
         status.evaluations.add(evaluation=f"epoch-{epoch}", global_step=epoch, results={"loss": 1})
-    shown = [line for line in text(status) if "evaluation" in line]
-    assert shown[0] == "35 earlier evaluations"
-    assert [line.split()[1] for line in shown[1:]] == [f"epoch-{e}" for e in range(35, 40)]
+    for page in (text(status), render_page(status).splitlines()):
+        shown = [line for line in page if "evaluation" in line]
+        assert shown[0] == "35 earlier evaluations"
+        assert [line.split()[1] for line in shown[1:]] == [f"epoch-{e}" for e in range(35, 40)]
+    del status.evaluations[6:]
+    assert newest_evaluations(status)[0] == "1 earlier evaluation"
+    del status.evaluations[5:]
+    assert newest_evaluations(status)[0] == "evaluation epoch-0 at step 0: loss 1.0000"
 
 
 def test_an_insecure_job_says_so_as_long_as_it_lasts() -> None:

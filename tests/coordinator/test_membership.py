@@ -135,14 +135,14 @@ def test_silence_is_said_once_and_forgiven_to_shards_alone() -> None:
     members = make(1)
     add(members, 0, 11)
     members.shard_watches(0, 11, 0.0)
-    members.shard_ready(0, 11, now=0.0)
+    members.shard_ready(0, 11, version=0, now=0.0)
     worker = members.register_worker(5, "host", 1, "cpu", 0.0)
     effects = ticks(members, 0, 12)
     assert effects == [
         ShardSilent(0, "shard 0 at host:0 has been silent for 10 s"),
         WorkerSilent("worker-0", "worker-0 has been silent for 10 s"),
     ]
-    assert members.waiting_for_shards(12.0) == "shard 0 at host:0 has been silent for 12 s"
+    assert members.waiting_for_shards() == "a sign of life of shard 0 at host:0"
     assert members.active_workers == 0
     members.shard_beat(0, 11, ShardFigures(version=3), 12.5)
     assert members.shards[0].state == "ready"
@@ -191,14 +191,28 @@ def test_there_are_only_so_many_workers(monkeypatch: pytest.MonkeyPatch) -> None
     assert members.register_worker(9, "h", 9, "cpu", 0.0).name == "worker-2"
 
 
+def test_what_a_shard_tells_while_it_restores_is_compared_with_nothing() -> None:
+    members = make(1)
+    add(members, 0, 11)
+    told = []
+    for now, version in enumerate((0, 0, 500, 510, 520)):
+        if now == 1:
+            # It was told before that, and comes after it.
+            members.shard_ready(0, 11, version=500, now=1.0)
+        members.shard_beat(0, 11, ShardFigures(version=version, generation=2), float(now))
+        earlier = members.shards[0].earlier
+        told.append(earlier and earlier[1].version)
+    assert told == [None, None, None, 500, 510]
+
+
 def test_what_is_missing_is_named() -> None:
     members = make(3)
     add(members, 1, 1)
-    assert members.waiting_for_shards(0.0) == "shards 0, 2 to register; shard 1 at host:1 to start"
+    assert members.waiting_for_shards() == "shards 0, 2 to register; shard 1 at host:1 to start"
     members.shard_watches(1, 1, 0.0)
-    assert members.waiting_for_shards(0.0) == "shards 0, 2 to register"
-    members.shard_ready(1, 1, 0.0)
+    assert members.waiting_for_shards() == "shards 0, 2 to register"
+    members.shard_ready(1, 1, version=0, now=0.0)
     members.shard_stopped_watching(1, 1)
-    assert members.waiting_for_shards(0.0).endswith("shard 1 at host:1 to come back")
+    assert members.waiting_for_shards().endswith("shard 1 at host:1 to come back")
     assert members.shards_there(STARTING_S) == 1
     assert members.shards_there(STARTING_S + 0.1) == 0

@@ -227,5 +227,10 @@ def test_what_is_done_again_is_said() -> None:
         went_back(2, 1, 0, "")
         == "generation 2: back to step 0 (no checkpoint): 1 step is done again"
     )
+    assert went_back(2, 24075, 24055, "checkpoints/step-00024034") == (
+        "generation 2: back to step 24055 (checkpoints/step-00024034, which holds 21 steps beyond "
+        "its name): 20 steps are done again"
+    )
+    assert "which holds 1 step beyond its name" in went_back(2, 5, 4, "checkpoints/step-00000003")
     assert not went_back(2, 0, 0, "")
     assert not went_back(2, 7, 8, CHECKPOINT)

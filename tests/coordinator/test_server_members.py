@@ -217,7 +217,9 @@ def test_a_shard_that_stays_away_is_waited_for_and_named(tmp_path: Path) -> None
             served.do(served.course.tick)
         status = client.get_job_status()
         assert status.phase == "training"
-        assert status.waiting_for.startswith("shard 1 at 127.0.0.1:6001 has been silent for 400 s")
+        assert status.waiting_for.startswith("a sign of life of shard 1 at 127.0.0.1:6001")
+        # How long stands beside it.
+        assert status.shards[1].silent_s == 400
         assert not status.warnings  # of what may pass
 
 

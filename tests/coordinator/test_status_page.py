@@ -165,6 +165,7 @@ def ended(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = Path("runs/old")
     run.mkdir(parents=True)
     (run / "job.json").write_text('{"job": "tiny.py"}')
+    job.train(job.workers[0], compute_s=1.0, batches=1)
     job.served.do(lambda: job.served.course.fail("no more data"))
     job.served.do(job.served.course.training.notes.results.append, ("final", 6, {"loss": 0.5}))
     write_summary(run, job.served.do(summarize, job.served.course))
@@ -182,14 +183,16 @@ def test_a_run_that_has_ended_is_shown_as_it_ended(
             assert main(["status", *arguments]) == 0
             first, page = capsys.readouterr().out.split("\n", 1)
             assert first == ("runs/old is not running: the run has ended (failed: no more data)")
-            for figure in ("steps", "eval.loss", "0.5000", "checkpoints/step-00000000"):
+            for figure in ("steps", "eval.loss", "0.5000", "evaluated at step", "step-00000000"):
                 assert figure in page
     assert main(["status", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document) == {field.name for field in pb.GetJobStatusResponse.DESCRIPTOR.fields}
     assert (document["phase"], document["reason"]) == ("failed", "no more data")
     assert document["newest_checkpoint"] == "checkpoints/step-00000000"
-    assert document["loss"] is None
+    assert (document["loss"], document["global_step"]) == (1.0, 1)
+    assert (document["epoch"], document["epochs"]) == (0, 2)
+    assert document["total_steps"] == 2000
     assert document["evaluations"] == [
         {"evaluation": "final", "global_step": 6, "results": {"loss": 0.5}}
     ]
@@ -237,7 +240,9 @@ def test_what_holds_for_a_job_with_everything() -> None:
     status = pb.GetJobStatusResponse(
         job="j",
         phase="failed",
+        mode="sync",
         settings="sync replicas=3",
+        batches=6,
         switching="the change to policy 2",
         policies=[pb.PolicyChange(policy=n, settings=f"p{n}", global_step=n) for n in (1, 2)],
         loss=float("inf"),
@@ -262,6 +267,7 @@ def test_what_holds_for_a_job_with_everything() -> None:
         "failed: r",
     ):
         assert line in lines
+    assert any("  0.0 micro-batches/s  " in line and "  6 micro-batches" in line for line in lines)
     assert any("silent for 12.0 s" in line for line in lines)
     assert any("0.0 MB, 70 rows 2.5 MB" in line for line in lines)
     document = as_json(status)

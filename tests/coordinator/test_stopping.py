@@ -115,7 +115,7 @@ def test_a_stop_waits_for_a_shard_that_stands_still(tmp_path: Path) -> None:
     for _ in range(int(LEASE_S) + 2):
         coordinator.tick(1.0)
         coordinator.shards[1].beat()
-    assert coordinator.course.members.waiting_for_shards(coordinator.clock.now())
+    assert coordinator.course.members.waiting_for_shards()
     assert phase(coordinator) == "stopping"
     coordinator.shards[0].beat()
     coordinator.settle()

@@ -119,7 +119,7 @@ def test_what_local_steps_exclude(tmp_path: Path) -> None:
 
 def test_a_job_that_does_not_train_says_so(tmp_path: Path) -> None:
     coordinator = Coordinator(tmp_path, **job(ASYNC))
-    with pytest.raises(NotReady, match="the job is waiting: shards 0, 1 to register"):
+    with pytest.raises(NotReady, match="waiting: it waits for shards 0, 1 to register; its"):
         ask(coordinator, *written(SSP))
     for index in range(2):
         coordinator.add(index, 10 + index)

@@ -18,7 +18,7 @@ from coordinator.commands import UpOptions
 from coordinator.fleet import stamp
 from coordinator.outcome import Outcome
 from coordinator.reserved import reserved_address
-from coordinator.result import result_table
+from coordinator.result import result_table, show_result
 from coordinator.settling import check_not_ended
 from coordinator.store import Store
 from psrpc.channel import bind, make_server
@@ -176,6 +176,11 @@ def read_summary() -> dict[str, Any]:
     return summary
 
 
+def counted(**changes: object) -> dict[str, object]:
+    found = {"batches": 2400, "counted": 2400, "twice": 0, "skipped": 0}
+    return {**found, "missing_batches": [], "skipped_batches": [], **changes}
+
+
 def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(
         job="mnist_dnn",
@@ -187,11 +192,13 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         global_step=1200,
         batches=2400,
         examples=120000,
+        counted=counted(skipped=1, skipped_batches=["epoch 1 positions 0..49"]),
         wall_s=65.2,
         train_s=41.0,
         steps_per_s=58.53,
         examples_per_s=2926.8,
         eval={"loss": None, "accuracy": 0.9712},
+        eval_step=1200,
         checkpoint="checkpoints/step-00001200",
         refused=0,
         skipped=1,
@@ -212,6 +219,8 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["steps", "1 200"],
         ["micro-batches", "2 400"],
         ["examples", "120 000"],
+        ["batches counted once", "2 400 of 2 400"],
+        ["skipped", "epoch 1 positions 0..49"],
         ["seconds in all", "1:05"],
         ["seconds in training", "41.0 s"],
         ["micro-batches per second", "58.5"],
@@ -223,11 +232,43 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         ["restarts", "3 (shard-1 2, worker-a 1)"],
         ["checkpoint", "checkpoints/step-00001200"],
         ["run directory", "runs/x"],
-        ["to use the model", "coordinator export runs/x --to model.keras"],
     ]
+    assert out.splitlines()[-1] == "to use the model: coordinator export runs/x --to model.keras"
     assert "mnist_dnn: done" in out
     assert err == ""
     assert read_summary()["restarts"] == restarts
+
+
+@pytest.mark.parametrize(
+    ("phase", "found", "rows"),
+    [
+        (
+            "done",
+            counted(counted=2388, missing_batches=["epoch 1 positions 0..49"]),
+            {
+                "batches counted once": "2 388 of 2 400",
+                "missing": "epoch 1 positions 0..49, 11 more",
+            },
+        ),
+        (
+            "failed",
+            counted(counted=7, missing_batches=["epoch 1 positions 0..49"]),
+            {"batches in the checkpoint": "7 of 2 400"},
+        ),
+        (
+            "done",
+            counted(twice=3),
+            {"batches counted": "2 400 of 2 400", "twice on some shards, at most": "3"},
+        ),
+        ("done", None, {}),
+    ],
+)
+def test_what_has_counted_is_said_and_what_has_not(
+    phase: str, found: dict[str, object] | None, rows: dict[str, str]
+) -> None:
+    table = result_table({"phase": phase, "counted": found}, Path("runs/x"))
+    labels, values = (list(column.cells) for column in table.columns)
+    assert dict(zip(labels, values, strict=True)) == {**rows, "run directory": "runs/x"}
 
 
 def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
@@ -310,6 +351,20 @@ def test_a_summary_that_still_holds_is_a_result(
     assert read_summary() == holds
 
 
+def test_a_run_that_was_stopped_shows_its_newest_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"eval": {"accuracy": 0.9712}, "eval_step": 1200}
+    write_summary(job="j", phase="failed", reason="stopped", global_step=1300, **found)
+    up.conclude(Outcome(130, "stopped by a signal"), options(), up.Earlier(), made=True)
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [[cell.strip() for cell in line[1:3]] for line in lines[:3]] == [
+        ["steps", "1 300"],
+        ["eval.accuracy", "0.9712"],
+        ["evaluated at step", "1 200"],
+    ]
+
+
 def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="failed", reason="stopped")
     Path("runs/x/checkpoints/step-00000000").mkdir(parents=True)
@@ -356,17 +411,26 @@ def test_the_coordinators_address_is_kept_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "last"),
+    ("summary", "command"),
     [
         (
             {"phase": "done", "checkpoint": "c", "growing_tables": ["items"]},
-            "coordinator export 'runs/my job' --tables tables",
+            "coordinator export 'runs/{name}' --tables tables",
         ),
-        ({"phase": "done", "checkpoint": "c"}, "coordinator export 'runs/my job' --to model.keras"),
-        ({"phase": "failed", "checkpoint": "c"}, "runs/my job"),
-        ({"phase": "done"}, "runs/my job"),
+        (
+            {"phase": "done", "checkpoint": "c"},
+            "coordinator export 'runs/{name}' --to model.keras",
+        ),
+        ({"phase": "failed", "checkpoint": "c"}, ""),
+        ({"phase": "done"}, ""),
     ],
 )
-def test_what_can_be_done_with_a_result(summary: dict[str, Any], last: str) -> None:
-    table = result_table(summary, Path("runs/my job"))
-    assert list(table.columns[1].cells)[-1] == last
+def test_what_can_be_done_with_a_result(
+    summary: dict[str, Any], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, to be copied, however narrow the terminal is."""
+    name = "my job " * 20
+    show_result(summary, Path("runs") / name)
+    out = capsys.readouterr().out
+    assert ("to use the model" in out) == bool(command)
+    assert command.format(name=name) in out

@@ -167,6 +167,9 @@ def is_there(address: str, metric: str) -> bool:
 def assert_all_counted_once(run: Run) -> None:
     assert run.summary["examples"] == EPOCHS * RECORDS
     assert run.summary["batches"] == EPOCHS * 62
+    counted = run.summary["counted"]
+    assert (counted["counted"], counted["batches"]) == (EPOCHS * 62, EPOCHS * 62)
+    assert (counted["twice"], counted["skipped"]) == (0, 0)
     plan = read_manifest(run.checkpoint).plan
     for shard in range(2):
         state = load_state(run.checkpoint, plan, shard)
