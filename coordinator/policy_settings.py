@@ -11,9 +11,12 @@ from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
 from psrpc.policy import SETTINGS, Policy, fitting
 
-OF_THE_JOB = ("epochs", "local_steps", "scale_lr", "warmup_epochs", "then", "then_after")
+OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after")
 """Settings of a job that one may take for those of its policy. They cannot be changed while it
 runs."""
+
+OF_THE_RUN = ("batch_size", "local_steps", "seed")
+"""Those that cannot be changed at all: by them the batches of a run are known again."""
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -35,6 +38,11 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
             raise InvalidSetting(
                 f"{setting}: {key} belongs to the job and cannot be changed while it runs; stop it "
                 f"and go on with --resume --set {setting}"
+            )
+        if key in OF_THE_RUN:
+            raise InvalidSetting(
+                f"{setting}: {key} says what the batches of this run are and cannot be changed; "
+                f"start a new run with --set {setting}"
             )
         if key not in SETTINGS:
             hint = did_you_mean(key, SETTINGS) or f"; known: {', '.join(SETTINGS)}"

@@ -107,7 +107,7 @@ def test_the_command_waits_until_the_policy_stands(
         ),
         (["staleness=4"], 2, "error PS105: staleness is for mode ssp, but mode is 'async'"),
         (["epochs=60"], 2, "error PS105: epochs=60: epochs belongs to the job and cannot"),
-        (["local_steps=4"], 2, "error PS105: local_steps=4: local_steps belongs to the job"),
+        (["local_steps=4"], 2, "error PS105: local_steps=4: local_steps says what the batches"),
     ],
 )
 def test_the_command_refuses_with_the_reason(

@@ -87,7 +87,7 @@ def test_a_second_change_waits_for_the_first(tmp_path: Path) -> None:
         (["mode=ssp", "staleness=-1"], "staleness is -1; expected a whole number of at least 0"),
         (["mode=sync", "replicas=2", "aggregate=3"], "aggregate is 3, but a round has only 2"),
         (["mode=sync", "replicas=5"], "5 micro-batches .replicas. has 20 records, and train hol"),
-        (["local_steps=4"], "local_steps belongs to the job"),
+        (["local_steps=4"], "says what the batches .* a new run with --set local_steps=4"),
         (["optimizer.learning_rate=1"], "belongs to the job"),
         (["dc_lambda=nan", "delay_compensation=constant"], "dc_lambda is 'nan'; expected a number"),
     ],
