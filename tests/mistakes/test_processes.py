@@ -48,18 +48,23 @@ def test_a_firewall_is_named_before_any_deadline_has_passed() -> None:
     assert "firewall" in line
 
 
+def ended(role: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that has come to its end."""
+    return subprocess.run(
+        command(role, *words),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(),
+    )
+
+
 def test_other_data_than_the_coordinators(tmp_path: Path) -> None:
     job = JOBS / "dense.py"
     sha256 = hashlib.sha256(job.read_bytes()).hexdigest()
     with serving(make_run(tmp_path, job_sha256=sha256, data_fingerprint="f00d")) as served:
-        done = subprocess.run(
-            command("worker", "run", "--coordinator", served.address, "--job", job),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            env=environment(),
-        )
+        done = ended("worker", "run", "--coordinator", served.address, "--job", job)
     assert done.returncode == 2, done.stderr
     SAID.append("PS133")
     last = done.stderr.splitlines()[-1]
@@ -73,14 +78,7 @@ def test_a_worker_without_certificates(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certs", "job", datetime.now(UTC))
     own = Security.from_options(Role.COORDINATOR, tmp_path / "certs")
     with serving(make_run(tmp_path), security=own) as served:
-        done = subprocess.run(
-            command("worker", "run", "--coordinator", served.address),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            env=environment(),
-        )
+        done = ended("worker", "run", "--coordinator", served.address)
     assert done.returncode == 2, done.stderr
     SAID.append("PS331")
     assert done.stderr.splitlines()[-1].startswith(f"error PS331: {served.address} wants TLS")
@@ -90,16 +88,9 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with training(make_run(tmp_path / "run", shards=2)):
         pass
-    done = subprocess.run(
-        command(
-            *("coordinator", "serve", "--job", JOBS / "dense.py", "--shards", "2", "--resume"),
-            *("--run-dir", tmp_path / "run", "--bind", "127.0.0.1:0"),
-        ),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env=environment(),
+    done = ended(
+        *("coordinator", "serve", "--job", JOBS / "dense.py", "--shards", "2", "--resume"),
+        *("--run-dir", tmp_path / "run", "--bind", "127.0.0.1:0"),
     )
     assert done.returncode == 2, done.stderr
     SAID.append("PS405")
