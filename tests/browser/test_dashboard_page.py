@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from coordinator.chronicle import Chronicle
 from coordinator.dashboard_server import DashboardServer
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.browser.conftest import WAIT_MS, Open
-from tests.e2e.cluster import JOBS, Process, members, wait_until_gone
+from tests.e2e.cluster import JOBS, Process, members, until, wait_until_gone
 
 pytestmark = pytest.mark.browser
 
@@ -81,6 +82,12 @@ def board() -> Iterator[tuple[Board, str]]:
 
 def ask(watched: Any, path: str) -> Any:
     return watched.page.evaluate("path => fetch(path).then(answer => answer.json())", path)
+
+
+def losses(history: dict[str, Any], before: float) -> list[float]:
+    """Those of the whole curve up to a time, in seconds since 1970."""
+    points = zip(history["whole"]["at"], history["whole"]["loss"], strict=True)
+    return [loss for at, loss in points if at < before and loss is not None]
 
 
 def drawn(page: Page) -> bool:
@@ -190,6 +197,13 @@ def test_it_goes_on_when_the_coordinator_is_killed(run: Run, open_page: Open) ->
 
 def test_elsewhere_it_is_the_same_page(run: Run, open_page: Open) -> None:
     """``coordinator dashboard``, started when the job has trained for a while."""
+
+    def early() -> list[float]:
+        with urllib.request.urlopen(f"{run.url}history.json", timeout=60) as answer:
+            return losses(json.load(answer), time.time())
+
+    # The coordinator has just been started again; what it had kept may be of before the first loss.
+    until(lambda: early() != [], "a loss in the history")
     began = time.time()
     options = ("--run-dir", run.run_dir, "--bind", "127.0.0.1:0")
     command = Process("dashboard", "coordinator", "dashboard", *options)
@@ -199,13 +213,7 @@ def test_elsewhere_it_is_the_same_page(run: Run, open_page: Open) -> None:
         expect(page.get_by_role("heading", level=1)).to_have_text("dense")
         expect(page.locator("#workers tbody tr")).to_have_count(2)
         # The curve begins before the command, and is drawn from there.
-        history = ask(watched, "/history.json")
-        early = [
-            loss
-            for at, loss in zip(history["whole"]["at"], history["whole"]["loss"], strict=True)
-            if at < began and loss is not None
-        ]
-        assert early
+        assert losses(ask(watched, "/history.json"), began)
         page.locator(".plot").first.focus()
         page.keyboard.press("Home")
         expect(page.locator(".chart .value").first).to_contain_text("at ")
