@@ -48,6 +48,7 @@ def test_the_cause_and_what_to_do(mistake: str, capfd: pytest.CaptureFixture[str
         "pserver healthcheck",
         "worker healthcheck 192.0.2.1:9090",
     ],
+    ids=lambda typed: f"a misspelt variable, {' '.join(typed.split()[:2])}",
 )
 def test_a_variable_that_there_is_not(
     typed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
