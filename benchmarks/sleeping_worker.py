@@ -88,6 +88,9 @@ class SleepingSource(WithoutTables):
     def forget(self) -> None:
         pass
 
+    def read_on(self) -> None:
+        pass
+
     def read(self, batch: BatchId) -> int:
         return batch.count
 

@@ -186,6 +186,10 @@ class Compute:
         """What was expected does not come."""
         self._feed.forget()
 
+    def read_on(self) -> None:
+        """This thread waits for the shards now: what is to be read ahead disturbs nobody."""
+        self._feed.read_on()
+
     def read(self, batch: BatchId) -> Any:
         """The data of ``batch``, waited for where it was not read ahead.
 

@@ -37,7 +37,7 @@ class AskedRows:
             InvalidJob: an id is outside its vocabulary, or there are too many.
         """
         with user_code("the first batch"):
-            needed, _ = find_rows(tables, self.trace.calls, self.ids, 1)
+            needed, _, _ = find_rows(tables, self.trace.calls, self.ids, 1)
         return rows_nbytes(tables, needed)
 
     def specs(self) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:

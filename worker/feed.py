@@ -12,21 +12,36 @@ from psrpc.batch import BatchId
 
 Prepared = TypeVar("Prepared")
 
+PATIENCE_S = 0.01
+"""How long reading waits for :meth:`Feed.read_on` while there is a batch ready. A step that takes
+longer is TensorFlow's for the most part, which lets other threads run."""
+
 
 class Feed(Generic[Prepared]):
     """Reads the batches that are expected, in order, on a thread of its own.
 
-    At most ``depth`` batches are held ready. Thread-safe; one lock guards what is expected and
-    what is ready, and nothing is read while it is held.
+    At most ``depth`` batches are held ready. While one is, the next is read when the thread that
+    gets them says that it waits for something else: both need the interpreter, and a short step
+    would spend half of its time on asking for it back.
+
+    Thread-safe; one lock guards what is expected and what is ready, and nothing is read while it is
+    held.
     """
 
-    def __init__(self, read: Callable[[BatchId], Prepared], depth: int = 2) -> None:
+    def __init__(
+        self,
+        read: Callable[[BatchId], Prepared],
+        depth: int = 2,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """``read`` makes a batch ready for the step; any thread may call it."""
         self._read = read
         self._depth = depth
+        self._patience_s = patience_s
         self._changed = threading.Condition()
         self._expected: deque[BatchId] = deque()
         self._reading: BatchId | None = None
+        self._undisturbed = False
         self._ready: dict[BatchId, _Found[Prepared]] = {}
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
@@ -72,12 +87,19 @@ class Feed(Generic[Prepared]):
             found = self._ready.pop(batch, None)
             if found is None and batch in self._expected:
                 self._expected.remove(batch)
+            self._undisturbed = False
             self._changed.notify_all()
         if found is None:
             return self._read(batch)
         if found.error is not None:
             raise found.error
         return found.get()
+
+    def read_on(self) -> None:
+        """Whoever gets the batches waits for something else now: to read disturbs nobody."""
+        with self._changed:
+            self._undisturbed = True
+            self._changed.notify_all()
 
     def peek(self, batch: BatchId) -> Prepared | None:
         """The batch, which stays there, if it has been read without an error."""
@@ -88,10 +110,13 @@ class Feed(Generic[Prepared]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopped and (not self._expected or len(self._ready) >= self._depth):
-                    self._changed.wait()
+                self._changed.wait_for(self._has_to_do)
+                if self._ready and not self._undisturbed:
+                    self._changed.wait_for(self._may_begin, self._patience_s)
                 if self._stopped:
                     return
+                if not self._has_to_do():
+                    continue
                 batch = self._reading = self._expected.popleft()
             found = _Found(self._read, batch)
             with self._changed:
@@ -100,6 +125,12 @@ class Feed(Generic[Prepared]):
                     self._ready[batch] = found
                     self._reading = None
                 self._changed.notify_all()
+
+    def _has_to_do(self) -> bool:
+        return self._stopped or bool(self._expected and len(self._ready) < self._depth)
+
+    def _may_begin(self) -> bool:
+        return self._stopped or self._undisturbed or not self._ready
 
 
 class _Found(Generic[Prepared]):

@@ -15,7 +15,7 @@ from psrpc.tables import TableSpec
 from worker.data import Batch, map_arrays
 from worker.devices import HOST
 from worker.lookups import Asked, LookUps, NoRows
-from worker.rows import ByRow, Call, Places, RowsNeeded, by_row, find_rows
+from worker.rows import ByRow, Call, Places, RowsNeeded, find_rows
 from worker.table_options import TableOptions, same_tables, tables_of
 from worker.trace import TRACING, Trace
 
@@ -61,7 +61,7 @@ class FoundIds:
 
     Attributes:
         places: of each call, int32, in ``shapes`` where those say more than None.
-        orders: of each table, see :func:`worker.rows.by_row`.
+        orders: of each table, see :class:`worker.rows.ByRow`.
     """
 
     needed: RowsNeeded
@@ -116,8 +116,7 @@ class IdFinder:
         with tf.device(HOST):
             ids = trace.find(tf.nest.flatten((seeds, batch), expand_composites=True))
         found = [np.asarray(memoryview(each)) for each in ids]
-        needed, places = find_rows(self._tables, trace.calls, found, self._shards)
-        orders = by_row(self._tables, trace.calls, places)
+        needed, places, orders = find_rows(self._tables, trace.calls, found, self._shards)
         return FoundIds(needed, trace.calls, trace.shapes, places, orders)
 
     def _of_plan(self, trace: IdsTrace) -> IdsTrace:

@@ -116,6 +116,9 @@ class KerasSource:
     def forget(self) -> None:
         self._made.forget()
 
+    def read_on(self) -> None:
+        self._made.read_on()
+
     def read(self, batch: BatchId) -> Any:
         return self._made.read(batch)
 

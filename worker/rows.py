@@ -14,7 +14,13 @@ from psrpc.tables import MAX_IDS, Ids, Rows, TableSpec, shard_of
 
 Places = npt.NDArray[np.int32]
 RowValues = npt.NDArray[np.float32]
+Kept = npt.NDArray[np.bool_] | None
+"""Which of some ids come to a row; None is all."""
+
 OutOfVocabulary = Literal["error", "clip", "drop"]
+
+_HALF = 2**31 - 1
+"""The greatest id that leaves room for its place in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,10 @@ class ByRow:
 
 def find_rows(
     tables: Sequence[TableSpec], calls: Sequence[Call], found: Sequence[Ids], shards: int
-) -> tuple[RowsNeeded, tuple[Places, ...]]:
-    """The rows that a batch needs, and of each call the places of its ids among those of its
-    table, int32 in the shape of ``found``; -1 where an id comes to no row.
+) -> tuple[RowsNeeded, tuple[Places, ...], tuple[ByRow, ...]]:
+    """The rows that a batch needs; of each call the places of its ids among those of its table,
+    int32 in the shape of ``found``, -1 where an id comes to no row; and of each table the order of
+    its ids by their row.
 
     Args:
         found: the ids that each of ``calls`` was given, int64 of any shape.
@@ -103,31 +110,24 @@ def find_rows(
     """
     ids: list[Ids] = []
     cuts: list[tuple[int, ...]] = []
+    orders: list[ByRow] = []
     places: list[Places] = [np.empty(0, np.int32)] * len(calls)
     for index, table in enumerate(tables):
         mine = [i for i, call in enumerate(calls) if call.table == index]
-        flat: list[Ids] = []
-        used: list[npt.NDArray[np.bool_] | None] = []
-        for i in mine:
-            each, kept = _checked(table, calls[i].rule, found[i].reshape(-1))
-            used.append(kept)
-            flat.append(each if kept is None else each[kept])
-        unique, inverse = np.unique(
-            np.concatenate(flat) if flat else np.empty(0, np.int64), return_inverse=True
-        )
-        unique, rank, cut = _by_shard(unique, shards)
+        flat, kept = _joined(table, [calls[i].rule for i in mine], [found[i] for i in mine])
+        unique, by = _sorted(flat, kept)
+        unique, by, cut = _by_shard(unique, by, shards)
         ids.append(unique)
         cuts.append(cut)
-        at = rank[inverse]
+        orders.append(by)
+        at = np.empty(flat.size, np.int32)
+        if kept is not None:
+            at.fill(-1)
+        at[by.order] = np.repeat(np.arange(unique.size, dtype=np.int32), np.diff(by.starts))
         start = 0
-        for i, each, kept in zip(mine, flat, used, strict=True):
-            mine_at = at[start : start + each.size]
-            start += each.size
-            if kept is not None:
-                everywhere = np.full(found[i].size, -1, np.int32)
-                everywhere[kept] = mine_at
-                mine_at = everywhere
-            places[i] = mine_at.reshape(found[i].shape)
+        for i in mine:
+            places[i] = at[start : start + found[i].size].reshape(found[i].shape)
+            start += found[i].size
     needed = RowsNeeded(tuple(ids), tuple(cuts))
     for shard in range(shards):
         count = sum(part.stop - part.start for part in needed.on_shard(shard).values())
@@ -136,44 +136,61 @@ def find_rows(
                 f"a batch needs {count} rows of shard {shard}, more than the {MAX_IDS} that one "
                 "message names; use a smaller batch_size or more shards"
             )
-    return needed, tuple(places)
+    return needed, tuple(places), tuple(orders)
 
 
-def by_row(
-    tables: Sequence[TableSpec], calls: Sequence[Call], places: Sequence[Places]
-) -> tuple[ByRow, ...]:
-    """Of each table, the order of its ids by their row. Each row that a batch needs has one."""
-    orders = []
-    for index in range(len(tables)):
-        mine = [
-            place.reshape(-1)
-            for place, call in zip(places, calls, strict=True)
-            if call.table == index
-        ]
-        at = np.concatenate(mine) if mine else np.empty(0, np.int32)
-        # To sort numbers is faster than to find the order that sorts them.
-        keys = at.astype(np.int64) << 32 | np.arange(at.size)
-        keys.sort()
-        keys = keys[np.count_nonzero(at < 0) :]
-        starts = np.flatnonzero(np.diff(keys >> 32, prepend=-1))
-        orders.append(ByRow(keys.astype(np.int32), np.append(starts, keys.size)))
-    return tuple(orders)
+def _joined(table: TableSpec, rules: Sequence[IdRule], found: Sequence[Ids]) -> tuple[Ids, Kept]:
+    """All ids that a table is asked for, in one piece, within its vocabulary, and which count."""
+    flat, kept = [], []
+    for rule, given in zip(rules, found, strict=True):
+        each, counts = _checked(table, rule, given.reshape(-1))
+        flat.append(each)
+        kept.append(counts)
+    if len(flat) == 1:
+        return flat[0], kept[0]
+    ids = np.concatenate(flat) if flat else np.empty(0, np.int64)
+    if all(counts is None for counts in kept):
+        return ids, None
+    all_of = zip(flat, kept, strict=True)
+    return ids, np.concatenate([np.ones(f.size, np.bool_) if k is None else k for f, k in all_of])
 
 
-def _by_shard(unique: Ids, shards: int) -> tuple[Ids, Places, tuple[int, ...]]:
-    """Ascending ids sorted by shard, the new place of each, and where shards begin and end."""
+def _sorted(ids: Ids, kept: Kept) -> tuple[Ids, ByRow]:
+    """Those of ``ids`` that are ``kept``, each once and ascending, and the order of all that are
+    equal to each."""
+    places = np.arange(ids.size) if kept is None else np.flatnonzero(kept)
+    ids = ids if kept is None else ids[kept]
+    numbers, unique = ids, None
+    if not (ids.size and ids.min() >= 0 and ids.max() <= _HALF):
+        unique, numbers = np.unique(ids, return_inverse=True)
+    # To sort numbers is several times as fast as to find the order that sorts them.
+    keys = numbers << 32
+    keys |= places
+    keys.sort()
+    order = keys.astype(np.int32)
+    keys >>= 32
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    unique = keys[starts] if unique is None else unique
+    return unique, ByRow(order, np.append(starts, ids.size))
+
+
+def _by_shard(unique: Ids, by: ByRow, shards: int) -> tuple[Ids, ByRow, tuple[int, ...]]:
+    """Ascending ids and their order, sorted by shard; and where shards begin and end."""
     if shards == 1:
-        return unique, np.arange(unique.size, dtype=np.int32), (0, unique.size)
+        return unique, by, (0, unique.size)
     shard = shard_of(unique, shards).astype(np.uint16)
     # Stable, so that ids of one shard still ascend; by radix for so short integers.
-    order = np.argsort(shard, kind="stable")
-    rank = np.empty(unique.size, np.int32)
-    rank[order] = np.arange(unique.size, dtype=np.int32)
-    counts = np.bincount(shard, minlength=shards)
-    return unique[order], rank, (0, *np.cumsum(counts).tolist())
+    rows = np.argsort(shard, kind="stable")
+    counts = np.diff(by.starts)[rows]
+    starts = np.append(0, np.cumsum(counts))
+    # From where each row has moved, for all of its places.
+    moved = np.repeat(by.starts[rows] - starts[:-1], counts)
+    moved += np.arange(by.order.size)
+    sizes = np.bincount(shard, minlength=shards)
+    return unique[rows], ByRow(by.order[moved], starts), (0, *np.cumsum(sizes).tolist())
 
 
-def _checked(table: TableSpec, rule: IdRule, ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_] | None]:
+def _checked(table: TableSpec, rule: IdRule, ids: Ids) -> tuple[Ids, Kept]:
     """``ids`` within the vocabulary, and which of them count; None is all."""
     kept = None if rule.padding is None else ids != rule.padding
     if table.vocabulary is None or not ids.size:

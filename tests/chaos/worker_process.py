@@ -104,6 +104,9 @@ class WitnessSource:
     def forget(self) -> None:
         pass
 
+    def read_on(self) -> None:
+        pass
+
     def read(self, batch: BatchId) -> int:
         return self._options.number(batch)
 

@@ -79,6 +79,8 @@ class Source(WithoutTables):
 
     def forget(self) -> None: ...
 
+    def read_on(self) -> None: ...
+
     def read(self, batch: BatchId) -> int:
         return batch.first
 

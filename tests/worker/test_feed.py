@@ -35,6 +35,11 @@ class Source:
         with self.changed:
             assert self.changed.wait_for(lambda: self.reads >= reads, timeout=10)
 
+    def comes_to_rest_at(self, reads: int) -> bool:
+        """Whether no read is begun beyond that in the time that one begins in a hundred times."""
+        with self.changed:
+            return not self.changed.wait_for(lambda: self.reads > reads, timeout=0.05)
+
 
 def test_expected_batches_are_read_ahead_on_another_thread() -> None:
     source = Source()
@@ -65,6 +70,25 @@ def test_batches_in_another_order_than_expected_do_not_block() -> None:
         assert feed.get(batch(3)) == 30
         assert feed.get(batch(9)) == 90
         assert [feed.get(batch(i)) for i in range(3)] == [0, 10, 20]
+
+
+def test_with_a_batch_ready_the_next_is_read_when_nobody_is_disturbed() -> None:
+    source = Source()
+    with Feed(source, depth=2, patience_s=3600) as feed:
+        feed.expect(batch(i) for i in range(4))
+        source.wait_for(1)
+        # Nothing is ready after this, so the next is needed at once; but not the one after it.
+        feed.get(batch(0))
+        source.wait_for(2)
+        assert source.comes_to_rest_at(2)
+        feed.read_on()
+        source.wait_for(3)
+        feed.get(batch(1))
+        # What was said counts until a batch is got.
+        assert source.comes_to_rest_at(3)
+        feed.read_on()
+        source.wait_for(4)
+    assert source.read_by[batch(3)] == "feed"
 
 
 def test_what_is_being_read_is_waited_for_and_not_read_twice() -> None:

@@ -11,7 +11,7 @@ from psrpc import lanes
 from psrpc.tables import TableSpec
 from tests.pserver.tables.table_cases import spec
 from worker.row_sums import RowSums, not_finite
-from worker.rows import Call, IdRule, by_row, find_rows
+from worker.rows import Call, IdRule, find_rows
 
 FIRST = spec(name="first", width=3)
 SECOND = spec(name="second", width=5)
@@ -48,8 +48,7 @@ def test_every_gradient_counts_once(
     monkeypatch.setattr(lanes, "WORTH_BYTES", 0)
     ids = found(count)
     given = gradients(ids)
-    needed, places = find_rows([FIRST, SECOND], CALLS, ids, shards)
-    orders = by_row([FIRST, SECOND], CALLS, places)
+    needed, _, orders = find_rows([FIRST, SECOND], CALLS, ids, shards)
     boxes = [] if room is None else [np.zeros(room, np.uint8) for _ in range(shards)]
     sums = RowSums([FIRST, SECOND], boxes)
     for _ in range(2):
@@ -79,8 +78,7 @@ def test_every_gradient_counts_once(
 def test_whose_gradient_is_not_finite_is_named() -> None:
     ids = found(40)
     ids[0][3] = 0
-    needed, places = find_rows([FIRST, SECOND], CALLS, ids, 3)
-    orders = by_row([FIRST, SECOND], CALLS, places)
+    needed, _, orders = find_rows([FIRST, SECOND], CALLS, ids, 3)
     given = gradients(ids)
     assert not_finite(needed, orders, given) is None
     # Of the second call of that table, after all of the first.
@@ -102,8 +100,7 @@ def test_whose_gradient_is_not_finite_is_named() -> None:
 def test_a_sum_that_is_not_finite_is_found(bad: float) -> None:
     """Once where it comes first, once where it is added, once where most are; 3e38 overflows."""
     ids = [np.repeat([1, 2, 3], [1, 2, 300]), np.zeros((0, 2), int), np.zeros(0, int)]
-    needed, places = find_rows([FIRST, SECOND], CALLS, ids, 1)
-    orders = by_row([FIRST, SECOND], CALLS, places)
+    needed, _, orders = find_rows([FIRST, SECOND], CALLS, ids, 1)
     for at in ([0], [2], [1, 2], [200, 300]):
         given = [np.zeros((0, 3), np.float32), np.zeros((303, 5), np.float32)]
         assert RowSums([FIRST, SECOND]).sum(needed, orders, given) is not None

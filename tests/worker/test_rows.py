@@ -11,7 +11,7 @@ import structlog
 from psrpc.errors import InvalidJob
 from psrpc.tables import MAX_IDS, TableSpec, shard_of
 from worker.row_sets import RowSets, rows_nbytes
-from worker.rows import Call, IdRule, by_row, find_rows
+from worker.rows import Call, IdRule, find_rows
 
 
 def table(name: str = "t", width: int = 3, vocabulary: int | None = None) -> TableSpec:
@@ -35,11 +35,17 @@ def test_each_place_is_that_of_its_id_and_each_shard_has_its_own_ascending(shard
     ]
     tables = [table("a"), table("b", vocabulary=9), table("unused"), table("c")]
     calls = [Call(0, IdRule("x")), Call(1, IdRule("y")), Call(1, IdRule("z")), Call(3, IdRule("w"))]
-    needed, places = find_rows(tables, calls, found, shards)
+    needed, places, orders = find_rows(tables, calls, found, shards)
     for call, given, at in zip(calls, found, places, strict=True):
         assert at.shape == given.shape
         assert at.dtype == np.int32
         np.testing.assert_array_equal(needed.ids[call.table][at], given)
+    for index, by in enumerate(orders):
+        of_calls = [p.ravel() for c, p in zip(calls, places, strict=True) if c.table == index]
+        at = np.concatenate([np.empty(0, np.int32), *of_calls])
+        np.testing.assert_array_equal(by.order, np.argsort(at, kind="stable"))
+        np.testing.assert_array_equal(at[by.order][by.starts[:-1]], np.arange(by.starts.size - 1))
+        assert by.starts[-1] == at.size
     both = np.concatenate([found[1].ravel(), found[2].ravel()])
     assert sorted(needed.ids[1]) == sorted(set(both.tolist()))
     assert needed.ids[2].size == 0
@@ -54,8 +60,7 @@ def test_the_order_by_row_is_that_of_the_batch_within_a_row() -> None:
     tables = [table("a"), table("b", vocabulary=5), table("unused")]
     calls = [Call(1, IdRule("x", "drop")), Call(0, IdRule("y")), Call(1, IdRule("z"))]
     found = [ids([3, 9], [1, 3]), ids(7, -7, 7), ids(1, 1)]
-    _, places = find_rows(tables, calls, found, 1)
-    first, second, none = by_row(tables, calls, places)
+    _, _, (first, second, none) = find_rows(tables, calls, found, 1)
     np.testing.assert_array_equal(first.order, [1, 0, 2])
     np.testing.assert_array_equal(first.starts, [0, 1, 3])
     # Of 3, 9, 1, 3, 1, 1 without the second.
@@ -68,7 +73,7 @@ def test_the_order_by_row_is_that_of_the_batch_within_a_row() -> None:
 
 def test_gradients_are_cut_as_the_ids_are() -> None:
     given = np.arange(40)
-    needed, _ = find_rows([table()], [Call(0, IdRule("x"))], [given], 3)
+    needed, _, _ = find_rows([table()], [Call(0, IdRule("x"))], [given], 3)
     values = needed.ids[0][:, np.newaxis].astype(np.float32) * np.ones(3, np.float32)
     parts = needed.split([values], 3)
     assert sum(part[0].ids.size for part in parts) == 40
@@ -83,20 +88,20 @@ def test_an_id_outside_of_the_vocabulary_is_refused_by_name() -> None:
 
 def test_ids_outside_of_the_vocabulary_are_clipped() -> None:
     rule = IdRule("x", "clip")
-    needed, (at,) = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids(-7, 2, 9)], 2)
+    needed, (at,), _ = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids(-7, 2, 9)], 2)
     np.testing.assert_array_equal(needed.ids[0][at], [0, 2, 4])
 
 
 def test_ids_outside_of_the_vocabulary_and_padding_come_to_no_row() -> None:
     rule = IdRule("x", "drop", padding=0)
-    needed, (at,) = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids([-7, 2], [0, 4])], 1)
+    needed, (at,), _ = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids([-7, 2], [0, 4])], 1)
     np.testing.assert_array_equal(needed.ids[0], [2, 4])
     np.testing.assert_array_equal(at, [[-1, 0], [-1, 1]])
 
 
 def test_padding_need_not_be_in_the_vocabulary() -> None:
     rule = IdRule("x", padding=-1)
-    needed, (at,) = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids(-1, 3)], 1)
+    needed, (at,), _ = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids(-1, 3)], 1)
     np.testing.assert_array_equal(at, [-1, 0])
     assert needed.ids[0].tolist() == [3]
     with pytest.raises(InvalidJob, match="id -2"):
@@ -107,14 +112,14 @@ def test_a_batch_of_too_many_ids_is_refused() -> None:
     given = np.arange(MAX_IDS + 1)
     with pytest.raises(InvalidJob, match=r"524289 rows of shard 0.*batch_size"):
         find_rows([table()], [Call(0, IdRule("x"))], [given], 1)
-    needed, _ = find_rows([table()], [Call(0, IdRule("x"))], [given], 2)
+    needed, _, _ = find_rows([table()], [Call(0, IdRule("x"))], [given], 2)
     assert needed.ids[0].size == MAX_IDS + 1
 
 
 def test_rows_take_turns_in_two_areas_and_what_does_not_fit_has_its_own() -> None:
     tables = [table("a"), table("b", width=16)]
     calls = [Call(0, IdRule("x")), Call(1, IdRule("y"))]
-    needed, _ = find_rows(tables, calls, [np.arange(5), np.arange(0)], 2)
+    needed, _, _ = find_rows(tables, calls, [np.arange(5), np.arange(0)], 2)
     nbytes = rows_nbytes(tables, needed)
     assert nbytes == 64 + 64
     areas = [np.ones(nbytes // 4 + 32, np.float32).view(np.uint8)[:nbytes] for _ in range(2)]
@@ -125,7 +130,7 @@ def test_rows_take_turns_in_two_areas_and_what_does_not_fit_has_its_own() -> Non
         assert all(np.shares_memory(values, area) for values in received.values)
         # A row for dropped ids, of which nothing can come.
         assert not received.values[1].any()
-    more, _ = find_rows(tables, calls, [np.arange(25), np.arange(2)], 2)
+    more, _, _ = find_rows(tables, calls, [np.arange(25), np.arange(2)], 2)
     with structlog.testing.capture_logs() as logs:
         received = sets.place(more)
         sets.place(more)

@@ -138,7 +138,7 @@ class Loop:
 def check(shards: Shards, plan: Plan, loop: Loop) -> None:
     """The shards hold what the loop has come to."""
     calls = [Call(0, IdRule("users")), Call(1, IdRule("films"))]
-    needed, places = find_rows(
+    needed, places, _ = find_rows(
         plan.tables, calls, [np.arange(USERS), np.arange(FILMS)], plan.shards
     )
     received = RowSets(plan.tables).place(needed)
