@@ -39,10 +39,12 @@ class _Box:
     def __init__(self, memory: NDArray) -> None:
         """``memory``: uint8, aligned to 64 bytes, of more than :data:`HEAD_BYTES`."""
         self._words = memory[:HEAD_BYTES].view(np.uint32)
-        self._room = memory[HEAD_BYTES:]
+        self._room = memoryview(memory[HEAD_BYTES:])  # type: ignore[arg-type]
 
     def _put(self, message: bytes) -> None:
-        self._room[: len(message)] = np.frombuffer(message, np.uint8)
+        # Not by NumPy: that lets other threads run, which then have the interpreter for longer than
+        # the copy takes.
+        self._room[: len(message)] = message
         self._words[_LENGTH] = len(message)
 
     def _take(self) -> bytes:
@@ -149,4 +151,4 @@ class ShardBox(_Box):
     def close(self) -> None:
         """Lets go of the memory; nobody may wait any more."""
         self._words = np.zeros(HEAD_BYTES // 4, np.uint32)
-        self._room = np.empty(0, np.uint8)
+        self._room = memoryview(b"")
