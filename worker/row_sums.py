@@ -13,7 +13,7 @@ from psrpc.tables import Rows, TableSpec
 from worker.rows import ByRow, RowsNeeded, RowValues
 
 _FEW = 64
-"""Rows that have so many gradients that they are summed up one by one."""
+"""Rows that are so few are summed up one by one, where that takes fewer calls of NumPy."""
 
 
 class RowSums:
@@ -113,7 +113,10 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
         finite = finite and bool(np.isfinite(block).all())
     several, number = np.flatnonzero(counts > 1), 1
     with np.errstate(over="ignore", invalid="ignore"):
-        while len(several) > _FEW:
+        # The next gradient of all rows that have one, while they are many, or have few more; then
+        # row by row. Both add in the order of the batch, so that a sum does not depend on the rows
+        # which are summed up with it.
+        while len(several) > _FEW or 0 < len(several) >= counts[several].max() - number:
             sums = into[several]
             sums += gradients[by.order[starts[several] + number]]
             into[several] = sums
@@ -121,7 +124,9 @@ def _sum(gradients: RowValues, by: ByRow, rows: slice, into: RowValues) -> bool:
             number += 1
             several = several[counts[several] > number]
         for row in several:
-            rest = by.order[starts[row] + number : starts[row] + counts[row]]
-            into[row] += gradients[rest].sum(axis=0)
+            rest = gradients[by.order[starts[row] + number : starts[row] + counts[row]]]
+            rest[0] += into[row]
+            # Along the rows NumPy adds one after the other, but numbers in a line in pairs.
+            into[row] = rest.sum(axis=0) if rest.shape[1] > 1 else np.add.accumulate(rest)[-1]
             finite = finite and bool(np.isfinite(into[row]).all())
     return finite

@@ -75,6 +75,26 @@ def test_every_gradient_counts_once(
         assert inside
 
 
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_sum_is_the_same_bits_however_many_lanes_there_are(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Float32 from 1e-3 to 1e3, in sums of up to hundreds, some of which are made row by row."""
+    random = np.random.default_rng(width)
+    ids = (1000 ** random.random(3000)).astype(np.int64)
+    table = spec(name="t", width=width)
+    needed, _, orders = find_rows([table], [Call(0, IdRule("x"))], [ids], 2)
+    given = 10 ** random.uniform(-3, 3, (ids.size, width)).astype(np.float32)
+    whole = {one: np.add.accumulate(given[ids == one])[-1] for one in np.unique(ids).tolist()}
+    monkeypatch.setattr(lanes, "WORTH_BYTES", 0)
+    for lanes_now in (1, 2, 3):
+        monkeypatch.setattr(lanes, "LANES", lanes_now)
+        parts = RowSums([table]).sum(needed, orders, [given]) or ()
+        for part in parts:
+            for one, summed in zip(part[0].ids.tolist(), part[0].values, strict=True):
+                np.testing.assert_array_equal(summed, whole[one])
+
+
 def test_whose_gradient_is_not_finite_is_named() -> None:
     ids = found(40)
     ids[0][3] = 0
