@@ -16,7 +16,7 @@ from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_ext
 from pserver.exchanger import Exchanger, Target
 from pserver.requests import Outcome, PushResult
 from pserver.rows_wanted import RowsWanted, pushed_pairs
-from pserver.table_ids import count, row_extents, to_table_ids
+from pserver.table_ids import add_table_ids, count, row_extents
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.channel import open_channel
@@ -242,7 +242,8 @@ class ShardClient:
             OutcomeUnknown: the shard did not answer.
             ResourceExhausted: two attempts of the micro-batch are staged already.
         """
-        header = pb.ExchangeHeader(push=self._push_header(fence, push))
+        header = pb.ExchangeHeader()
+        self._announce_push(header.push, fence, push)
         return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
@@ -257,9 +258,9 @@ class ShardClient:
         ):
             result = self.push(fence, push)
             return result, self.pull(fence, push.worker, None, into, rows=rows)
-        header = pb.ExchangeHeader(
-            push=self._push_header(fence, push), pull=pb.PullRequest(newest=True)
-        )
+        header = pb.ExchangeHeader()
+        header.pull.newest = True
+        self._announce_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
@@ -287,22 +288,22 @@ class ShardClient:
 
         return persist(call, self._retry, give_up, stop=self._stop, announce=self.announce)
 
-    def _push_header(self, fence: types.Fence, push: Push) -> pb.PushHeader:
-        header = pb.PushHeader(
-            fence=fence,
-            worker=push.worker,
-            batch=wire.to_batch(push.batch),
-            attempt=push.attempt,
-            base_version=push.base_version,
-            examples=push.batch.count,
-            skipped=push.gradients is None,
-            extents=() if push.gradients is None else self._extents_of(push.gradients),
-        )
-        if push.rows and push.gradients is not None:
+    def _announce_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
+        """Fills ``header``, where it stands."""
+        header.fence.CopyFrom(fence)
+        header.worker = push.worker
+        header.batch.CopyFrom(wire.to_batch(push.batch))
+        header.attempt = push.attempt
+        header.base_version = push.base_version
+        header.examples = push.batch.count
+        header.skipped = push.gradients is None
+        if push.gradients is None:
+            return
+        header.extents.extend(self._extents_of(push.gradients))
+        if push.rows:
             pushed = pushed_pairs(self._plan, push.rows)
-            header.rows.extend(to_table_ids(pushed))
+            add_table_ids(header.rows, pushed)
             header.extents.extend(wire.to_extents(row_extents(self._plan, pushed)))
-        return header
 
     def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
         """What a gradient announces, checked; the same from step to step."""
@@ -323,7 +324,7 @@ class ShardClient:
         target = None
         if wanted is not None:
             wanted.check(self._plan)
-            header.pull.rows.extend(to_table_ids(wanted.pairs))
+            add_table_ids(header.pull.rows, wanted.pairs)
             header.pull.rows_only = wanted.rows_only
             header.pull.encoding = types.ENCODING_PLAIN
         if into is not None and (wanted is None or not wanted.rows_only):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +33,8 @@ def count(rows: TableIds) -> int:
     return sum(len(ids) for _, ids in rows)
 
 
-def to_table_ids(rows: TableIds) -> list[types.TableIds]:
-    """Ids as messages.
+def add_table_ids(field: Any, rows: TableIds) -> None:
+    """Adds ids to a message's ``field``, in place: each copy of them is half a megabyte.
 
     Raises:
         InvalidArgument: more than one message may name.
@@ -44,7 +45,8 @@ def to_table_ids(rows: TableIds) -> list[types.TableIds]:
             f"a batch has {named} ids of tables for one shard; expected at most {MAX_IDS}: use"
             " smaller batches, or more shards"
         )
-    return [types.TableIds(table=t, ids=ids.astype("<i8", copy=False).tobytes()) for t, ids in rows]
+    for table, ids in rows:
+        field.add(table=table, ids=ids.astype("<i8", copy=False).tobytes())
 
 
 def from_table_ids(messages: Iterable[types.TableIds]) -> TableIds:

@@ -78,4 +78,6 @@ def pushing(client: ShardClient) -> pb.ExchangeHeader:
     """The header of a push."""
     gradient = part(PLAN, normal())
     push = Push("worker-1", BATCH, 1, 0, gradient)
-    return pb.ExchangeHeader(push=client._push_header(client.fence(1, 1), push))
+    header = pb.ExchangeHeader()
+    client._announce_push(header.push, client.fence(1, 1), push)
+    return header
