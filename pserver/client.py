@@ -107,6 +107,7 @@ class ShardClient:
         deadline_s: float = DEADLINE_S,
         stop: threading.Event | None = None,
         announce: Callable[[str], object] = lambda _reason: None,
+        sent: Callable[[], object] = lambda: None,
     ) -> None:
         """Args:
         address: HOST:PORT; nothing is connected before the first call.
@@ -116,6 +117,7 @@ class ShardClient:
         deadline_s: of one try of an exchange; it may last up to twice as long.
         stop: set from elsewhere, it ends the repetition of calls.
         announce: hears why a call has to be repeated.
+        sent: called when the request of an exchange has left; what follows is a wait.
         """
         self.peer = f"shard {shard} at {address}"
         self._incarnation = incarnation
@@ -131,7 +133,7 @@ class ShardClient:
         self._extent_messages: list[types.Extent] = []
         self._channel = open_channel(address, security, Role.SHARD)
         self._exchanger = Exchanger(
-            self._channel, address, security, self.peer, plan, shard, workspace, deadline_s
+            self._channel, address, security, self.peer, plan, shard, workspace, deadline_s, sent
         )
         path = f"/{wire.SERVICE}/"
         made = pb.InitializeResponse.FromString

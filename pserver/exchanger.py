@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,10 @@ class Exchanger:
         shard: int,
         workspace: Workspace | None,
         deadline_s: float,
+        sent: Callable[[], object],
     ) -> None:
         """Args: see :class:`pserver.client.ShardClient`."""
+        self._sent = sent
         self._channel = channel
         self._address = address
         self._security = security
@@ -268,7 +270,9 @@ class Exchanger:
             return session
         self._end_session()
         try:
-            session = self._session = Session(self._channel, self._peer, self._deadline_s)
+            session = self._session = Session(
+                self._channel, self._peer, self._deadline_s, self._sent
+            )
         except ValueError:
             if not self._closed:
                 raise

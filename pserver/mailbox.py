@@ -87,8 +87,11 @@ class WorkerBox(_Box):
     def fits(self, message: bytes) -> bool:
         return 0 < len(message) <= self._room.nbytes
 
-    def exchange(self, message: bytes, over: Callable[[], bool]) -> bytes | None:
-        """The answer to a message that fits; None if there was none and all is over.
+    def exchange(
+        self, message: bytes, over: Callable[[], bool], sent: Callable[[], object] = lambda: None
+    ) -> bytes | None:
+        """The answer to a message that fits; None if there was none and all is over. ``sent`` is
+        called when it is the shard's turn.
 
         Raises:
             InvalidArgument: what is there cannot be an answer.
@@ -96,6 +99,7 @@ class WorkerBox(_Box):
         seen = int(self._words[_ANSWERS])
         self._put(message)
         self._send()
+        sent()
         return None if self._await(_ANSWERS, seen, over) is None else self._take()
 
     def call_to_stream(self) -> None:

@@ -34,8 +34,16 @@ class Session:
     is :attr:`usable` gives every exchange at least ``deadline_s``, without a clock of its own.
     """
 
-    def __init__(self, channel: grpc.Channel, peer: str, deadline_s: float) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        peer: str,
+        deadline_s: float,
+        sent: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``sent`` is called when a request has left, and its answer is what is waited for."""
         self._peer = peer
+        self._sent = sent
         # Holds at most the messages of the one exchange that is under way.
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         self._aged_at = time.monotonic() + deadline_s
@@ -83,6 +91,7 @@ class Session:
         self._outgoing.put(messages)
         if self._box is not None:
             self._box.call_to_stream()
+        self._sent()
         return _read(self._answers(), announced)
 
     def leave_in(self, box: WorkerBox) -> None:
@@ -140,13 +149,14 @@ class Session:
         parts: Sequence[tuple[int, memoryview]],
     ) -> tuple[pb.ExchangeAnswer, Arrival]:
         connection.send(header.SerializeToString(), [part for _, part in parts])
+        self._sent()
         message = connection.receive_message()
         if message is None:
             raise Unreachable(f"{self._peer} has closed the data connection")
         return wire.parse_header(message, pb.ExchangeAnswer), Streamed(connection)
 
     def _left(self, box: WorkerBox, message: bytes) -> Iterator[bytes]:
-        answer = box.exchange(message, lambda: not self._call.is_active())
+        answer = box.exchange(message, lambda: not self._call.is_active(), self._sent)
         if answer is None:
             yield from self._answers()
         else:

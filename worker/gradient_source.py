@@ -112,7 +112,8 @@ class GradientSource(Protocol):
         """What was expected does not come."""
 
     def read_on(self) -> None:
-        """The thread that uses this waits for the shards now: a good moment to read ahead."""
+        """The thread that uses this waits for the shards now: a good moment to read ahead. Any
+        thread."""
 
     def read(self, batch: BatchId) -> Any:
         """The data of ``batch``, for :meth:`gradient`."""

@@ -280,7 +280,6 @@ class Performer:
         gradients = None if action.skip else self._gradients
         following = action.following or self._here.leases.first_of_next()
         rows = self._here.rows.ahead(following)
-        self._source.read_on()
         results = self._here.shards.push_pull(
             action.batch,
             action.attempt,
@@ -298,7 +297,6 @@ class Performer:
     def _push(self, action: Push) -> Pushed:
         gradients = None if action.skip else self._gradients
         bases = self._here.shards.bases(self._used)
-        self._source.read_on()
         try:
             results = self._here.shards.push(
                 action.batch, action.attempt, gradients, rows=self._row_gradients, bases=bases

@@ -47,9 +47,15 @@ class Router:
         plan: Plan,
         standing: Standing,
         workspace: Workspace | None = None,
+        sent: Callable[[], object] = lambda: None,
     ) -> None:
+        """``sent`` is called, by any thread, when the requests to all shards have left and what
+        follows is a wait."""
         self._standing = standing
         self._abort = threading.Event()
+        self._sent = sent
+        self._unsent = 0
+        self._counting = threading.Lock()
         # Why the shards' last calls had to be repeated.
         self._why: dict[int, str] = {}
         self._pending: set[int] = set()
@@ -66,6 +72,7 @@ class Router:
                 retry=retry,
                 stop=self._abort,
                 announce=self._announcer(index),
+                sent=self._one_sent,
             )
             for index, shard in enumerate(cluster.shards)
         ]
@@ -242,6 +249,13 @@ class Router:
             for shard, base in enumerate(bases)
         ]
 
+    def _one_sent(self) -> None:
+        with self._counting:
+            self._unsent -= 1
+            last = self._unsent == 0
+        if last:
+            self._sent()
+
     def _announcer(self, shard: int) -> Callable[[str], None]:
         def announce(reason: str) -> None:
             self._why[shard] = reason
@@ -267,6 +281,7 @@ class Router:
         self._why.clear()
         shards = range(len(self._clients))
         self._pending.update(shards)
+        self._unsent = len(shards)
         with self._standing.waits.on(self.awaited):
             futures = [self._pool.submit(self._one, call, shard) for shard in shards[1:]]
             first: Future[Result] = Future()

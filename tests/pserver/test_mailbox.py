@@ -144,9 +144,11 @@ class Counted:
         self.left = self.announced = 0
         leave, announce = WorkerBox.exchange, WorkerBox.call_to_stream
 
-        def left(box: WorkerBox, message: bytes, over: Callable[[], bool]) -> bytes | None:
+        def left(
+            box: WorkerBox, message: bytes, over: Callable[[], bool], sent: Callable[[], object]
+        ) -> bytes | None:
             self.left += 1
-            return leave(box, message, over)
+            return leave(box, message, over, sent)
 
         def announced(box: WorkerBox) -> None:
             self.announced += 1
