@@ -27,6 +27,11 @@ _TAG_BYTES = 16
 _SHORT_BYTES = 1 << 17
 """Pieces of this length and shorter are joined, rather than sealed one by one."""
 
+_PIECE_BYTES = 1 << 18
+"""Received by one system call, at most. Of less there are more wakes and more fights for the
+interpreter's lock; of more the kernel holds back so much that it leaves the cache before it is
+copied. 16 MB within a host came in 5.1 ms at once, in 4.1 ms by pieces of this size."""
+
 _VIEWS = 512
 """In one system call, at most; Linux takes 1,024."""
 
@@ -64,9 +69,10 @@ class PlainStream:
     def fill(self, view: memoryview) -> int:
         """See :class:`ByteStream`."""
         place = 0
-        # All at once: fewer wakes, and fewer fights for the interpreter's lock.
         while place < len(view) and (
-            count := self._socket.recv_into(view[place:], 0, socket.MSG_WAITALL)
+            count := self._socket.recv_into(
+                view[place : place + _PIECE_BYTES], 0, socket.MSG_WAITALL
+            )
         ):
             place += count
         return place
