@@ -186,7 +186,7 @@ class Exchanger:
                 parts.extend(pushed_parts(self._plan, pushed, rows))
         if session.attached and (into is not None or wanted is not None):
             header.pull_at.extend(self._pull_places(into, wanted))
-        answer, arrival = session.exchange(header, parts)
+        answer, arrival = session.exchange(header, parts, self._sent)
         try:
             if wanted is not None:
                 self._receive(answer, arrival, bool(header.pull_at), into, wanted)
@@ -270,9 +270,7 @@ class Exchanger:
             return session
         self._end_session()
         try:
-            session = self._session = Session(
-                self._channel, self._peer, self._deadline_s, self._sent
-            )
+            session = self._session = Session(self._channel, self._peer, self._deadline_s)
         except ValueError:
             if not self._closed:
                 raise

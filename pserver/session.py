@@ -34,16 +34,8 @@ class Session:
     is :attr:`usable` gives every exchange at least ``deadline_s``, without a clock of its own.
     """
 
-    def __init__(
-        self,
-        channel: grpc.Channel,
-        peer: str,
-        deadline_s: float,
-        sent: Callable[[], object] = lambda: None,
-    ) -> None:
-        """``sent`` is called when a request has left, and its answer is what is waited for."""
+    def __init__(self, channel: grpc.Channel, peer: str, deadline_s: float) -> None:
         self._peer = peer
-        self._sent = sent
         # Holds at most the messages of the one exchange that is under way.
         self._outgoing: SimpleQueue[Iterator[bytes] | None] = SimpleQueue()
         self._aged_at = time.monotonic() + deadline_s
@@ -64,9 +56,13 @@ class Session:
         return self._call.is_active() and time.monotonic() < self._aged_at
 
     def exchange(
-        self, header: pb.ExchangeHeader, parts: Sequence[tuple[int, memoryview]]
+        self,
+        header: pb.ExchangeHeader,
+        parts: Sequence[tuple[int, memoryview]],
+        sent: Callable[[], object] = lambda: None,
     ) -> tuple[pb.ExchangeAnswer, Arrival]:
         """Carries one exchange out; the tensors of the answer have to be received to their end.
+        ``sent`` is called when the request has left, and its answer is what is waited for.
 
         Raises:
             grpc.RpcError: the call has ended, by the shard's word or otherwise.
@@ -75,7 +71,7 @@ class Session:
             InvalidArgument: the answer is none.
         """
         if self._data is not None:
-            return self._exchange_data(self._data, header, parts)
+            return self._exchange_data(self._data, header, parts, sent)
         in_segment = bool(header.pull_at)
 
         def announced(answer: pb.ExchangeAnswer) -> int:
@@ -86,12 +82,12 @@ class Session:
             short = not parts and (in_segment or not header.HasField("pull"))
             first = next(messages)
             if short and self._box.fits(first):
-                return _read(self._left(self._box, first), announced)
+                return _read(self._left(self._box, first, sent), announced)
             messages = chain((first,), messages)
         self._outgoing.put(messages)
         if self._box is not None:
             self._box.call_to_stream()
-        self._sent()
+        sent()
         return _read(self._answers(), announced)
 
     def leave_in(self, box: WorkerBox) -> None:
@@ -147,16 +143,17 @@ class Session:
         connection: DataConnection,
         header: pb.ExchangeHeader,
         parts: Sequence[tuple[int, memoryview]],
+        sent: Callable[[], object],
     ) -> tuple[pb.ExchangeAnswer, Arrival]:
         connection.send(header.SerializeToString(), [part for _, part in parts])
-        self._sent()
+        sent()
         message = connection.receive_message()
         if message is None:
             raise Unreachable(f"{self._peer} has closed the data connection")
         return wire.parse_header(message, pb.ExchangeAnswer), Streamed(connection)
 
-    def _left(self, box: WorkerBox, message: bytes) -> Iterator[bytes]:
-        answer = box.exchange(message, lambda: not self._call.is_active(), self._sent)
+    def _left(self, box: WorkerBox, message: bytes, sent: Callable[[], object]) -> Iterator[bytes]:
+        answer = box.exchange(message, lambda: not self._call.is_active(), sent)
         if answer is None:
             yield from self._answers()
         else:

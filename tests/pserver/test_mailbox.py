@@ -77,6 +77,17 @@ def test_requests_and_answers_take_turns(memory: NDArray, pool: ThreadPoolExecut
     assert served.result(30) == sent
 
 
+def test_who_sends_is_told_when_it_is_the_shards_turn(memory: NDArray) -> None:
+    worker = WorkerBox(memory)
+    shard = ShardBox(memory, worker.session)
+
+    def sent() -> None:
+        # All over, so neither side waits: the request is here, and its answer is yet to come.
+        shard.answer(b"to " + (shard.receive(lambda: True) or b""))
+
+    assert worker.exchange(b"one", lambda: True, sent) == b"to one"
+
+
 def test_a_request_that_comes_by_grpc_is_announced(memory: NDArray) -> None:
     worker = WorkerBox(memory)
     shard = ShardBox(memory, worker.session)
@@ -258,7 +269,7 @@ def test_values_in_chunks_do_not_go_into_a_mailbox() -> None:
             assert session._box is not None
             pull = pb.PullRequest(fence=fence, newest=True, encoding=types.ENCODING_PLAIN)
             [message] = encode_stream(pb.ExchangeHeader(pull=pull), ())
-            answer = session._left(session._box, message)
+            answer = session._left(session._box, message, lambda: None)
             with pytest.raises(grpc.RpcError) as caught:
                 list(answer)
     assert "do not go into a mailbox" in str(caught.value.details())

@@ -50,8 +50,10 @@ def serve_shards(
     mode: Literal["async", "sync"] = "async",
     replicas: int = 0,
     policy: Policy | None = None,
+    data_port: int | None = None,
 ) -> Iterator[Shards]:
-    """Shards 0 to ``plan.shards`` - 1, uninitialized; of ``policy`` if it is given."""
+    """Shards 0 to ``plan.shards`` - 1, uninitialized; of ``policy`` if it is given. ``data_port``
+    is 0 for data connections."""
     policy = policy or Policy(mode=mode, replicas=replicas or None)
     engines, servers, addresses = [], [], []
     with ExitStack() as stack:
@@ -59,7 +61,7 @@ def serve_shards(
             updates = make_engine("numpy", SGD, plan, shard)
             identity = ShardIdentity(shard, 100 + shard, 1, 1, policy)
             engine = ShardEngine(identity, plan, updates, NoSink())
-            server = stack.enter_context(ShardServer(shard, "127.0.0.1:0"))
+            server = stack.enter_context(ShardServer(shard, "127.0.0.1:0", data_port=data_port))
             server.open(engine)
             engines.append(engine)
             servers.append(server)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pserver.server import ShardServer
+from pserver.session import Session
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed, ShardUnreachable, StaleGeneration
@@ -67,6 +70,45 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         trainable, state = "float32.trainable", "float32.state"
         np.testing.assert_array_equal(into[trainable], values[trainable] - 0.5 * updates[trainable])
         np.testing.assert_array_equal(into[state], values[state] + updates[state])
+
+
+@pytest.mark.parametrize("way", ["data connection", "gRPC"])
+def test_who_waits_is_told_once_when_the_requests_to_all_shards_have_left(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    plan = make_cut_plan(3)
+    events: list[str] = []
+    exchange = Session.exchange
+
+    def left(
+        session: Session, header: Any, parts: Any, sent: Callable[[], object] = lambda: None
+    ) -> Any:
+        if not (header.HasField("push") or header.HasField("pull")):
+            return exchange(session, header, parts, sent)
+
+        def noted() -> None:
+            assert events.count("answered") < plan.shards
+            events.append("left")
+            sent()
+
+        found = exchange(session, header, parts, noted)
+        events.append("answered")
+        return found
+
+    monkeypatch.setattr(Session, "exchange", left)
+    data_port = 0 if way == "data connection" else None
+    with (
+        serve_shards(plan, data_port=data_port) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing, sent=lambda: events.append("told")) as router,
+    ):
+        values, into = arrays(plan, 1), arrays(plan, 0)
+        router.initialize(values)
+        for _ in range(2):
+            events.clear()
+            router.pull(None, into)
+            assert events.count("told") == 1
+            assert events[: events.index("told")].count("left") == plan.shards
 
 
 def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
