@@ -88,7 +88,7 @@ class SleepingSource(WithoutTables):
     def forget(self) -> None:
         pass
 
-    def read_on(self) -> None:
+    def waiting(self, now: bool, /) -> None:
         pass
 
     def read(self, batch: BatchId) -> int:

@@ -117,7 +117,8 @@ class ShardClient:
         deadline_s: of one try of an exchange; it may last up to twice as long.
         stop: set from elsewhere, it ends the repetition of calls.
         announce: hears why a call has to be repeated.
-        sent: called when the request of an exchange has left; what follows is a wait.
+        sent: called when the request of an exchange has left, or gRPC has it; what follows is a
+            wait. Again where the call is repeated.
         """
         self.peer = f"shard {shard} at {address}"
         self._incarnation = incarnation
@@ -245,7 +246,7 @@ class ShardClient:
             ResourceExhausted: two attempts of the micro-batch are staged already.
         """
         header = pb.ExchangeHeader()
-        self._announce_push(header.push, fence, push)
+        self._fill_push(header.push, fence, push)
         return wire.from_push_result(self._exchange(header, None, push).push)
 
     def push_pull(
@@ -262,7 +263,7 @@ class ShardClient:
             return result, self.pull(fence, push.worker, None, into, rows=rows)
         header = pb.ExchangeHeader()
         header.pull.newest = True
-        self._announce_push(header.push, fence, push)
+        self._fill_push(header.push, fence, push)
         answer = self._exchange(header, into, push, rows)
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
@@ -290,7 +291,7 @@ class ShardClient:
 
         return persist(call, self._retry, give_up, stop=self._stop, announce=self.announce)
 
-    def _announce_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
+    def _fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
         """Fills ``header``, where it stands."""
         header.fence.CopyFrom(fence)
         header.worker = push.worker

@@ -62,7 +62,8 @@ class Session:
         sent: Callable[[], object] = lambda: None,
     ) -> tuple[pb.ExchangeAnswer, Arrival]:
         """Carries one exchange out; the tensors of the answer have to be received to their end.
-        ``sent`` is called when the request has left, and its answer is what is waited for.
+        ``sent`` is called when the request has left, or gRPC has it, and its answer is what is
+        waited for.
 
         Raises:
             grpc.RpcError: the call has ended, by the shard's word or otherwise.

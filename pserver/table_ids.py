@@ -34,7 +34,8 @@ def count(rows: TableIds) -> int:
 
 
 def add_table_ids(field: Any, rows: TableIds) -> None:
-    """Adds ids to a message's ``field``, in place: each copy of them is half a megabyte.
+    """Adds ids to a repeated ``field`` of a message, where it stands: messages that are made first
+    are copied once more.
 
     Raises:
         InvalidArgument: more than one message may name.

@@ -94,13 +94,13 @@ def parse_message(message: bytes) -> StreamMessage:
         InvalidArgument: the bytes are not such a message.
     """
     view = memoryview(message)
-    header: bytes | None = None
+    headers: list[memoryview] = []
     chunk: Piece | None = None
     try:
         for tag, _, value in _fields(view):
             if tag == _HEADER_TAG:
                 # Occurrences of a message field merge; their bytes concatenated do just that.
-                header = bytes(value) if header is None else header + bytes(value)
+                headers.append(value)
             elif tag == _CHUNK_TAG:
                 if chunk is not None:
                     raise InvalidArgument("a stream message holds two chunks; expected one")
@@ -109,7 +109,7 @@ def parse_message(message: bytes) -> StreamMessage:
         raise InvalidArgument(
             f"a stream message of {len(message)} bytes is cut short or not protobuf"
         ) from None
-    return StreamMessage(header, chunk)
+    return StreamMessage(b"".join(headers) if headers else None, chunk)
 
 
 def _parse_chunk(view: memoryview) -> Piece:

@@ -88,7 +88,7 @@ def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
 
 
 class Compute:
-    """The model's step, its data and its parameters. One thread uses it.
+    """The model's step, its data and its parameters. One thread uses it, but for :meth:`waiting`.
 
     Parameters are received into ``spare`` while the results of the last step, which may alias
     the current ones, are still on their way; ``swap`` then makes the spare set current. Both are
@@ -186,9 +186,9 @@ class Compute:
         """What was expected does not come."""
         self._feed.forget()
 
-    def read_on(self) -> None:
-        """This thread waits for the shards now: what is to be read ahead disturbs nobody."""
-        self._feed.read_on()
+    def waiting(self, now: bool) -> None:
+        """Whether the trainer waits for the shards; to read ahead disturbs nobody then."""
+        self._feed.waiting(now)
 
     def read(self, batch: BatchId) -> Any:
         """The data of ``batch``, waited for where it was not read ahead.

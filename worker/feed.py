@@ -13,7 +13,7 @@ from psrpc.batch import BatchId
 Prepared = TypeVar("Prepared")
 
 PATIENCE_S = 0.01
-"""How long reading waits for :meth:`Feed.read_on` while there is a batch ready. A step that takes
+"""How long reading waits for :meth:`Feed.waiting` while there is a batch ready. A step that takes
 longer is TensorFlow's for the most part, which lets other threads run."""
 
 
@@ -41,7 +41,7 @@ class Feed(Generic[Prepared]):
         self._changed = threading.Condition()
         self._expected: deque[BatchId] = deque()
         self._reading: BatchId | None = None
-        self._undisturbed = False
+        self._waiting = False
         self._ready: dict[BatchId, _Found[Prepared]] = {}
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
@@ -87,7 +87,6 @@ class Feed(Generic[Prepared]):
             found = self._ready.pop(batch, None)
             if found is None and batch in self._expected:
                 self._expected.remove(batch)
-            self._undisturbed = False
             self._changed.notify_all()
         if found is None:
             return self._read(batch)
@@ -95,11 +94,13 @@ class Feed(Generic[Prepared]):
             raise found.error
         return found.get()
 
-    def read_on(self) -> None:
-        """Whoever gets the batches waits for something else now: to read disturbs nobody."""
+    def waiting(self, now: bool) -> None:
+        """Whether whoever gets the batches waits for something else: then to read disturbs
+        nobody."""
         with self._changed:
-            self._undisturbed = True
-            self._changed.notify_all()
+            self._waiting = now
+            if now and self._expected:
+                self._changed.notify_all()
 
     def peek(self, batch: BatchId) -> Prepared | None:
         """The batch, which stays there, if it has been read without an error."""
@@ -111,7 +112,7 @@ class Feed(Generic[Prepared]):
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_to_do)
-                if self._ready and not self._undisturbed:
+                if self._ready and not self._waiting:
                     self._changed.wait_for(self._may_begin, self._patience_s)
                 if self._stopped:
                     return
@@ -130,7 +131,7 @@ class Feed(Generic[Prepared]):
         return self._stopped or bool(self._expected and len(self._ready) < self._depth)
 
     def _may_begin(self) -> bool:
-        return self._stopped or self._undisturbed or not self._ready
+        return self._stopped or self._waiting or not self._ready
 
 
 class _Found(Generic[Prepared]):

@@ -111,9 +111,9 @@ class GradientSource(Protocol):
     def forget(self) -> None:
         """What was expected does not come."""
 
-    def read_on(self) -> None:
-        """The thread that uses this waits for the shards now: a good moment to read ahead. Any
-        thread."""
+    def waiting(self, now: bool, /) -> None:
+        """Whether the thread that uses this waits for the shards: a good time to read ahead. Called
+        by any thread."""
 
     def read(self, batch: BatchId) -> Any:
         """The data of ``batch``, for :meth:`gradient`."""

@@ -59,7 +59,7 @@ def join(
         if workspace.why:
             log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
         source.prepare(plan, workspace)
-        shards = stack.enter_context(Router(cluster, plan, standing, workspace, source.read_on))
+        shards = stack.enter_context(Router(cluster, plan, standing, workspace, source.waiting))
         leases = Leases(standing, source, times)
         rows = stack.enter_context(
             RowFetcher(source, shards, tables=bool(plan.tables), prefetch=prefetch_rows)

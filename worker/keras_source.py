@@ -116,8 +116,8 @@ class KerasSource:
     def forget(self) -> None:
         self._made.forget()
 
-    def read_on(self) -> None:
-        self._made.read_on()
+    def waiting(self, now: bool) -> None:
+        self._made.waiting(now)
 
     def read(self, batch: BatchId) -> Any:
         return self._made.read(batch)

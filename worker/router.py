@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -47,15 +48,16 @@ class Router:
         plan: Plan,
         standing: Standing,
         workspace: Workspace | None = None,
-        sent: Callable[[], object] = lambda: None,
+        waiting: Callable[[bool], object] = lambda _now: None,
     ) -> None:
-        """``sent`` is called, by any thread, when the requests to all shards have left and what
-        follows is a wait."""
+        """``waiting`` is called, by any thread, with True when the requests of a push or a pull of
+        parameters have gone to all shards, and with False when all have answered."""
         self._standing = standing
         self._abort = threading.Event()
-        self._sent = sent
-        self._unsent = 0
-        self._counting = threading.Lock()
+        self._waiting = waiting
+        # Shards whose requests have yet to go; changed under the lock.
+        self._unsent: set[int] = set()
+        self._sending = threading.Lock()
         # Why the shards' last calls had to be repeated.
         self._why: dict[int, str] = {}
         self._pending: set[int] = set()
@@ -72,7 +74,7 @@ class Router:
                 retry=retry,
                 stop=self._abort,
                 announce=self._announcer(index),
-                sent=self._one_sent,
+                sent=partial(self._sent, index),
             )
             for index, shard in enumerate(cluster.shards)
         ]
@@ -151,7 +153,8 @@ class Router:
         self._pulling = True
         try:
             with span("pull", source=source):
-                pulled = self._all(pull)
+                # Rows by themselves may come while a gradient is computed.
+                pulled = self._all(pull, told=into is not None)
         finally:
             self._pulling = False
         versions = [info.version for info in pulled]
@@ -249,12 +252,15 @@ class Router:
             for shard, base in enumerate(bases)
         ]
 
-    def _one_sent(self) -> None:
-        with self._counting:
-            self._unsent -= 1
-            last = self._unsent == 0
+    def _sent(self, shard: int) -> None:
+        with self._sending:
+            # A request that is repeated goes twice.
+            if shard not in self._unsent:
+                return
+            self._unsent.remove(shard)
+            last = not self._unsent
         if last:
-            self._sent()
+            self._waiting(True)
 
     def _announcer(self, shard: int) -> Callable[[str], None]:
         def announce(reason: str) -> None:
@@ -271,8 +277,11 @@ class Router:
             for client in self._clients:
                 client.cancel()
 
-    def _all(self, call: Callable[[int], Result], *, finishing: bool = False) -> list[Result]:
-        """``call`` for each shard; none is under way any more on return. See Standing.check."""
+    def _all(
+        self, call: Callable[[int], Result], *, finishing: bool = False, told: bool = True
+    ) -> list[Result]:
+        """``call`` for each shard; none is under way any more on return. See Standing.check.
+        ``told``: that this is waited for."""
         # In this order: an interrupt that comes in between is seen.
         self._abort.clear()
         self._standing.check(finishing=finishing)
@@ -281,7 +290,7 @@ class Router:
         self._why.clear()
         shards = range(len(self._clients))
         self._pending.update(shards)
-        self._unsent = len(shards)
+        self._unsent = set(shards if told else ())
         with self._standing.waits.on(self.awaited):
             futures = [self._pool.submit(self._one, call, shard) for shard in shards[1:]]
             first: Future[Result] = Future()
@@ -293,6 +302,8 @@ class Router:
                 return _results([first, *futures], self._standing)
             finally:
                 self._standing.hurry(False)
+                if told:
+                    self._waiting(False)
 
     def _one(self, call: Callable[[int], Result], shard: int) -> Result:
         try:

@@ -19,8 +19,8 @@ Kept = npt.NDArray[np.bool_] | None
 
 OutOfVocabulary = Literal["error", "clip", "drop"]
 
-_HALF = 2**31 - 1
-"""The greatest id that leaves room for its place in 64 bits."""
+_MAX_PACKED = 2**31 - 1
+"""Ids from 0 to this leave room for their place in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _sorted(ids: Ids, kept: Kept) -> tuple[Ids, ByRow]:
     places = np.arange(ids.size) if kept is None else np.flatnonzero(kept)
     ids = ids if kept is None else ids[kept]
     numbers, unique = ids, None
-    if not (ids.size and ids.min() >= 0 and ids.max() <= _HALF):
+    if not (ids.size and ids.min() >= 0 and ids.max() <= _MAX_PACKED):
         unique, numbers = np.unique(ids, return_inverse=True)
     # To sort numbers is several times as fast as to find the order that sorts them.
     keys = numbers << 32

@@ -104,7 +104,7 @@ class WitnessSource:
     def forget(self) -> None:
         pass
 
-    def read_on(self) -> None:
+    def waiting(self, now: bool, /) -> None:
         pass
 
     def read(self, batch: BatchId) -> int:

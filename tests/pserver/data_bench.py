@@ -79,5 +79,5 @@ def pushing(client: ShardClient) -> pb.ExchangeHeader:
     gradient = part(PLAN, normal())
     push = Push("worker-1", BATCH, 1, 0, gradient)
     header = pb.ExchangeHeader()
-    client._announce_push(header.push, client.fence(1, 1), push)
+    client._fill_push(header.push, client.fence(1, 1), push)
     return header

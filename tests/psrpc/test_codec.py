@@ -220,6 +220,15 @@ def test_unusual_protobuf_is_read_as_the_generated_classes_do(data: bytes) -> No
     check_alike(PullResponse, data)
 
 
+def test_a_header_in_many_pieces_is_one() -> None:
+    """Each is copied once: a peer may send a million of them."""
+    pieces = [b"", b"first", b"", b"second"]
+    message = b"".join(bytes((0x0A, len(piece))) + piece for piece in pieces)
+    assert parse_message(message).header == b"firstsecond"
+    assert parse_message(b"\x0a\x00").header == b""
+    assert parse_message(b"").header is None
+
+
 def test_two_chunks_in_one_message_are_refused() -> None:
     one = PullResponse(chunk=Chunk(data=b"abcd")).SerializeToString()
     with pytest.raises(InvalidArgument, match="two chunks"):

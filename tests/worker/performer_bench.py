@@ -25,7 +25,7 @@ from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards
 from worker.data import Array
 from worker.ending import Stopped
-from worker.gradient_source import GradientSource, Pull, WithoutTables
+from worker.gradient_source import Pull, WithoutTables
 from worker.performer import Performer
 from worker.standing import Standing
 from worker.step_times import StepTimes
@@ -58,6 +58,7 @@ class Source(WithoutTables):
         self._standing = standing
         self._stop_at = stop_at
         self._during = during
+        self.waits: list[bool] = []
 
     wire: Encoding = "plain"
     spare: Mapping[str, Array]
@@ -79,7 +80,8 @@ class Source(WithoutTables):
 
     def forget(self) -> None: ...
 
-    def read_on(self) -> None: ...
+    def waiting(self, now: bool, /) -> None:
+        self.waits.append(now)
 
     def read(self, batch: BatchId) -> int:
         return batch.first
@@ -122,6 +124,7 @@ class Running:
     coordinator: ScriptedCoordinator
     shards: Shards
     standing: Standing
+    source: Source
     ended: Future[None]
 
     def check(self, *batches: int) -> None:
@@ -157,7 +160,7 @@ def at_work(
         Standing(client, 7, connect_timeout_s=600, times=times.totals) as standing,
     ):
         coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
-        source: GradientSource = Source(standing, stop_at, during)
+        source = Source(standing, stop_at, during)
         ended: Future[None] = Future()
 
         def run() -> None:
@@ -172,7 +175,7 @@ def at_work(
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield Running(coordinator, shards, standing, ended)
+            yield Running(coordinator, shards, standing, source, ended)
         finally:
             standing.stop()
             thread.join()

@@ -36,7 +36,7 @@ class Source:
             assert self.changed.wait_for(lambda: self.reads >= reads, timeout=10)
 
     def comes_to_rest_at(self, reads: int) -> bool:
-        """Whether no read is begun beyond that in the time that one begins in a hundred times."""
+        """Whether none is begun after so many. One that is begun has 50 ms to show it."""
         with self.changed:
             return not self.changed.wait_for(lambda: self.reads > reads, timeout=0.05)
 
@@ -81,12 +81,12 @@ def test_with_a_batch_ready_the_next_is_read_when_nobody_is_disturbed() -> None:
         feed.get(batch(0))
         source.wait_for(2)
         assert source.comes_to_rest_at(2)
-        feed.read_on()
+        feed.waiting(True)
         source.wait_for(3)
+        feed.waiting(False)
         feed.get(batch(1))
-        # What was said counts until a batch is got.
         assert source.comes_to_rest_at(3)
-        feed.read_on()
+        feed.waiting(True)
         source.wait_for(4)
     assert source.read_by[batch(3)] == "feed"
 

@@ -42,6 +42,8 @@ both = pytest.mark.parametrize("shm", [False, True])
 def test_batches_are_done_once_without_tensorflow(shm: bool) -> None:
     with at_work(lambda _c, _s: [task(0, 1, 2), task(3)], shm=shm) as running:
         running.check(0, 1, 2, 3)
+        # Told of the first pull and of each batch, after the initialization, which is no exchange.
+        assert running.source.waits == [False, *[True, False] * 5]
         assert set(running.coordinator.reports()) == {1, 2, 3, 4}
         (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
         assert (left.reason, left.fatal) == ("the job is done", False)

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pserver.client import ShardClient
+from pserver.engine import ShardEngine
 from pserver.server import ShardServer
-from pserver.session import Session
+from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
-from psrpc.errors import RoundPassed, ShardUnreachable, StaleGeneration
+from psrpc.errors import NotReady, RoundPassed, ShardUnreachable, StaleGeneration
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.v1 import types_pb2
 from tests.pserver.shards import part
@@ -20,6 +21,8 @@ from tests.worker.shards import serve_shards, standing_alone
 from worker.data import Array
 from worker.ending import Stopped
 from worker.router import Router
+from worker.row_sets import ReceivedRows
+from worker.rows import RowsNeeded
 from worker.standing import Standing
 
 
@@ -72,43 +75,91 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         np.testing.assert_array_equal(into[state], values[state] + updates[state])
 
 
-@pytest.mark.parametrize("way", ["data connection", "gRPC"])
-def test_who_waits_is_told_once_when_the_requests_to_all_shards_have_left(
+@pytest.mark.parametrize("way", ["shared memory", "data connection", "gRPC"])
+def test_who_waits_is_told_when_all_requests_have_gone(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     plan = make_cut_plan(3)
-    events: list[str] = []
-    exchange = Session.exchange
+    told: list[bool] = []
+    gone = threading.Event()
+    pull = ShardEngine.pull
 
-    def left(
-        session: Session, header: Any, parts: Any, sent: Callable[[], object] = lambda: None
-    ) -> Any:
-        if not (header.HasField("push") or header.HasField("pull")):
-            return exchange(session, header, parts, sent)
+    def waiting(now: bool) -> None:
+        told.append(now)
+        if now:
+            gone.set()
 
-        def noted() -> None:
-            assert events.count("answered") < plan.shards
-            events.append("left")
-            sent()
+    def answered(engine: ShardEngine, *request: Any) -> Any:
+        # No shard answers before.
+        assert gone.wait(10)
+        return pull(engine, *request)
 
-        found = exchange(session, header, parts, noted)
-        events.append("answered")
-        return found
-
-    monkeypatch.setattr(Session, "exchange", left)
-    data_port = 0 if way == "data connection" else None
     with (
-        serve_shards(plan, data_port=data_port) as served,
+        serve_shards(plan, data_port=0 if way == "data connection" else None) as served,
         standing_alone() as standing,
-        Router(served.cluster, plan, standing, sent=lambda: events.append("told")) as router,
+        closing(Workspace(plan, shared=way == "shared memory")) as workspace,
+        Router(served.cluster, plan, standing, workspace, waiting) as router,
     ):
-        values, into = arrays(plan, 1), arrays(plan, 0)
-        router.initialize(values)
+        router.initialize(arrays(plan, 1))
+        monkeypatch.setattr(ShardEngine, "pull", answered)
         for _ in range(2):
-            events.clear()
-            router.pull(None, into)
-            assert events.count("told") == 1
-            assert events[: events.index("told")].count("left") == plan.shards
+            told.clear()
+            gone.clear()
+            router.pull(None, workspace.sets[0])
+            assert told == [True, False]
+
+
+def test_a_request_that_is_repeated_has_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_cut_plan(2)
+    begun: set[int] = set()
+    told: list[tuple[bool, int]] = []
+    tries: list[ShardEngine] = []
+    again = threading.Event()
+    ask, pull = ShardClient.pull, ShardEngine.pull
+
+    def late(client: ShardClient, *request: Any) -> Any:
+        shard = client._shard
+        if shard:
+            assert again.wait(10)
+        begun.add(shard)
+        return ask(client, *request)
+
+    def refuses_once(engine: ShardEngine, *request: Any) -> Any:
+        if engine.identity.shard == 0 and not again.is_set():
+            tries.append(engine)
+            if len(tries) == 2:
+                again.set()
+            raise NotReady("a moment")
+        return pull(engine, *request)
+
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(
+            served.cluster, plan, standing, waiting=lambda now: told.append((now, len(begun)))
+        ) as router,
+    ):
+        router.initialize(arrays(plan, 1))
+        told.clear()
+        monkeypatch.setattr(ShardClient, "pull", late)
+        monkeypatch.setattr(ShardEngine, "pull", refuses_once)
+        router.pull(None, arrays(plan, 0))
+    assert told == [(True, 2), (False, 2)]
+
+
+def test_rows_by_themselves_are_fetched_in_silence() -> None:
+    """A gradient may be computed meanwhile."""
+    plan = make_cut_plan(2)
+    told: list[bool] = []
+    with (
+        serve_shards(plan) as served,
+        standing_alone() as standing,
+        Router(served.cluster, plan, standing, waiting=told.append) as router,
+    ):
+        router.initialize(arrays(plan, 1))
+        told.clear()
+        router.pull(None, None, rows=ReceivedRows(RowsNeeded((), ()), ()))
+    assert told == []
 
 
 def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:

@@ -56,6 +56,20 @@ def test_each_place_is_that_of_its_id_and_each_shard_has_its_own_ascending(shard
             assert (shard_of(mine, shards) == shard).all()
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(
+    "edge", [(2**31 - 2, 2**31 - 1), (2**31 - 1, 2**31), (-1, 0), (-(2**63), 2**63 - 1)]
+)
+def test_ids_of_any_size_are_found_in_the_order_of_the_batch(
+    edge: tuple[int, int], shards: int
+) -> None:
+    given = np.array([*edge, 5, *edge, 0, edge[1]])
+    needed, (at,), (by,) = find_rows([table()], [Call(0, IdRule("x"))], [given], shards)
+    assert sorted(needed.ids[0].tolist()) == sorted({*edge, 5, 0})
+    np.testing.assert_array_equal(needed.ids[0][at], given)
+    np.testing.assert_array_equal(by.order, np.argsort(at, kind="stable"))
+
+
 def test_the_order_by_row_is_that_of_the_batch_within_a_row() -> None:
     tables = [table("a"), table("b", vocabulary=5), table("unused")]
     calls = [Call(1, IdRule("x", "drop")), Call(0, IdRule("y")), Call(1, IdRule("z"))]
