@@ -120,9 +120,7 @@ def find_rows(
         ids.append(unique)
         cuts.append(cut)
         orders.append(by)
-        at = np.empty(flat.size, np.int32)
-        if kept is not None:
-            at.fill(-1)
+        at = np.full(flat.size, -1, np.int32)
         at[by.order] = np.repeat(np.arange(unique.size, dtype=np.int32), np.diff(by.starts))
         start = 0
         for i in mine:
