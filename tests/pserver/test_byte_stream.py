@@ -21,9 +21,17 @@ ONE, OTHER = b"1" * 32, b"2" * 32
 Pair = tuple[socket.socket, socket.socket]
 
 
+def tcp_pair() -> Pair:
+    """The two ends of a connection within this host."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    return near, far
+
+
 @pytest.fixture
 def sockets() -> Iterator[Pair]:
-    near, far = socket.socketpair()
+    near, far = tcp_pair()
     with near, far:
         yield near, far
 
@@ -83,11 +91,12 @@ def test_more_pieces_than_a_system_call_takes(sockets: Pair, sealed: bool) -> No
 )
 @settings(max_examples=60, deadline=None)
 def test_any_pieces_arrive_in_any_parts(sent: list[int], asked: list[int], sealed: bool) -> None:
-    near, far = socket.socketpair()
+    near, far = tcp_pair()
     with near, far, pytest.MonkeyPatch.context() as patch:
         # Small, so that every way of meeting a border is met.
         patch.setattr(byte_stream, "RECORD_BYTES", 16)
         patch.setattr(byte_stream, "_SHORT_BYTES", 8)
+        patch.setattr(byte_stream, "_PIECE_BYTES", 20)
         data = b"".join(pieces(sent))
         one, other = streams((near, far), sealed=sealed)
         one.send([memoryview(piece) for piece in pieces(sent)])
@@ -100,6 +109,21 @@ def test_any_pieces_arrive_in_any_parts(sent: list[int], asked: list[int], seale
             if count < len(into):
                 break
         assert came == data
+
+
+def test_what_comes_bit_by_bit_is_waited_for(sockets: Pair) -> None:
+    near, far = sockets
+    sent = b"".join(pieces([3 << 20]))
+    stream, into = PlainStream(far), bytearray(3 << 20)
+    with ThreadPoolExecutor(1) as threads:
+        filling = threads.submit(stream.fill, memoryview(into))
+        for start in range(0, len(sent), 70_001):
+            near.sendall(sent[start : start + 70_001])
+        assert filling.result() == len(sent)
+    assert bytes(into) == sent
+    # What is short is not waited for longer than it takes to come.
+    near.sendall(b"short")
+    assert stream.fill(memoryview(into)[:5]) == 5
 
 
 @pytest.mark.parametrize("sealed", [False, True])

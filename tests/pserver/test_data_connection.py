@@ -302,3 +302,34 @@ def test_a_client_by_token_has_its_data_sealed_too(certs: Path, tmp_path: Path) 
         connection = data_of(client)
         assert connection is not None
         assert isinstance(connection._stream, SealedStream)
+
+
+# -- within a host ---------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="the system has no such choice")
+def test_within_a_host_nothing_is_sent_by_a_timer() -> None:
+    def control(of: socket.socket) -> bytes:
+        return of.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    with far, closing(DataConnection(near, "the shard")):
+        assert control(near) == b"reno"
+
+
+def test_another_host_keeps_its_congestion_control() -> None:
+    class Elsewhere(socket.socket):
+        def getpeername(self) -> tuple[str, int]:
+            return ("192.0.2.1", 7000)
+
+        def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+            assert option != getattr(socket, "TCP_CONGESTION", None)
+            super().setsockopt(level, option, value)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    with far, closing(DataConnection(Elsewhere(fileno=near.detach()), "the shard")):
+        pass
