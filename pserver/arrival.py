@@ -22,6 +22,13 @@ from psrpc.tables import Ids, Rows
 NDArray = npt.NDArray[Any]
 
 
+Seen = Callable[[int, NDArray], object]
+"""Is given the index of a table and elements of its rows, of any shape."""
+
+_SEEN_ELEMENTS = 1 << 18
+"""At a time, while they are in the cache: to look at 16 MB later takes 0.7 ms."""
+
+
 @dataclass(slots=True)
 class Arrived:
     """A gradient that is here, whole: what the update engine takes.
@@ -54,9 +61,10 @@ class Arrival(Protocol):
         extents: Sequence[Extent],
         into: Mapping[str, NDArray],
         rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """Puts them into ``into``, arena name -> array of the announced bytes, and ``rows``, by
-        table.
+        table. Where they come piece by piece, ``seen`` is given each part of rows once.
 
         Raises:
             InvalidArgument: what came is not what was announced.
@@ -93,6 +101,7 @@ class Chunks(_Travelling):
         extents: Sequence[Extent],
         into: Mapping[str, NDArray],
         rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,  # noqa: ARG002
     ) -> None:
         """See :class:`Arrival`."""
         Assembly(plan, extents, into, rows).accept_all(self.pieces)
@@ -110,6 +119,7 @@ class Streamed(_Travelling):
         extents: Sequence[Extent],
         into: Mapping[str, NDArray],
         rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """See :class:`Arrival`.
 
@@ -119,7 +129,15 @@ class Streamed(_Travelling):
         for extent, target in targets(plan, extents, into, rows):
             assert target.flags.c_contiguous
             assert target.nbytes == extent.nbytes
-            self.connection.receive_into(target.reshape(-1).view(np.uint8).data)
+            flat = target.reshape(-1)
+            table = extent.arena - len(plan.arenas)
+            if seen is None or table < 0:
+                self.connection.receive_into(flat.view(np.uint8).data)
+                continue
+            for start in range(0, flat.size, _SEEN_ELEMENTS):
+                part = flat[start : start + _SEEN_ELEMENTS]
+                self.connection.receive_into(part.view(np.uint8).data)
+                seen(table, part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +168,7 @@ class Shared:
         extents: Sequence[Extent],
         into: Mapping[str, NDArray],
         rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,  # noqa: ARG002
     ) -> None:
         """See :class:`Arrival`."""
         for name, view in self.place(plan, extents).items():
@@ -213,12 +232,7 @@ def arriving(
                     .view(np.uint8)[: extent.nbytes]
                     .view(wire_dtype(extent.encoding, own[name].dtype))
                 )
-        own_rows: dict[int, Rows] = {}
-        if rows:
-            own_rows = {table: Rows(ids, _row_buffer(plan, table, ids)) for table, ids in rows}
-            arrival.receive(plan, extents, into, {t: own_rows[t].values for t in own_rows})
-        else:
-            arrival.receive(plan, extents, into)
+        own_rows = _receive(plan, extents, arrival, into, rows)
         for name, extent in encoded:
             if extent.encoding in VALUES:
                 np.copyto(own[name], _typed(plan, extent, into))
@@ -226,6 +240,28 @@ def arriving(
                 decode(extent.encoding, into[name], own[name])
             into[name] = own[name]
         yield Arrived(into, loan, own_rows)
+
+
+def _receive(
+    plan: Plan,
+    extents: Sequence[Extent],
+    arrival: Arrival,
+    into: Mapping[str, NDArray],
+    rows: TableIds,
+) -> dict[int, Rows]:
+    """Receives all; the gradients of ``rows``."""
+    if not rows:
+        arrival.receive(plan, extents, into)
+        return {}
+    values = {table: _row_buffer(plan, table, ids) for table, ids in rows}
+    unknown = {table: array.size for table, array in values.items()}
+
+    def look(table: int, part: NDArray) -> None:
+        if np.isfinite(part).all():
+            unknown[table] -= part.size
+
+    arrival.receive(plan, extents, into, values, look)
+    return {table: Rows(ids, values[table], not unknown[table]) for table, ids in rows}
 
 
 def _named(plan: Plan, extents: Sequence[Extent]) -> Iterator[tuple[str, Extent]]:

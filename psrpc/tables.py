@@ -84,10 +84,12 @@ class TableSpec:
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Rows of one table: ``ids`` int64 ``[n]``, strictly ascending, and ``values`` float32
-    ``[n, width]``, what they hold or their gradients."""
+    ``[n, width]``, what they hold or their gradients. ``finite``: somebody has looked at all
+    values and found them so."""
 
     ids: Ids
     values: npt.NDArray[np.float32] = field(repr=False)
+    finite: bool = False
 
 
 def mix(ids: npt.NDArray[Any]) -> Hashes:

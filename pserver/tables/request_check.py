@@ -57,6 +57,8 @@ def check_gradients(spec: TableSpec, rows: Rows) -> None:
             f"table {spec.name!r} got gradients {values.dtype}{list(values.shape)}; expected "
             f"float32[{len(rows.ids)}, {spec.width}]"
         )
+    if rows.finite:
+        return
     step = max(1, _BLOCK // spec.width)
     for start in range(0, len(values), step):
         finite = np.isfinite(values[start : start + step])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pserver.arrival import Shared
+from pserver.arrival import Seen, Shared
 from pserver.assembly import Extent
 from pserver.engine import ShardEngine
 from pserver.requests import (
@@ -82,6 +82,7 @@ class Arriving:
         extents: Sequence[Extent],
         into: Mapping[str, Any],
         rows: Mapping[int, Any] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         self.begun.set()
         assert self.come.wait(WAIT_S)
@@ -135,6 +136,7 @@ class Waiting(Shared):
         extents: Sequence[Extent],
         into: Mapping[str, Any],
         rows: Mapping[int, Any] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         raise AssertionError("nothing was to arrive any more")
 

@@ -19,7 +19,7 @@ from coordinator.certs import make_certificates
 from pserver import data_listener, wire
 from pserver.byte_stream import SealedStream
 from pserver.client import Push, ShardClient
-from pserver.data_connection import DataConnection
+from pserver.data_connection import DataConnection, _within_host
 from pserver.data_keys import data_keys
 from pserver.data_listener import DataListener
 from pserver.session import Session
@@ -319,17 +319,16 @@ def test_within_a_host_nothing_is_sent_by_a_timer() -> None:
         assert control(near) == b"reno"
 
 
-def test_another_host_keeps_its_congestion_control() -> None:
+def test_what_is_within_a_host() -> None:
     class Elsewhere(socket.socket):
         def getpeername(self) -> tuple[str, int]:
             return ("192.0.2.1", 7000)
 
-        def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-            assert option != getattr(socket, "TCP_CONGESTION", None)
-            super().setsockopt(level, option, value)
-
     with socket.create_server(("127.0.0.1", 0)) as listening:
         near = socket.create_connection(listening.getsockname())
         far, _ = listening.accept()
-    with far, closing(DataConnection(Elsewhere(fileno=near.detach()), "the shard")):
-        pass
+    with far, Elsewhere(fileno=near.detach()) as elsewhere:
+        assert _within_host(far)
+        assert not _within_host(elsewhere)
+    # It is nowhere any more.
+    assert not _within_host(far)

@@ -299,10 +299,15 @@ def unchanged(client: ShardClient, plan: Plan = PLAN) -> bool:
     return (info.version, rows) == (0, [0, 0]) and np.array_equal(into[NAME], counting(plan)[NAME])
 
 
-def test_a_gradient_with_a_nan_names_table_and_id(client: ShardClient) -> None:
+@pytest.mark.parametrize("place", [(0, 0), (4, 1), (11, 2)])
+def test_a_gradient_with_a_nan_names_table_and_id(
+    client: ShardClient, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that the part with it has others before and after it.
+    monkeypatch.setattr("pserver.arrival._SEEN_ELEMENTS", 5)
     rows = gradients_of(1)
-    rows[ITEM].values[4, 1] = np.nan
-    words = rf"'item'.*{rows[ITEM].ids[4]}"
+    rows[ITEM].values[place] = np.nan
+    words = rf"'item'.*{rows[ITEM].ids[place[0]]}"
     with pytest.raises(InvalidArgument, match=words):
         client.push(fence(client), push_of(PLAN, FIRST, rows))
     assert unchanged(client)

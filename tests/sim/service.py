@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pserver.arrival import Seen
 from pserver.assembly import Extent
 from pserver.requests import PullRequest, RowsRequest
 from pserver.table_ids import TableIds
@@ -58,6 +59,7 @@ class Sent:
         extents: Sequence[Extent],
         into: Mapping[str, NDArray],
         rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """See :class:`pserver.arrival.Arrival`."""
         self.meanwhile()
