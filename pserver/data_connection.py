@@ -33,14 +33,17 @@ class DataConnection:
         sealing: keys of what is sent and of what comes; None for plaintext.
         """
         self._socket = connected
+        near = within_host(connected)
         self._stream: ByteStream = (
-            PlainStream(connected) if sealing is None else SealedStream(connected, *sealing)
+            PlainStream(connected, near=near)
+            if sealing is None
+            else SealedStream(connected, *sealing, near=near)
         )
         self._peer = peer
         # Held by who sends or receives, and by who ends or closes the socket: its number must not
         # be another file's by then.
         self._use, self._end = threading.Lock(), threading.Lock()
-        prepare(connected)
+        prepare(connected, near=near)
 
     def send(self, message: bytes, parts: Sequence[memoryview]) -> None:
         """Sends a message and the bytes that it announces: contiguous, one part after another.
@@ -112,7 +115,7 @@ class DataConnection:
         return Unreachable(f"the data connection with {self._peer} broke: {why}")
 
 
-def prepare(connected: socket.socket) -> None:
+def prepare(connected: socket.socket, *, near: bool) -> None:
     """Sets what both sides need."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # What lies between may forget a connection on which nothing happens. Whether the peer lives is
@@ -120,14 +123,15 @@ def prepare(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
-    if _within_host(connected) and hasattr(socket, "TCP_CONGESTION"):
+    if near and hasattr(socket, "TCP_CONGESTION"):
         # Nothing is lost there and nobody to be fair to. What a host has set for its networks may
-        # send by a timer (BBR), which costs a seventh of the time of an exchange of 64 MB.
+        # keep a pace (BBR), which costs a seventh of the time of an exchange of 64 MB.
         with contextlib.suppress(OSError):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
-def _within_host(connected: socket.socket) -> bool:
+def within_host(connected: socket.socket) -> bool:
+    """Whether both ends have one address; False where that is not known."""
     with contextlib.suppress(OSError):
         here, there = connected.getsockname(), connected.getpeername()
         return len(here) > 1 and bool(here[0] == there[0])

@@ -39,8 +39,8 @@ def sockets() -> Iterator[Pair]:
 def streams(sockets: Pair, *, sealed: bool) -> tuple[ByteStream, ByteStream]:
     near, far = sockets
     if not sealed:
-        return PlainStream(near), PlainStream(far)
-    return SealedStream(near, ONE, OTHER), SealedStream(far, OTHER, ONE)
+        return PlainStream(near, near=True), PlainStream(far, near=True)
+    return SealedStream(near, ONE, OTHER, near=True), SealedStream(far, OTHER, ONE, near=True)
 
 
 def pieces(sizes: list[int]) -> list[bytes]:
@@ -96,7 +96,7 @@ def test_any_pieces_arrive_in_any_parts(sent: list[int], asked: list[int], seale
         # Small, so that every way of meeting a border is met.
         patch.setattr(byte_stream, "RECORD_BYTES", 16)
         patch.setattr(byte_stream, "_SHORT_BYTES", 8)
-        patch.setattr(byte_stream, "_PIECE_BYTES", 20)
+        patch.setattr(byte_stream, "_NEAR_PIECE_BYTES", 20)
         data = b"".join(pieces(sent))
         one, other = streams((near, far), sealed=sealed)
         one.send([memoryview(piece) for piece in pieces(sent)])
@@ -111,19 +111,33 @@ def test_any_pieces_arrive_in_any_parts(sent: list[int], asked: list[int], seale
         assert came == data
 
 
+def least(of: socket.socket) -> int:
+    """How many bytes wake who waits for ``of``."""
+    return of.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
 def test_what_comes_bit_by_bit_is_waited_for(sockets: Pair) -> None:
     near, far = sockets
     sent = b"".join(pieces([3 << 20]))
-    stream, into = PlainStream(far), bytearray(3 << 20)
+    stream, into = PlainStream(far, near=True), bytearray(3 << 20)
     with ThreadPoolExecutor(1) as threads:
         filling = threads.submit(stream.fill, memoryview(into))
         for start in range(0, len(sent), 70_001):
             near.sendall(sent[start : start + 70_001])
         assert filling.result() == len(sent)
     assert bytes(into) == sent
-    # What is short is not waited for longer than it takes to come.
+    assert least(far) > 1
+    # Now it must not wait for as many bytes.
     near.sendall(b"short")
     assert stream.fill(memoryview(into)[:5]) == 5
+    assert least(far) == 1
+
+
+def test_between_hosts_the_kernel_keeps_its_window(sockets: Pair) -> None:
+    near, far = sockets
+    sent = b"".join(pieces([3 << 20]))
+    assert carry(PlainStream(near), PlainStream(far), [sent], [len(sent)]) == [sent]
+    assert least(far) == 1
 
 
 @pytest.mark.parametrize("sealed", [False, True])

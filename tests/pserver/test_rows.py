@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
 import numpy as np
@@ -13,6 +13,7 @@ from pserver.client import Push, ShardClient
 from pserver.engine import ShardEngine
 from pserver.requests import PullRequest
 from pserver.rows_wanted import RowsWanted
+from pserver.tables.tables import Tables
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, ResourceExhausted
 from psrpc.plan import Plan
@@ -313,6 +314,21 @@ def test_a_gradient_with_a_nan_names_table_and_id(
     assert unchanged(client)
     # The batch is as if it had never been pushed.
     assert client.push(fence(client), push_of(PLAN, FIRST, gradients_of(1))).outcome == "applied"
+
+
+def test_what_comes_in_pieces_is_looked_at_once(
+    client: ShardClient, transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finite: list[bool] = []
+    check = Tables.check
+
+    def checked(self: Tables, rows: Mapping[int, Rows]) -> None:
+        finite.extend(of_table.finite for of_table in rows.values())
+        check(self, rows)
+
+    monkeypatch.setattr(Tables, "check", checked)
+    client.push(fence(client), push_of(PLAN, FIRST, gradients_of(1)))
+    assert finite == [transport == "data connection"] * 2
 
 
 def test_a_full_table_refuses_the_push_whole(transport: Transport) -> None:
