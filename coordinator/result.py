@@ -161,8 +161,13 @@ def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
     """Makes a file of what a run has trained; empty where the job is not done."""
     if summary.get("phase") != "done" or not summary.get("checkpoint"):
         return ""
-    # No model holds all rows of a table that grows.
-    into = "--tables tables" if summary.get("growing_tables") else "--to model.keras"
+    into = "--to model.keras"
+    if summary.get("growing_tables"):
+        # They may be larger than any one machine.
+        into = "--tables tables"
+    elif summary.get("tables"):
+        # A Keras file has no combiner, no padding and no strings.
+        into = "--to model/"
     return f"coordinator export {shlex.quote(str(run_dir))} {into}"
 
 

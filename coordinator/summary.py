@@ -36,6 +36,7 @@ def summarize(course: Course) -> dict[str, Any]:
         "mode": run.settings.mode,
         "policy": _of_policy(run.followed[-1]),
         "policies": [_of_policy(followed) for followed in run.followed],
+        "tables": len(run.plan.tables),
         "growing_tables": [t.name for t in run.plan.tables if t.vocabulary is None],
         "shards": run.plan.shards,
         "workers": progress.contributors,

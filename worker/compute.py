@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ from worker.devices import Device
 from worker.feed import Feed
 from worker.flat import FlatStep, StepInput, StepResult, batch_signature
 from worker.id_finder import IdFinder
+from worker.inputs import check_whole_numbers
 from worker.job import Job
 from worker.loader import user_code
 from worker.local_sgd import LocalSgd
@@ -35,9 +36,18 @@ class BatchReader:
     """Reads training batches and puts them where the step wants them. Thread-safe."""
 
     def __init__(
-        self, job: Job, device: Device, num_seeds: int, finder: IdFinder | None = None
+        self,
+        job: Job,
+        device: Device,
+        num_seeds: int,
+        finder: IdFinder | None = None,
+        inputs: Sequence[Any] = (),
     ) -> None:
-        """``finder``: of the ids for embedding tables, where there are tables."""
+        """Args:
+        finder: of the ids for embedding tables, where there are tables.
+        inputs: what records have to fit, see :func:`worker.inputs.whole_inputs`.
+        """
+        self._inputs = inputs
         self._job = job
         self._finder = finder
         self._device = device
@@ -45,9 +55,13 @@ class BatchReader:
         (self._no_seeds,) = device.place((np.zeros((0, 2), np.int64),))
 
     def __call__(self, batch: BatchId) -> StepInput:
-        """Raises InvalidJob where the data source fails."""
+        """Raises InvalidJob where the data source fails, or has no whole numbers where the model
+        takes them."""
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
+        if self._inputs:
+            with user_code(f"the data of {batch}"):
+                check_whole_numbers(self._inputs, records[0])
         if not self._num_seeds:
             seeds, placed = self._no_seeds, self._device.place(records)
         else:

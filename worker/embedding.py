@@ -21,6 +21,14 @@ from worker.table_options import TableOptions, table_initializer, table_optimize
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 
+_OF_KERAS = {
+    "input_dim": "vocabulary",
+    "output_dim": "width",
+    "mask_zero": "padding=0",
+    "embeddings_initializer": "initializer",
+}
+"""Arguments of ``keras.layers.Embedding``, and what they are called here."""
+
 
 def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
     """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
@@ -122,7 +130,12 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         table: str | None = None,
         **layer: Any,
     ) -> None:
+        others = [name for name in _OF_KERAS if layer.pop(name, None) is not None]
         super().__init__(**layer)
+        for name in others:
+            raise self._refused(
+                f"has {name}, as keras.layers.Embedding has; here say {_OF_KERAS[name]}"
+            )
         for what, value, none in (
             ("width", width, False),
             ("vocabulary", vocabulary, True),
@@ -207,7 +220,8 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         self._strings |= inputs.dtype == "string"
         shape = tuple(inputs.shape)
         if self.combiner is not None:
-            self._check_rank(len(shape))
+            # The first is the batch's.
+            self._check_rank(len(shape) - 1)
             shape = shape[:-1]
         return keras.KerasTensor((*shape, self.width), dtype=self.compute_dtype)
 

@@ -20,6 +20,7 @@ from worker.evaluator import Evaluator
 from worker.flat import StepResult
 from worker.gradient_source import Pull
 from worker.initializer import first_rows, initial_values
+from worker.inputs import whole_inputs
 from worker.job import Job
 from worker.local_sgd import LocalSgd
 from worker.local_steps import LocalReader
@@ -95,7 +96,8 @@ class KerasSource:
         if self._read is None or self._read[0] != plan:
             finder = self._replica.make_finder(plan)
             seeds = self._replica.num_seeds()
-            self._read = plan, BatchReader(self._job, self._device, seeds, finder)
+            inputs = whole_inputs(self._replica.model)
+            self._read = plan, BatchReader(self._job, self._device, seeds, finder, inputs)
         return self._read[1]
 
     def leave(self) -> None:

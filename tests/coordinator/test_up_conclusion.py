@@ -262,8 +262,12 @@ def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
     ("summary", "command"),
     [
         (
-            {"phase": "done", "checkpoint": "c", "growing_tables": ["items"]},
+            {"phase": "done", "checkpoint": "c", "tables": 2, "growing_tables": ["items"]},
             "coordinator export 'runs/{name}' --tables tables",
+        ),
+        (
+            {"phase": "done", "checkpoint": "c", "tables": 1, "growing_tables": []},
+            "coordinator export 'runs/{name}' --to model/",
         ),
         (
             {"phase": "done", "checkpoint": "c"},

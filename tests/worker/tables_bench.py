@@ -22,6 +22,7 @@ from worker.data import Array
 from worker.describe import describe
 from worker.devices import HOST, Device
 from worker.flat import FlatStep, StepResult
+from worker.inputs import whole_inputs
 from worker.loader import LoadedJob
 from worker.replica import Replica
 from worker.row_sets import ReceivedRows, RowSets
@@ -89,7 +90,8 @@ class Bench:
         for name, values in self.replica.values(self.plan).items():
             self.parameters.arrays[name][:] = values
         finder = self.replica.make_finder(self.plan)
-        self.read = BatchReader(job, device, self.replica.num_seeds(), finder)
+        inputs = whole_inputs(self.replica.model)
+        self.read = BatchReader(job, device, self.replica.num_seeds(), finder, inputs)
         self.tables = random_tables(self.plan)
 
     def run(self, batch: BatchId = FIRST) -> StepResult:

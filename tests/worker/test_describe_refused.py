@@ -128,10 +128,11 @@ def test_fractions_for_an_input_of_whole_numbers_are_refused() -> None:
         return {"model": lambda: two_inputs(ids="int64"), "train": data}
 
     assert described(**fields(2.0))["train_records"] == 60
-    with pytest.raises(
-        InvalidJob, match=r"'ids' takes int64, and the data has float32, \[2\.5\]; "
-    ):
-        described(**fields(2.5))
+    for bad, shown in ((2.5, r"2\.5"), (np.nan, "nan"), (-np.inf, "-inf")):
+        with pytest.raises(
+            InvalidJob, match=rf"'ids' takes int64, and the data has float32, \[{shown}\]; "
+        ):
+            described(**fields(bad))
 
 
 def test_two_variables_of_one_name_are_refused() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob
 from tests.worker.embedding_bench import V, W, Weighed, some_ids
 from tests.worker.tables_bench import (
     BATCH,
+    RECORDS,
+    Bench,
     described,
     make_job,
 )
@@ -54,6 +59,11 @@ def disagreeing() -> keras.Model:
     return keras.Model(ids, keras.layers.Dot(1)([one(ids), other(ids)]))
 
 
+def one_id_combined() -> keras.Model:
+    ids = keras.Input((), dtype="int64")
+    return keras.Model(ids, Embedding(W, V, combiner="mean", name="rows")(ids))
+
+
 def named_as_its_input() -> keras.Model:
     ids = keras.Input((), dtype="int64", name="genres")
     return keras.Model(ids, keras.layers.Flatten()(Embedding(1, V, name="genres")(ids)))
@@ -83,6 +93,9 @@ def named_as_its_input() -> keras.Model:
         (lambda: Weighed(combiner="max"), "combiner 'max'; expected 'sum'"),
         (lambda: Weighed(min_count=0), "min_count 0; expected a whole number"),
         (lambda: Weighed(padding="x"), "padding='x', but was given numbers"),
+        (lambda: Weighed(mask_zero=True), "has mask_zero, as keras.layers.*here say padding=0"),
+        (lambda: Weighed(input_dim=9), "has input_dim, as keras.layers.*here say vocabulary"),
+        (one_id_combined, "layer 'rows' was given a scalar; there is nothing to combine"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_job_is_described(
@@ -105,6 +118,29 @@ def test_settings_that_are_not_for_tables_are_refused(fields: dict[str, Any], wh
     engine = "keras" if "optimizer" in fields else "numpy"
     with pytest.raises(InvalidJob, match=why):
         described(make_job(Weighed, some_ids(), engine=engine, **fields))
+
+
+def test_a_missing_value_is_named_in_whatever_batch_it_is() -> None:
+    """Data that has one is float, and no number of its own would be left of it."""
+
+    def model() -> keras.Model:
+        ids = keras.Input((), dtype="int64", name="ids")
+        return keras.Model(ids, keras.layers.Dense(1)(Embedding(W, None, name="rows")(ids)))
+
+    ids = some_ids().astype(np.float64)
+    job = make_job(model, ids)
+    assert described(job)
+    ids[-1] = np.nan
+    bench = Bench(make_job(model, ids))
+    refused = []
+    for first in range(0, RECORDS, job.batch_size):
+        batch = BatchId(0, first, min(job.batch_size, RECORDS - first))
+        try:
+            bench.read(batch)
+        except InvalidJob as error:
+            refused.append(str(error))
+    (why,) = refused
+    assert re.search(r"the data of .*'ids' takes int64, and the data has float64, \[nan\]", why)
 
 
 def test_outside_of_a_job_the_layer_says_that_it_has_no_rows() -> None:
