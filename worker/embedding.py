@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import keras
@@ -15,6 +12,7 @@ from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
 from psrpc.string_ids import STRINGS
 from psrpc.tables import Eviction
+from worker.held_tables import held
 from worker.lookups import Asked, Found, present
 from worker.rows import IdRule, OutOfVocabulary
 from worker.table_options import TableOptions, table_initializer, table_optimizer
@@ -35,38 +33,6 @@ def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
     never changes, modulo ``vocabulary``, or modulo ``STRINGS`` where there is none. Without
     TensorFlow: :func:`psrpc.string_ids.hashed`."""
     return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
-
-
-class _Whole(threading.local):
-    """Tables that layers hold which are made by this thread, and where they hold them; None where
-    they hold none."""
-
-    def __init__(self) -> None:
-        self.tables: Mapping[str, Any] | None = None
-        self.grown: Mapping[str, Any] = {}
-        self.held: list[tuple[keras.layers.Embedding, str]] = []
-
-
-_whole = _Whole()
-
-
-@contextmanager
-def holding(
-    tables: Mapping[str, Any] | None,
-    grown: Mapping[str, Any] | None = None,
-) -> Iterator[list[tuple[keras.layers.Embedding, str]]]:
-    """Layers that this thread makes within hold all rows of their tables, and work by themselves;
-    ``tables`` and the ids of those that have ``grown`` are of
-    :func:`worker.table_export.whole_tables`. Gives the layers of Keras in which they hold the rows,
-    each with the name of its table. None is as if it were not called.
-
-    Making a layer raises InvalidJob (PS405) within, if its table is not there or has another shape.
-    """
-    _whole.tables, _whole.grown, _whole.held = tables, grown or {}, []
-    try:
-        yield _whole.held
-    finally:
-        _whole.tables, _whole.grown, _whole.held = None, {}, []
 
 
 @keras.saving.register_keras_serializable("worker")
@@ -130,9 +96,10 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         table: str | None = None,
         **layer: Any,
     ) -> None:
-        others = [name for name in _OF_KERAS if layer.pop(name, None) is not None]
+        others = [name for name in _OF_KERAS if layer.pop(name, None)]
         super().__init__(**layer)
-        for name in others:
+        if others:
+            name, *_ = others
             raise self._refused(
                 f"has {name}, as keras.layers.Embedding has; here say {_OF_KERAS[name]}"
             )
@@ -182,16 +149,16 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         # Of a growing table the id of each row there, and last, of that for all others, the highest
         # that there is.
         self._ids: tf.Tensor | None = None
-        if _whole.tables is not None:
-            values = self.options.rows_of(_whole.tables, _whole.grown)
+        if held.tables is not None:
+            values = self.options.rows_of(held.tables, held.grown)
             if vocabulary is None:
-                ids = _whole.grown[self.options.name]
+                ids = held.grown[self.options.name]
                 self._ids = tf.constant(np.append(ids, np.iinfo(np.int64).max), tf.int64)
             # Rows are float32, whatever the layer computes in.
             self._rows = keras.layers.Embedding(len(values), width, name=self.name, dtype="float32")
             self._rows.build((None,))
             self._rows.set_weights([values])
-            _whole.held.append((self._rows, self.options.name))
+            held.held.append((self._rows, self.options.name))
 
     # -- Keras's side -------------------------------------------------------------------------
 

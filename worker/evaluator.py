@@ -19,6 +19,7 @@ from worker.data import Batch, check_count
 from worker.devices import Device
 from worker.flat import StepInput, split_arenas
 from worker.gradient_source import Pull
+from worker.inputs import check_whole_numbers, whole_inputs
 from worker.keras_step import KerasStep
 from worker.loader import user_code
 from worker.lookups import FetchedRows, NoRows
@@ -42,6 +43,7 @@ class Evaluator:
 
     def __init__(self, replica: Replica, plan: Plan, device: Device) -> None:
         self._job = replica.job
+        self._inputs = whole_inputs(replica.model)
         self._plan = plan
         self._device = device
         self._step: KerasStep | ModuleStep = replica.make_step(plan)
@@ -186,6 +188,9 @@ class Evaluator:
         assert self._job.eval is not None  # the coordinator knows from the description
         with user_code("eval"):
             records = check_count("eval", self._job.eval.read_range(start, stop), stop - start)
+        if self._inputs:
+            with user_code(f"the evaluation data, records {start} to {stop}"):
+                check_whole_numbers(self._inputs, records[0])
         return self._device.place(records)
 
     def _reset_metrics(self) -> Sequence[Any]:

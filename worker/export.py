@@ -73,8 +73,8 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
 
     from psrpc.checkpoint import exported_variables
     from psrpc.manifest import read_manifest
-    from worker.embedding import holding
     from worker.export_check import check_held, check_written, own_names
+    from worker.held_tables import holding
     from worker.replica import Replica
     from worker.table_export import plain_keras, whole_tables
 

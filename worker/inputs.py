@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,7 @@ def check_inputs(model: Any, x: Any) -> None:
     Raises:
         InvalidJob: names the input and both dtypes.
     """
-    for declared, given in _matched(getattr(model, "inputs", None) or [], x):
-        array = given.values if isinstance(given, Ragged) else given
+    for declared, array in _matched(getattr(model, "inputs", None) or [], x):
         text = array.dtype.kind in "SUO"
         dtype, has = str(array.dtype), str(array.dtype)
         if text and declared.dtype != "string":
@@ -54,8 +53,7 @@ def check_whole_numbers(inputs: Sequence[Any], x: Any) -> None:
     Raises:
         InvalidJob: names the input, both dtypes, and a value.
     """
-    for declared, given in _matched(inputs, x):
-        array = given.values if isinstance(given, Ragged) else given
+    for declared, array in _matched(inputs, x):
         if "int" not in declared.dtype or array.dtype.kind != "f":
             continue
         bad = array[~(np.isfinite(array) & (array == np.trunc(array)))]
@@ -70,9 +68,12 @@ def check_whole_numbers(inputs: Sequence[Any], x: Any) -> None:
 
 def _matched(inputs: Sequence[Any], x: Any) -> Iterator[tuple[Any, Any]]:
     """Inputs and their arrays, as far as it is clear which belong together."""
+    pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(x, Mapping):
-        yield from ((declared, x[declared.name]) for declared in inputs if declared.name in x)
+        pairs = ((declared, x[declared.name]) for declared in inputs if declared.name in x)
     else:
         arrays = x if isinstance(x, list | tuple) else [x]
         if len(arrays) == len(inputs):
-            yield from zip(inputs, arrays, strict=True)
+            pairs = zip(inputs, arrays, strict=True)
+    for declared, given in pairs:
+        yield declared, given.values if isinstance(given, Ragged) else given

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from psrpc.errors import InvalidArgument
+from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.flat_bench import CLASSES, CPU, Line, line_loss, make_job, noisy_model
@@ -86,6 +86,20 @@ def test_the_model_is_evaluated_in_inference() -> None:
     first, second = (evaluator.states(parameters, 0, RECORDS) for _ in range(2))
     # Dropout would make them differ, and moving averages would move.
     assert [list(state.values) for state in first] == [list(state.values) for state in second]
+
+
+def test_a_missing_value_among_whole_numbers_is_named_with_its_records() -> None:
+    def model() -> keras.Model:
+        ids = keras.Input((6,), dtype="int64", name="ids")
+        return keras.Model(ids, keras.layers.Dense(CLASSES)(keras.ops.cast(ids, "float32")))
+
+    x = np.ones((RECORDS, 6))
+    x[30, 2] = np.nan
+    data = Arrays(x, np.zeros(RECORDS, np.int64))
+    evaluator, parameters, _ = make_evaluator(make_job(model, eval=data))
+    assert evaluator.states(parameters, 0, 24)
+    with pytest.raises(InvalidJob, match=r"records 24 to 45: .*'ids' takes int64.*\[nan\]"):
+        evaluator.states(parameters, 24, RECORDS)
 
 
 def test_states_of_other_metrics_are_refused() -> None:
