@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from coordinator.checkpoints import Checkpoints, Chosen, choose_checkpoint
@@ -56,11 +58,26 @@ class DiskWork:
         self._run = run
         self._storage = storage
         self._checkpoints = Checkpoints(run, storage)
+        # The first has its turn.
+        self._turns: deque[Callable[[], None]] = deque()
 
     def start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        """Has ``work`` done elsewhere, after what was started before it, and tells ``done`` what
-        came of it."""
+        """Has ``work`` done elsewhere, once what was started before it is over, and tells ``done``
+        what came of it."""
+        self._turns.append(partial(self.begin, work, done))
+        if len(self._turns) == 1:
+            self._turns[0]()
+
+    def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """Has ``work`` done elsewhere at once, tells ``done`` what came of it, and then calls
+        :meth:`over`, whatever happened."""
         raise NotImplementedError
+
+    def over(self) -> None:
+        """The piece of work that had its turn is over: the next one begins."""
+        self._turns.popleft()
+        if self._turns:
+            self._turns[0]()
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to. Raises CheckpointError."""
@@ -97,31 +114,30 @@ class DiskWork:
 
 
 class ThreadedDisk(DiskWork):
-    """On a thread of its own, one piece of work at a time."""
+    """On other threads than the loop's."""
 
     def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
         """``failed`` hears, on the loop, why a piece of work was never answered: who waits for it
         waits for ever."""
         super().__init__(run, storage)
         self._failed = failed
-        self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Waits for the work that is under way."""
-        await asyncio.gather(*self._tasks)
+        """Waits for the work that was started."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
 
-    def start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+    def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """See :class:`DiskWork`."""
 
         async def run() -> None:
             try:
-                async with self._turn:
-                    result = await asyncio.to_thread(work)
-                done(result)
+                done(await asyncio.to_thread(work))
             except Exception as error:  # nobody else looks at what became of the task
                 log.exception("the disk's work has failed")
                 self._failed(f"the disk's work has failed, which was not foreseen: {error!r}")
+            self.over()
 
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)

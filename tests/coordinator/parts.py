@@ -179,10 +179,11 @@ class QueuedDisk(DiskWork):
         super().__init__(run)
         self.queue: list[Callable[[], None]] = []
 
-    def start(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def begin(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.queue.append(lambda: done(work()))
 
     def work(self) -> None:
         """Does what was asked for, and what comes of it."""
         while self.queue:
             self.queue.pop(0)()
+            self.over()

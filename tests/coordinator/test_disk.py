@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,32 @@ def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Pa
     assert isinstance(last, Choice)
     assert last.chosen is not None
     assert last.chosen.restored.name == "step-00000002"
+
+
+def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(tmp_path: Path) -> None:
+    """What is chosen while a checkpoint is committed may be removed, or not be the newest."""
+    answers: list[Committed | Choice] = []
+    before: list[int] = []
+
+    class Noting(ThreadPoolExecutor):
+        """Notes how many answers there were by the time that a thread was asked for."""
+
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            before.append(len(answers))
+            return super().submit(*args, **kwargs)
+
+    async def main() -> None:
+        run = make_run(tmp_path)
+        asyncio.get_running_loop().set_default_executor(Noting())
+        disk = ThreadedDisk(run, failed=pytest.fail)
+        disk.commit(taken(run, 1), 1, {}, (), answers.append)
+        disk.choose({}, answers.append)
+        disk.commit(taken(run, 2), 1, {}, (), answers.append)
+        await disk.close()
+
+    asyncio.run(main())
+    assert before == [0, 1, 2]
+    assert len(answers) == 3
 
 
 @pytest.mark.parametrize("work", [commit, choose])

@@ -15,20 +15,22 @@ DISK_S = (0.001, 0.5)
 
 
 class SlowDisk(DiskWork):
-    """Takes simulated time, one piece after the other."""
+    """Takes simulated time."""
 
     def __init__(self, process: Process, storage: View, run: Run, counts: Counter[str]) -> None:
         super().__init__(run, storage)
         self._process = process
         self._counts = counts
-        self._free_at = 0.0
 
-    def start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+    def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """See :class:`coordinator.disk.DiskWork`."""
         schedule = self._process.schedule
-        now = schedule.now()
-        self._free_at = max(self._free_at, now) + schedule.random.uniform(*DISK_S)
-        schedule.after(self._free_at - now, self._process, lambda: done(work()))
+
+        def end() -> None:
+            done(work())
+            self.over()
+
+        schedule.after(schedule.random.uniform(*DISK_S), self._process, end)
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """See :class:`coordinator.disk.DiskWork`. Counts how often it is not the newest."""
