@@ -68,7 +68,9 @@ class Course:
         self._curves = curves or Curves(run.run_dir / "tensorboard")
         self.warnings = JobWarnings()
         self.warnings.add(*run.remarks)
-        self.training = Training(run, store, self._curves, self.streams.send, disk, self.warnings)
+        self.training = Training(
+            run, store, self._curves, self.streams.send, disk, self.warnings, clock
+        )
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint())
         self.departures = Departures(self, run.plan.shards)

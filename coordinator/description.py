@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 from coordinator.retention import Objective
 from psrpc.batch import batches_per_epoch
+from psrpc.checkpoint_every import SaveInterval, read_checkpoint_every
 from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
 from psrpc.policy import Mode, Policy
@@ -70,7 +71,7 @@ class JobDescription:
     engine: Engine
     placement: Placement
     needs_single_shard: str | None
-    checkpoint_every: int
+    checkpoint_every: SaveInterval
     keep_checkpoints: int
     keep_best: Objective | None
     intra_op_threads: int
@@ -137,7 +138,7 @@ def parse_description(text: str) -> JobDescription:
         engine=read.choice("engine", get_args(Engine)),
         placement=read.choice("placement", get_args(Placement)),
         needs_single_shard=document.get("needs_single_shard"),
-        checkpoint_every=read.whole("checkpoint_every", 1),
+        checkpoint_every=_interval(document.get("checkpoint_every")),
         keep_checkpoints=read.whole("keep_checkpoints", 1),
         keep_best=_objective(document.get("keep_best")),
         intra_op_threads=document.get("intra_op_threads") or 0,
@@ -216,6 +217,13 @@ def _rule(document: Any, epochs: int) -> Rule | None:
             f"of at least 1 and below its {epochs} epochs"
         )
     return Rule(policy, epoch)
+
+
+def _interval(value: Any) -> SaveInterval:
+    try:
+        return read_checkpoint_every(value)
+    except ValueError as error:
+        raise InvalidJob(f"the job's description has checkpoint_every = {error}") from None
 
 
 def _objective(document: Any) -> Objective | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from coordinator.cadence import Cadence
 from coordinator.disk import DiskWork
 from coordinator.evaluation import Evaluations
 from coordinator.run import Run
@@ -29,6 +30,7 @@ class Orders:
         newest: tuple[str, int, int] | None,
         disk: DiskWork,
         send: Callable[[Command], None],
+        cadence: Cadence,
     ) -> None:
         """``newest`` is the checkpoint that was noted last: name, generation, global step."""
         description = run.description
@@ -43,7 +45,7 @@ class Orders:
         self.saving = Saving(
             snapshots=self.snapshots,
             evaluations=self.evaluations,
-            every=description.checkpoint_every,
+            cadence=cadence,
             last_epoch=description.epochs - 1,
             evaluates=description.eval_records > 0,
             saved_step=saved_step,
@@ -55,6 +57,7 @@ class Orders:
         self._has_tables = bool(run.plan.tables)
         if self._has_tables and newest is not None and newest[1] >= run.since:
             self.saving.base = f"{CHECKPOINTS}/{newest[0]}"
+        self._cadence = cadence
         self._sync = run.settings.rounds
         self._disk = disk
         self._send = send
@@ -129,6 +132,7 @@ class Orders:
         """The generation is over: what is not taken yet will not be."""
         for order in self.snapshots.pending:
             self._disk.discard(order)
+        self._cadence.given_up()
 
     @property
     def releases(self) -> list[Command]:

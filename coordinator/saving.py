@@ -1,4 +1,4 @@
-"""When a snapshot is due: checkpoints every N steps, a frozen state per epoch to evaluate, the end.
+"""When a snapshot is due: checkpoints now and then, a frozen state per epoch to evaluate, the end.
 
 A job that keeps its best checkpoint writes the states that it evaluates as well.
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from coordinator.cadence import Cadence
 from coordinator.evaluation import Evaluations, evaluation_of
 from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
@@ -59,7 +60,7 @@ class Saving:
         *,
         snapshots: Snapshots,
         evaluations: Evaluations,
-        every: int,
+        cadence: Cadence,
         last_epoch: int,
         evaluates: bool,
         saved_step: int | None,
@@ -68,13 +69,13 @@ class Saving:
         writes_epochs: bool = False,
         full_every: int = FULL_EVERY,
     ) -> None:
-        """``every`` is in global steps. ``saved_step`` is the step of a checkpoint that holds what
-        the shards hold now, if there is one; ``first_saved`` whether there ever was a checkpoint.
-        With ``writes_epochs`` the states that are evaluated are checkpoints. One of ``full_every``
-        has all rows of tables by itself."""
+        """``cadence`` says when a checkpoint is due. ``saved_step`` is the step of a checkpoint
+        that holds what the shards hold now, if there is one; ``first_saved`` whether there ever was
+        a checkpoint. With ``writes_epochs`` the states that are evaluated are checkpoints. One of
+        ``full_every`` has all rows of tables by itself."""
         self._snapshots = snapshots
         self._evaluations = evaluations
-        self._every = every
+        self._cadence = cadence
         self._last_epoch = last_epoch
         self._evaluates = evaluates
         self._saved_step = saved_step
@@ -129,11 +130,18 @@ class Saving:
 
     def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:
         """The global step went from ``before`` to ``after``, and these epochs ended."""
-        if before // self._every < after // self._every:
+        self._cadence.stepped(before, after)
+        if after > before and self._cadence.verdict.due:
             self._due = True
         if self._evaluates:
             # The last epoch's evaluation is the final one.
             self._epochs += [e for e in finished_epochs if e < self._last_epoch]
+
+    def look(self, step: int) -> None:
+        """Time alone may make a checkpoint due. Call it now and then while the shards train, with
+        the global step."""
+        if not self._due and self._cadence.verdict.due:
+            self.request(step)
 
     def request(self, step: int) -> bool:
         """A checkpoint of now is wanted; whether one will be ordered. One of this very step may
@@ -177,11 +185,14 @@ class Saving:
     def taken(self, name: str) -> None:
         """Every shard has the snapshot, and if it was to be written it is committed."""
         self._done.add(name)
+        self._cadence.finished(name)
+        self.warnings += self._cadence.take_remarks()
 
     def failed(self, failed: Failed) -> str | None:
         """A snapshot failed; why the job must stop for it, or None if a warning will do. Without
         the first one nothing was trained; the final one is all that was."""
         order = failed.order
+        self._cadence.finished(order.name)
         dropped = self._evaluations.drop(order.name)
         if order.name == self._final:
             if not self._tries:
@@ -265,4 +276,6 @@ class Saving:
         base = self.base if write else ""
         order = SnapshotOrder(name, step, write, keep, directory, base, self._full_every)
         self._snapshots.order(order, by_decision)
+        if write:
+            self._cadence.ordered(name)
         return order

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 
+from coordinator.cadence import Cadence
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
 from coordinator.evaluation import evaluation_of
@@ -34,6 +35,7 @@ from coordinator.work import (
     Train,
     Wait,
 )
+from psrpc.clock import Clock
 from psrpc.errors import InvalidArgument
 from psrpc.logs import get_logger
 
@@ -58,12 +60,14 @@ class Training:
         send: Callable[[Command], None],
         disk: DiskWork,
         warnings: JobWarnings,
+        clock: Clock,
     ) -> None:
-        """``send`` reaches every shard."""
+        """``send`` reaches every shard; ``clock`` is for what checkpoints take."""
         self._store = store
         self._curves = curves
         self._send = send
         self._disk = disk
+        self._cadence = Cadence(run.description.checkpoint_every, clock)
         self.progress = Progress()
         self.tally = Tally()
         self._failure: str | None = None
@@ -164,6 +168,8 @@ class Training:
         it now and then."""
         if self.schedule is not None and not self._closed:
             self.schedule.tick(now)
+            if not self.trained:
+                self.orders.saving.look(self.span.step)
         self.orders.saving.retry(now)
         self.notes.retry()
         if self._undecided is not None and self.rounds is not None:
@@ -308,7 +314,7 @@ class Training:
             self._decide(rounds)
 
     def _new_orders(self, run: Run) -> Orders:
-        return Orders(run, self._store.newest_checkpoint(), self._disk, self._send)
+        return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self._cadence)
 
     def _evaluate_again(self, finished: Sequence[int]) -> None:
         """Epochs that ended before this generation began and whose result is not there."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from psrpc.batch import batches_per_epoch
+from psrpc.checkpoint_every import EXPECTED, CheckpointEvery, read_checkpoint_every
 from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
 from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
@@ -99,7 +100,10 @@ class Job:
             width are taken, too. Relative to the working directory.
         engine: who updates the parameters: ``keras`` runs any built-in Keras optimizer,
             ``numpy`` SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the shards.
-        checkpoint_every: global steps from one checkpoint to the next.
+        checkpoint_every: from one checkpoint to the next, which is how much a loss may cost: global
+            steps (500), or time with its unit (``"60s"``, ``"2m"``). None is 1000 steps or a
+            minute, whichever comes first. Where time counts, a checkpoint is ordered no sooner
+            than 20 times as long after the last as that one took.
         full_checkpoint_every: of so many checkpoints at least one has all rows of embedding tables
             by itself; the others have those touched since the one before, and files in common with
             it. More makes checkpoints smaller, and a restart reads more files.
@@ -156,7 +160,7 @@ class Job:
     seed: int = 0
     init_from: str | Path | None = None
     engine: Engine = "keras"
-    checkpoint_every: int = 1000
+    checkpoint_every: CheckpointEvery = None
     full_checkpoint_every: int = FULL_EVERY
     keep_checkpoints: int = 5
     keep_best: str | None = None
@@ -178,13 +182,18 @@ class Job:
         for name in (
             "batch_size",
             "epochs",
-            "checkpoint_every",
             "full_checkpoint_every",
             "keep_checkpoints",
             "local_steps",
         ):
             _check_integer(name, getattr(self, name), 1)
         _check_integer("seed", self.seed, 0)
+        try:
+            read_checkpoint_every(self.checkpoint_every)
+        except ValueError:
+            raise InvalidSetting(
+                f"checkpoint_every is {_show(self.checkpoint_every)}; expected {EXPECTED}"
+            ) from None
         for name in ("replicas", "intra_op_threads", "then_after"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1)

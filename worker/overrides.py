@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from pserver.updates.allowlist import with_learning_rate
+from psrpc.checkpoint_every import EXPECTED, read_checkpoint_every
 from psrpc.errors import InvalidJob, InvalidSetting
 from psrpc.policy import MODES
 from worker.job import Job
@@ -59,6 +60,12 @@ def _or_none(kind: _Kind) -> _Kind:
     return _Kind(f"{kind.expected} or none", parse)
 
 
+def _checkpoint_every(text: str) -> int | str:
+    every = int(text) if text.lstrip("+-").isdecimal() else text
+    read_checkpoint_every(every)
+    return every
+
+
 _INTEGER = _Kind("a whole number", int)
 _FLOAT = _Kind("a finite number", _number)
 _BOOLEAN = _Kind("true or false", _boolean)
@@ -95,7 +102,7 @@ FIELDS: dict[str, _Kind | None] = {
     "seed": _INTEGER,
     "init_from": _or_none(_PATH),
     "engine": _NAME,
-    "checkpoint_every": _INTEGER,
+    "checkpoint_every": _or_none(_Kind(EXPECTED, _checkpoint_every)),
     "full_checkpoint_every": _INTEGER,
     "keep_checkpoints": _INTEGER,
     "keep_best": _or_none(_NAME),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cadence import Cadence
 from coordinator.checkpoints import Checkpoints
 from coordinator.disk import commit
 from coordinator.messages import read_file, write_order
@@ -17,6 +18,7 @@ from coordinator.saving import temporary_directory
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.work import Command, SnapshotOrder
 from pserver.wire import from_order
+from psrpc.clock import ManualClock
 from psrpc.errors import InvalidArgument
 from psrpc.manifest import RowsFileEntry, read_manifest
 from psrpc.plan import make_plan
@@ -38,7 +40,8 @@ class Ordering:
 
     def __init__(self, run: Run, newest: tuple[str, int, int] | None = None) -> None:
         self.sent: list[Command] = []
-        self.orders = Orders(run, newest, QueuedDisk(run), self.sent.append)
+        cadence = Cadence(run.description.checkpoint_every, ManualClock())
+        self.orders = Orders(run, newest, QueuedDisk(run), self.sent.append, cadence)
         self.step = 0
 
     def next(self) -> SnapshotOrder:

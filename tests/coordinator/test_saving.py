@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.cadence import Cadence
 from coordinator.evaluation import Evaluations
 from coordinator.lifecycle import Facts, Phase, next_phase
 from coordinator.saving import Saving
 from coordinator.snapshots import Failed, ShardFile, Snapshots, Taken
 from coordinator.work import SnapshotOrder
+from psrpc.checkpoint_every import DEFAULT_S, SaveInterval, read_checkpoint_every
+from psrpc.clock import ManualClock
 from psrpc.errors import InvalidArgument
+
+EVERY_10 = SaveInterval(steps=10)
 
 
 class Parts:
@@ -22,13 +27,15 @@ class Parts:
         restored: int | None = None,
         generation: int = 1,
         writes_epochs: bool = False,
+        every: SaveInterval = EVERY_10,
     ):
+        self.clock = ManualClock()
         self.snapshots = Snapshots(shards)
         self.evaluations = Evaluations(10 if evaluates else 0, 10)
         self.saving = Saving(
             snapshots=self.snapshots,
             evaluations=self.evaluations,
-            every=10,
+            cadence=Cadence(every, self.clock),
             last_epoch=4,
             evaluates=evaluates,
             saved_step=restored,
@@ -355,3 +362,22 @@ def test_a_checkpoint_that_is_asked_for_is_written_unless_there_is_one_of_the_st
     assert parts.saving.request(4)
     parts.finish(parts.saving.next_order(4, trained=False))
     assert not parts.saving.request(4)
+
+
+def test_time_alone_makes_a_checkpoint_due_where_something_was_trained() -> None:
+    parts = Parts(every=read_checkpoint_every(None))
+    parts.finish(parts.saving.order_first(0))
+    parts.clock.advance(2 * DEFAULT_S)
+    parts.saving.look(0)
+    assert parts.saving.next_order(0, False) is None, "the state is on the disk"
+    parts.saving.stepped(0, 3, [])
+    parts.finish(parts.saving.next_order(3, False))
+    parts.saving.stepped(3, 4, [])
+    parts.clock.advance(DEFAULT_S)
+    assert parts.saving.next_order(4, False) is None
+    parts.saving.look(4)
+    by_decision = parts.saving.next_order(5, False, by_decision=True)
+    assert by_decision == order("step-00000005", 5, True, False)
+    parts.clock.advance(10 * DEFAULT_S)
+    parts.saving.look(5)
+    assert parts.saving.next_order(6, False) is None, "one is being written"

@@ -20,6 +20,7 @@ from coordinator.work import (
     Round,
     Train,
 )
+from psrpc.clock import ManualClock
 from tests.coordinator.parts import QueuedDisk, make_run
 
 
@@ -33,8 +34,15 @@ class Bench:
         self.store = store
         self.curves = Curves(run.run_dir / "tensorboard")
         self.warnings = JobWarnings()
+        self.clock = ManualClock()
         self.training = Training(
-            run, store, self.curves, lambda c: self.on_send(c), QueuedDisk(run), self.warnings
+            run,
+            store,
+            self.curves,
+            lambda c: self.on_send(c),
+            QueuedDisk(run),
+            self.warnings,
+            self.clock,
         )
 
     def begin(self, version: int = 0, generation: int = 1, **changes: Any) -> Training:

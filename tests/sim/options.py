@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from random import Random
 
+from psrpc.checkpoint_every import CheckpointEvery
 from psrpc.policy import ASYNC, Policy
 from tests.sim.faults import PLANNED, RATES
 from tests.sim.policies import draw_plan
@@ -39,7 +40,7 @@ class Options:
     batch_size: int
     local_steps: int
     records: int
-    checkpoint_every: int
+    checkpoint_every: CheckpointEvery
     keep_checkpoints: int
     eval_records: int
     keeps_best: bool
@@ -172,8 +173,16 @@ def draw(random: Random) -> Options:
         planned=planned,
     )
     options = _with_policies(random, options)
-    # Last, so that everything else of a seed is as it was before there were tables.
-    return _with_tables(random, options)
+    # Last, so that everything else of a seed is as it was before there were tables, and intervals
+    # in time.
+    return _with_interval(random, _with_tables(random, options))
+
+
+def _with_interval(random: Random, options: Options) -> Options:
+    """The same, maybe with checkpoints by time."""
+    if random.random() < 0.7:
+        return options
+    return replace(options, checkpoint_every=random.choice(("0.1s", "0.5s", "2s", None)))
 
 
 def _with_tables(random: Random, options: Options) -> Options:
