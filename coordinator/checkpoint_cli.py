@@ -187,7 +187,7 @@ def _prune(args: argparse.Namespace) -> int:
         pruner = Pruner(run_dir / CHECKPOINTS, keep, description.keep_best)
         scores = _scores(run_dir, description.keep_best)
         removable = pruner.find(scores)
-        failed = [] if args.dry_run else pruner.remove(removable.names)
+        failed = [] if args.dry_run else pruner.remove(removable)
         for warning in (*removable.warnings, *failed):
             print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
     there = {path.name for path, _ in find_checkpoints(run_dir / CHECKPOINTS).manifests}

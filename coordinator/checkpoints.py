@@ -27,7 +27,7 @@ from psrpc.checkpoint import (
 )
 from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.intervals import IntervalSet
-from psrpc.manifest import TEMPORARY
+from psrpc.manifest import TEMPORARY, give_names_back, make_last
 from psrpc.plan import Plan
 from psrpc.rows_chain import compare_tables
 from psrpc.storage import DISK, Storage
@@ -112,6 +112,7 @@ class Checkpoints:
             },
         )
         commit(run.run_dir / order.directory, self._directory / order.name, manifest, self._storage)
+        self._pruner.committed(order.name)
         # Of rows there may be many parts, of which the next checkpoint has all but one already;
         # or it has them anew, as many as the largest.
         self._nbytes = sum(
@@ -165,7 +166,8 @@ def choose_checkpoint(
     storage: Storage = DISK,
     plan: Plan | None = None,
 ) -> Chosen:
-    """The newest good checkpoint of a run, which must fit the job.
+    """The newest good checkpoint of a run, which must fit the job. Its name lasts then: what is
+    trained from here on is lost with it.
 
     Args:
         run_id: the run that it has to be of; None takes any.
@@ -175,7 +177,9 @@ def choose_checkpoint(
     Raises:
         CheckpointError: there is none.
         InvalidJob: it is of a job that differs in what training depends on; names both values.
+        OSError: the operating system refused; another time it may not.
     """
+    give_names_back(run_dir / CHECKPOINTS, storage)
     try:
         choice = newest_good(run_dir / CHECKPOINTS, run_id, refused, storage)
     except CheckpointError as error:
@@ -201,13 +205,17 @@ def choose_checkpoint(
     if plan is not None and manifest.plan.hash != plan.hash:
         apart = _batches(sets, manifest.batch_size, apart=True)
         remarks += _lost_by_another_plan(manifest, apart)
+    make_last(choice.directory, storage)
     restored = RestoredCheckpoint(choice.directory.name, manifest.global_step, manifest.policy)
     batches = _batches(sets, manifest.batch_size)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches, apart)
 
 
 def remove_unfinished(run_dir: Path, storage: Storage = DISK) -> None:
-    """Removes what a coordinator that was killed had begun to write or to remove."""
+    """Removes what a coordinator that was killed had begun to write or to remove, and gives back
+    the names that it had taken."""
+    with suppress(OSError):
+        give_names_back(run_dir / CHECKPOINTS, storage)
     for name in storage.directories(run_dir / CHECKPOINTS):
         if name.startswith(TEMPORARY):
             with suppress(OSError):

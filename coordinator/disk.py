@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -175,28 +174,20 @@ def retain(
 
 
 def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:
-    """Finds the newest good checkpoint of a run. Blocks."""
+    """Finds the newest good checkpoint of a run, whose name lasts then. Blocks."""
+    present: list[str] = []
     try:
-        _make_last(run, storage)
         present = _present(run, storage)
-    except OSError as error:
-        return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be read: {error}", again=True)
-    try:
         chosen = choose_checkpoint(
             run.run_dir, run.description, run.run_id, refused, storage, run.plan
         )
+    except OSError as error:
+        return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be used: {error}", again=True)
     except (CheckpointError, InvalidJob) as error:
         return Choice(None, str(error), seen=bool(present))
     except Exception as error:  # as above
         return Choice(None, repr(error), seen=bool(present))
     return Choice(chosen)
-
-
-def _make_last(run: Run, storage: Storage) -> None:
-    """Who committed the newest may have died before its name was sure to last, and what is trained
-    from here on is lost with it."""
-    with contextlib.suppress(FileNotFoundError):
-        storage.sync(run.run_dir / CHECKPOINTS)
 
 
 def _present(run: Run, storage: Storage) -> list[str]:

@@ -39,6 +39,12 @@ SHORTEST_S = 0.01
 """How long a call is parked at least that may find work at a time of its own."""
 
 
+def pause_s(work: Wait, now: float) -> float:
+    """How long a parked call waits for the bell before it looks again by itself, in seconds. It
+    rings for nobody else then."""
+    return POLL_S if work.until is None else max(SHORTEST_S, work.until - now)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The worker that calls and what it believes about the cluster; ``policy`` is None where it
@@ -289,10 +295,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + POLL_S
         while isinstance(work, Wait):
-            until = deadline
-            if work.until is not None:
-                pause_s = max(SHORTEST_S, work.until - self.course.now())
-                until = min(deadline, loop.time() + pause_s)
+            until = min(deadline, loop.time() + pause_s(work, self.course.now()))
             if not await self.course.bell.wait(until) and until == deadline:
                 break
             work = self._find(caller, received)

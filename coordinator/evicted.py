@@ -18,7 +18,16 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.store import RESTORED, Store
 from psrpc.errors import CheckpointError
 from psrpc.evicted_file import Source
-from psrpc.manifest import MANIFEST, TEMPORARY, Manifest, find_checkpoints, read_manifest
+from psrpc.manifest import (
+    MANIFEST,
+    TEMPORARY,
+    Manifest,
+    find_checkpoints,
+    give_name,
+    give_names_back,
+    make_last,
+    read_manifest,
+)
 from psrpc.storage import DISK, Storage
 
 EVICTED = "evicted"
@@ -51,8 +60,10 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
     kept = checkpoint.parent.parent / EVICTED
     final, temporary = kept / checkpoint.name, kept / f"{TEMPORARY}{checkpoint.name}"
     try:
+        give_names_back(kept, storage)
         there = storage.directories(kept)
         if final.name in there:
+            make_last(final, storage)
             return
         if temporary.name in there:
             storage.remove(temporary)
@@ -60,8 +71,7 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
         for name in (*names, MANIFEST):
             storage.write(temporary / name, _pieces(checkpoint / name, storage))
         storage.sync(temporary)
-        storage.rename(temporary, final)
-        storage.sync(kept)
+        give_name(temporary, final, storage)
     except OSError as error:
         with suppress(OSError):
             storage.remove(temporary)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.evicted import keep_evicted
 from coordinator.retention import Kept, Objective, superfluous
 from psrpc.errors import CheckpointError
-from psrpc.manifest import Found, find_checkpoints, remove_checkpoint, verify
+from psrpc.manifest import Found, find_checkpoints, make_last, remove_checkpoint, verify
 from psrpc.storage import DISK, Storage
 
 
 @dataclass(frozen=True)
 class Removable:
-    """Names of checkpoints that may go, oldest first, and what was found to be wrong."""
+    """Names of checkpoints that may go, oldest first, and what was found to be wrong. ``good`` is
+    the newest that was read back, and has to last before any of them goes."""
 
     names: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    good: str = ""
 
 
 class Pruner:
@@ -33,6 +35,7 @@ class Pruner:
         self._objective = objective
         self._storage = storage
         self._verified: set[str] = set()
+        self._lasting: set[str] = set()
         self._damaged: set[str] = set()
 
     def find(
@@ -46,9 +49,11 @@ class Pruner:
         if len(found.manifests) <= self._keep:
             return Removable()
         warnings = self._verify_newest(found)
-        if not any(manifest.name in self._verified for _, manifest in found.manifests):
+        names = (manifest.name for _, manifest in found.manifests)
+        good = next((name for name in names if name in self._verified), "")
+        if not good:
             return Removable(warnings=(*warnings, "no checkpoint is good, and none is removed"))
-        names = superfluous(
+        going = superfluous(
             [Kept(m.name, m.generation, m.global_step) for _, m in found.manifests],
             self._keep,
             self._objective,
@@ -56,7 +61,11 @@ class Pruner:
             damaged=self._damaged,
             in_use=in_use,
         )
-        return Removable(names, tuple(warnings))
+        return Removable(going, tuple(warnings), good)
+
+    def committed(self, name: str) -> None:
+        """A checkpoint was committed by this process: its name lasts."""
+        self._lasting.add(name)
 
     def is_damaged(self, name: str) -> bool:
         """Whether a checkpoint has been read back and found not to be good."""
@@ -72,13 +81,20 @@ class Pruner:
             in_use: names of checkpoints that are still to be evaluated or restored.
         """
         removable = self.find(scores, in_use)
-        return (*removable.warnings, *self.remove(removable.names))
+        return (*removable.warnings, *self.remove(removable))
 
-    def remove(self, names: Sequence[str]) -> list[str]:
-        """Removes these, as :meth:`find` has named them; returns warnings. The rows that they say
-        were evicted are kept."""
+    def remove(self, removable: Removable) -> list[str]:
+        """Removes what :meth:`find` has found, once the newest good checkpoint lasts; returns
+        warnings. The rows that they say were evicted are kept."""
+        if removable.names and removable.good not in self._lasting:
+            good = self._checkpoints / removable.good
+            try:
+                make_last(good, self._storage)
+            except OSError as error:
+                return [f"old checkpoints stay: a power cut may take {good}: {error.strerror}"]
+            self._lasting.add(removable.good)
         warnings = []
-        for name in names:
+        for name in removable.names:
             try:
                 keep_evicted(self._checkpoints / name, self._storage)
                 remove_checkpoint(self._checkpoints / name, self._storage)

@@ -19,6 +19,7 @@ from psrpc.errors import AlreadyExists, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.policy import SETTINGS, Policy
+from psrpc.storage import DISK, Storage
 
 log = get_logger()
 
@@ -53,6 +54,7 @@ def settle(
     plan: Plan,
     directory: RunDirectory,
     store: Store,
+    storage: Storage = DISK,
 ) -> Run:
     """The run to serve, which is stored.
 
@@ -65,6 +67,7 @@ def settle(
         AlreadyExists: the run has ended, and nobody said --resume.
         InvalidJob: the run is of another job, or the job does not fit the checkpoint to resume.
         CheckpointError: there is no good checkpoint to resume.
+        OSError: the operating system refused.
     """
     identity = _identity(options, description, plan)
     known = store.get(IDENTITY)
@@ -83,7 +86,9 @@ def settle(
     remarks: list[str] = []
     twice = store.get(TWICE) or 0
     if options.resume:
-        chosen = _check_checkpoint(directory.path, description, plan, run_id if known else None)
+        chosen = _check_checkpoint(
+            directory.path, description, plan, run_id if known else None, storage
+        )
         run_id = chosen.run_id
         twice += chosen.apart
         stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
@@ -108,7 +113,7 @@ def settle(
                 f"{asked}; `coordinator set` changes it back"
             )
     if known is not None or options.resume:
-        remove_unfinished(directory.path)
+        remove_unfinished(directory.path, storage)
         log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
     _store(
         store,
@@ -235,9 +240,9 @@ def _store(store: Store, values: Mapping[str, Any]) -> None:
 
 
 def _check_checkpoint(
-    path: Path, description: JobDescription, plan: Plan, run_id: str | None
+    path: Path, description: JobDescription, plan: Plan, run_id: str | None, storage: Storage
 ) -> Chosen:
-    chosen = choose_checkpoint(path, description, run_id, plan=plan)
+    chosen = choose_checkpoint(path, description, run_id, storage=storage, plan=plan)
     for remark in chosen.remarks:
         log.warning("resuming", remark=remark)
     log.info("resuming", checkpoint=str(path / chosen.restored.directory))

@@ -56,6 +56,8 @@ def test_the_newest_good_checkpoint_is_chosen_and_its_name_made_to_last(tmp_path
     assert choice.chosen is not None
     assert choice.chosen.restored.name == "step-00000002"
     assert storage.synced == [CHECKPOINTS]
+    refused = choose(run, {}, Recorded(refuses=True))
+    assert (refused.chosen, refused.seen, refused.again) == (None, False, True)
     older = choose(run, {"step-00000002": "a shard could not read it"})
     assert older.chosen is not None
     assert older.chosen.restored.name == "step-00000001"
@@ -69,8 +71,6 @@ def test_why_there_is_none_and_whether_there_were_any(tmp_path: Path) -> None:
     nothing = choose(run, {})
     assert (nothing.chosen, nothing.seen, nothing.again) == (None, True, False)
     assert "no good checkpoint" in nothing.reason
-    later = choose(run, {}, Recorded(refuses=True))
-    assert (later.chosen, later.again) == (None, True)
 
 
 def test_a_checkpoint_that_cannot_be_committed_says_why(tmp_path: Path) -> None:

@@ -198,6 +198,43 @@ def test_a_checkpoint_stays_until_its_evicted_rows_are_kept(tmp_path: Path) -> N
     assert exported(job, tmp_path / "after") == [0, 1]
 
 
+def test_kept_rows_whose_name_may_not_last_are_given_it_anew(tmp_path: Path) -> None:
+    class Syncs(Refusing):
+        refuses = False
+        fails = True
+
+        def __init__(self) -> None:
+            self.renamed: list[str] = []
+
+        def rename(self, old: Path, new: Path) -> None:
+            self.renamed.append(new.name)
+            super().rename(old, new)
+
+        def sync(self, directory: Path) -> None:
+            if self.fails and directory.name == "evicted" and list(directory.glob("step-*")):
+                raise OSError(5, "Input/output error")
+            super().sync(directory)
+
+    job, disk = run_of(tmp_path), Syncs()
+    touch(job, 0, 5)
+    first = job.checkpoint()
+    touch(job, 5, 6)
+    job.checkpoint(first)
+    name = Path(first).name
+    (warning,) = prune(job, storage=disk)
+    assert "Input/output error" in warning
+    assert (job.root / first).exists()
+    assert disk.renamed[-2:] == [name, f".tmp-{name}"]
+    disk.fails = False
+    for renamed in ([name], [f".renamed-{name}", name]):
+        # The second time whoever was to remove the checkpoint may have died before the fsync.
+        disk.renamed = []
+        keep_evicted(job.root / first, disk)
+        assert disk.renamed == renamed
+    assert prune(job, storage=disk) == ()
+    assert exported(job, tmp_path / "after") == [0, 1]
+
+
 def test_damage_is_told_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from coordinator.checkpoints import remove_unfinished
 from coordinator.course import Course
 from coordinator.curves import Curves
-from coordinator.engine import POLL_S, Caller, Engine
+from coordinator.engine import POLL_S, Caller, Engine, pause_s
 from coordinator.gauges import Gauges
 from coordinator.history import Followed
 from coordinator.lifecycle import ENDED
@@ -62,12 +62,15 @@ class SimulatedBell:
         self.rung = True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Parked:
-    """A call that waits for news: ``look`` answers it if there is any."""
+    """A call that waits for news: ``look`` answers it if there is any. Without news it looks again
+    after ``pause_s()``, which is at ``again_at``, and the last time at ``until``."""
 
     until: float
     look: Callable[[bool], bool]
+    pause_s: Callable[[], float]
+    again_at: float = 0.0
 
 
 class Coordinator:
@@ -204,9 +207,6 @@ class Coordinator:
                     respond(error)
                     return True
             if isinstance(last, Wait) and not late:
-                if last.until is not None:
-                    delay_s = max(0.0, last.until - self._schedule.now())
-                    self._schedule.after(delay_s, self.process, self._wake)
                 return False
             run = self.engine.run
             if isinstance(last, Train | Round):
@@ -219,17 +219,21 @@ class Coordinator:
         if not isinstance(work, Wait):
             look(True)
         else:
-            self._park(look)
+            self._park(look, lambda: pause_s(cast(Wait, last), self._schedule.now()))
 
-    def _park(self, look: Callable[[bool], bool]) -> None:
+    def _park(
+        self, look: Callable[[bool], bool], pause_s: Callable[[], float] = lambda: POLL_S
+    ) -> None:
+        parked = _Parked(self._schedule.now() + POLL_S, look, pause_s)
         if not look(False):
-            self._parked.append(_Parked(self._schedule.now() + POLL_S, look))
-            self._schedule.after(POLL_S, self.process, self._settle)
+            self._wait(parked)
 
-    def _wake(self) -> None:
-        """Asking again may help now."""
-        self._bell.ring()
-        self._settle()
+    def _wait(self, parked: _Parked) -> None:
+        """Until the bell rings or it is time to look again."""
+        now = self._schedule.now()
+        parked.again_at = min(parked.until, now + parked.pause_s())
+        self._parked.append(parked)
+        self._schedule.after(parked.again_at - now, self.process, self._settle)
 
     def _watch(self, request: pb.WatchRequest, reader: Process, respond: Respond) -> None:
         stream = self.engine.watch_now(request.shard, read_holding(request))
@@ -254,11 +258,13 @@ class Coordinator:
                 self._hand_out(stream, connection)
             now = self._schedule.now()
             rung, self._bell.rung = self._bell.rung, False
-            late = any(parked.until <= now for parked in self._parked)
-            if not rung and not late:
+            look = [parked for parked in self._parked if rung or parked.again_at <= now]
+            if not rung and not look:
                 break
-            waiting, self._parked = self._parked, []
-            self._parked += [p for p in waiting if not p.look(p.until <= now)]
+            self._parked = [parked for parked in self._parked if parked not in look]
+            for parked in look:
+                if not parked.look(parked.until <= now):
+                    self._wait(parked)
         invariants = self._cluster.invariants
         invariants.check_progress(*course.standing)
         invariants.policies.check_run(course)

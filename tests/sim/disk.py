@@ -38,7 +38,13 @@ class Directory:
         self._forsaken: list[tuple[str, dict[str, File | Directory | None]]] = []
 
     def change(self, writer: str, change: dict[str, File | Directory | None]) -> None:
-        """Names appear, and disappear where None; all of them or none outlive a power cut."""
+        """Names appear, and disappear where None; all of them or none outlive a power cut. What a
+        sync has failed for is written anew with whatever changes the same names after it."""
+        touched = set(change)
+        while again := [item for item in self._forsaken if touched & item[1].keys()]:
+            self._forsaken = [item for item in self._forsaken if item not in again]
+            self._changes += again
+            touched.update(*(names for _, names in again))
         self._changes.append((writer, change))
         _apply(self.names, change)
 

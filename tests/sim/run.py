@@ -16,6 +16,7 @@ import structlog
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
 from tests.sim.options import Options, draw
+from tests.sim.schedule import Livelock
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
     gc.disable()
     try:
         cluster.run()
-    except Violation as violation:
-        failure = str(violation)
+    except (Violation, Livelock) as broken:
+        failure = str(broken)
     except Exception:
         failure = f"at {cluster.schedule.now():.3f} s: {traceback.format_exc()}"
     finally:

@@ -18,6 +18,14 @@ Effect: TypeAlias = "Callable[[Task], None]"
 Steps: TypeAlias = Generator[Effect, Any, Any]
 
 
+MOST_AT_ONCE = 10_000
+"""Events of one simulated instant; there are some hundreds when a cluster goes well."""
+
+
+class Livelock(Exception):
+    """Things happen without end at one instant: time does not go on."""
+
+
 class Crash(BaseException):
     """The process dies here, in the middle of what it does."""
 
@@ -148,14 +156,25 @@ class Schedule:
         return zlib.crc32(repr((self.random.random(), self.events, self._now)).encode())
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Lets things happen until ``over``, or until nothing can happen any more."""
+        """Lets things happen until ``over``, or until nothing can happen any more.
+
+        Raises:
+            Livelock: more than :data:`MOST_AT_ONCE` have happened at one instant.
+        """
         heap = self._heap
+        began = self.events
         while heap and not over():
             at, _, process, function, arguments = heapq.heappop(heap)
             if at > self._now:
                 self.clock.advance(at - self._now)
                 self._now = self.clock.now()
+                began = self.events
             self.events += 1
+            if self.events - began > MOST_AT_ONCE:
+                raise Livelock(
+                    f"more than {MOST_AT_ONCE} events at {self._now:.3f} s and {len(heap)} to "
+                    f"come, the last one {function} of {process}"
+                )
             if process is None:
                 function(*arguments)
             else:

@@ -14,10 +14,14 @@ from random import Random
 import pytest
 import structlog
 
+from coordinator.engine import POLL_S, Caller, Engine
+from coordinator.work import Wait, Work
 from pserver.applied import AppliedSet
 from psrpc.batch import BatchId
 from psrpc.policy import SETTINGS
-from tests.sim.cluster import TOGETHER
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.sim.cluster import TOGETHER, Cluster
+from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, File, View
 from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
@@ -232,6 +236,45 @@ def _first_failure(seeds: range) -> Verdict:
     return next(verdict for verdict in map(run_seed, seeds) if verdict.failure)
 
 
+def test_calls_that_look_again_at_a_time_of_their_own_wake_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each has its own time, and once that has come another one: looks rise with the calls and the
+    time, and not with their powers."""
+    looks: list[str] = []
+
+    def find(engine: Engine, caller: Caller, received: int) -> Work:
+        looks.append(caller.name)
+        return Wait("a worker that is late", until=engine.course.now() + 0.1)
+
+    monkeypatch.setattr(Engine, "_find", find)
+    cluster = Cluster(1, draw(Random(1)))
+    process = Process(cluster.schedule, "coordinator", 1)
+    coordinator = Coordinator(cluster, process)
+    cluster.lives["coordinator"] = coordinator
+    process.spawn(coordinator.live())
+    cluster.schedule.run(lambda: coordinator.course is not None)
+    answers: list[object] = []
+    for name in ("a", "b", "c"):
+        work = Wait("a worker that is late", until=cluster.schedule.now())
+        coordinator._answer_work(work, Caller(name, 1, 1), 0, pb.LeaseWorkResponse, answers.append)
+    cluster.schedule.run(lambda: len(looks) > 1000 or len(answers) == 3)
+    cluster.store.close()
+    assert len(answers) == 3, f"looked {len(looks)} times by {cluster.schedule.now():.1f} s"
+    assert POLL_S / 0.1 <= len(looks) / 3 <= 2 * POLL_S / 0.1
+
+
+def test_events_without_end_at_one_instant_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tick(coordinator: Coordinator) -> None:
+        coordinator._schedule.after(0.0, coordinator.process, coordinator._settle)
+        coordinator._schedule.after(0.0, coordinator.process, tick, coordinator)
+
+    monkeypatch.setattr(Coordinator, "_settle", tick)
+    verdict = run_seed(1)
+    assert "more than 10000 events at " in verdict.failure
+    assert "of coordinator#" in verdict.failure
+
+
 # -- the disk ---------------------------------------------------------------------------------
 
 
@@ -268,6 +311,23 @@ def test_a_sync_that_failed_is_not_made_good_by_another() -> None:
     assert disk.lacking(RUN)
     disk.lose({process.name})
     assert "a" not in disk.directory(RUN).names
+
+
+def test_a_sync_that_failed_is_made_good_by_new_changes() -> None:
+    """All of what it has failed for, and not by halves."""
+    disk, view, process = _disk()
+    for old in ("a", "b"):
+        view.make_directory(RUN / old)
+    view.rename(RUN / "a", RUN / "a2")
+    view.rename(RUN / "b", RUN / "b2")
+    disk.directory(RUN).fail_to_sync()
+    view.rename(RUN / "a2", RUN / "c")
+    view.rename(RUN / "c", RUN / "a2")
+    view.sync(RUN)
+    assert disk.lacking(RUN / "a2") == ""
+    assert disk.lacking(RUN / "b2")
+    disk.lose({process.name})
+    assert sorted(disk.directory(RUN).names) == ["a2", "b"]
 
 
 def test_bytes_that_were_not_synced_are_torn_by_a_power_cut() -> None:

@@ -1,0 +1,176 @@
+"""A checkpoint counts only where a power cut leaves its name: on a disk that refuses fsyncs of the
+directory, and takes what was changed for written from then on."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from coordinator import disk
+from coordinator.checkpoints import Checkpoints, remove_unfinished
+from coordinator.run import Run
+from coordinator.run_directory import RunDirectory
+from coordinator.saving import CHECKPOINTS, checkpoint_name, temporary_directory
+from coordinator.serve import ServeOptions
+from coordinator.settling import settle
+from coordinator.snapshots import ShardFile, Taken
+from coordinator.store import Store
+from coordinator.work import SnapshotOrder
+from psrpc.manifest import RENAMED
+from tests.coordinator.parts import make_run
+from tests.sim.disk import Disk, View
+from tests.sim.faults import Faults
+from tests.sim.schedule import Process, Schedule
+
+RUN_DIR = Path("/sim/run")
+HERE = RUN_DIR / CHECKPOINTS
+
+
+class Refusing(View):
+    """The simulator's disk. ``refused`` counts down the next fsyncs of ``checkpoints`` that fail,
+    ``stuck`` refuses to rename anything from the first of them on."""
+
+    def __init__(self) -> None:
+        schedule = Schedule(1)
+        self.disk = Disk(schedule.random, Faults(schedule.random, {}, schedule.now))
+        super().__init__(self.disk, Process(schedule, "coordinator", 1))
+        self.refused = 0
+        self.stuck = False
+        self.failed = 0
+
+    def sync(self, directory: Path) -> None:
+        if directory == HERE and self.refused:
+            self.refused -= 1
+            self.failed += 1
+            self.disk.directory(directory).fail_to_sync()
+            raise OSError(errno.EIO, "Input/output error", str(directory))
+        super().sync(directory)
+
+    def rename(self, old: Path, new: Path) -> None:
+        if self.stuck and self.failed:
+            raise OSError(errno.EIO, "Input/output error", str(old))
+        super().rename(old, new)
+
+    def cut_power(self) -> None:
+        self.disk.lose({"coordinator", "shard"})
+
+    @property
+    def names(self) -> list[str]:
+        return self.directories(HERE)
+
+
+def save(run: Run, step: int, storage: Refusing, checkpoints: Checkpoints | None = None) -> str:
+    """Orders, writes and commits a checkpoint; why it failed, or nothing."""
+    name = checkpoint_name(step)
+    order = SnapshotOrder(name, step, write=True, directory=temporary_directory(name))
+    checkpoints = checkpoints or Checkpoints(run, storage)
+    checkpoints.prepare(order)
+    storage.write(RUN_DIR / order.directory / "a", [b"abc"])
+    file = ShardFile(0, step, "a", 3, hashlib.sha256(b"abc").hexdigest())
+    committed = disk.commit(checkpoints, Taken(order, (file,)), 1, {}, ())
+    if committed.error:
+        checkpoints.discard(order)
+    return committed.error
+
+
+@pytest.fixture
+def storage() -> Refusing:
+    return Refusing()
+
+
+@pytest.fixture
+def run() -> Run:
+    return make_run(RUN_DIR, keep_checkpoints=1)
+
+
+def test_a_commit_whose_name_may_not_last_leaves_no_name(run: Run, storage: Refusing) -> None:
+    assert save(run, 1, storage) == ""
+    storage.refused = 1
+    assert "cannot be committed" in save(run, 2, storage)
+    assert storage.failed == 1
+    assert storage.names == ["step-00000001"]
+
+
+def test_a_name_that_stayed_is_chosen_only_once_it_lasts(run: Run, storage: Refusing) -> None:
+    """It could not be taken away, and another coordinator finds it."""
+    storage.refused, storage.stuck = 1, True
+    assert save(run, 1, storage)
+    assert storage.names == ["step-00000001"]
+    storage.stuck = False
+    assert storage.disk.lacking(HERE / "step-00000001")
+    choice = disk.choose(run, {}, storage)
+    assert choice.chosen is not None
+    assert storage.disk.lacking(HERE / "step-00000001") == ""
+    storage.cut_power()
+    assert storage.names == ["step-00000001"]
+
+
+def test_a_name_that_cannot_be_made_to_last_is_not_chosen(run: Run, storage: Refusing) -> None:
+    assert save(run, 1, storage) == ""
+    storage.refused = 1
+    refused = disk.choose(run, {}, storage)
+    assert (refused.chosen, refused.again) == (None, True)
+    assert "Input/output error" in refused.reason
+    again = disk.choose(run, {}, storage)
+    assert again.chosen is not None
+    assert storage.disk.lacking(HERE / "step-00000001") == ""
+
+
+def test_a_run_that_is_resumed_goes_on_from_a_name_that_lasts(
+    run: Run, storage: Refusing, tmp_path: Path
+) -> None:
+    storage.refused, storage.stuck = 1, True
+    assert save(run, 1, storage)
+    storage.stuck = False
+    options = ServeOptions(job=tmp_path / "tiny.py", shards=1, resume=True)
+    options.job.touch()
+    directory = RunDirectory(tmp_path, resume=True)
+    directory.path = RUN_DIR
+
+    def settled() -> Run:
+        with Store(tmp_path / "ledger.sqlite") as store:
+            return settle(options, run.description, run.plan, directory, store, storage)
+
+    storage.refused = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        settled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "write_job", lambda *_: None)
+        patch.setattr(RunDirectory, "new_token", lambda _: "secret")
+        assert settled().run_id == run.run_id
+    assert storage.disk.lacking(HERE / "step-00000001") == ""
+
+
+@pytest.mark.parametrize("how", ["start", "choice"])
+def test_a_name_that_was_being_given_anew_is_given_back(
+    run: Run, storage: Refusing, how: str
+) -> None:
+    """The process ended in between."""
+    assert save(run, 1, storage) == ""
+    storage.rename(HERE / "step-00000001", HERE / f"{RENAMED}step-00000001")
+    storage.sync(HERE)
+    if how == "start":
+        remove_unfinished(RUN_DIR, storage)
+        assert storage.names == ["step-00000001"]
+    choice = disk.choose(run, {}, storage)
+    assert choice.chosen is not None
+    assert storage.disk.lacking(HERE / "step-00000001") == ""
+
+
+def test_no_checkpoint_goes_before_the_newest_good_one_lasts(run: Run, storage: Refusing) -> None:
+    checkpoints = Checkpoints(run, storage)
+    assert save(run, 1, storage, checkpoints) == ""
+    storage.refused, storage.stuck = 1, True
+    assert save(run, 2, storage, checkpoints)
+    storage.stuck = False
+    storage.refused = 1
+    (warning,) = checkpoints.retain({})
+    assert warning.startswith("old checkpoints stay: a power cut may take")
+    assert storage.names == ["step-00000001", "step-00000002"]
+    assert checkpoints.retain({}) == ()
+    assert storage.names == ["step-00000002"]
+    storage.cut_power()
+    assert "step-00000002" in storage.names
