@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         serialized_optimizer(job, loaded.optimizer_arguments, model.trainable_variables),
     )
     model.compile(optimizer, job.loss, metrics=list(job.metrics))
-    loss_of = keras.losses.get(job.loss) if isinstance(job.loss, str) else job.loss
+    loss_of: Any = keras.losses.get(job.loss) if isinstance(job.loss, str) else job.loss
     optimizer.build(model.trainable_variables)
 
     def update(x: tf.Tensor, y: tf.Tensor) -> None:

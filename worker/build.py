@@ -15,7 +15,7 @@ from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_ex
 from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
 from worker.data import Batch, map_arrays
-from worker.job import Job, Loss
+from worker.job import Job
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
 from worker.overrides import override_optimizer
@@ -48,7 +48,7 @@ def build_model(job: Job, example: Batch) -> Any:
             with user_code("the first call of the model"), look_up(NoRows()):
                 model(map_arrays(as_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
-        if isinstance(job.loss, str | keras.losses.Loss):
+        if not callable(job.loss) or isinstance(job.loss, keras.losses.Loss):
             raise InvalidJob(
                 f"loss is {job.loss!r}, but the model is a tf.Module; expected a function "
                 "f(module, x, y)"
@@ -64,31 +64,53 @@ def build_model(job: Job, example: Batch) -> Any:
     return model
 
 
-def build_loss(job: Job) -> Callable[..., Any]:
-    """The loss of a job with a Keras model: ``f(y_true, y_pred, sample_weight=None)``, a scalar.
+def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
+    """The loss of a Keras model: ``f(batch, y_pred, training)``, a scalar, called within a
+    ``StatelessScope`` that collects losses.
 
-    The mean over the batch, whatever the user's function returns; with sample weights the sum of
-    weighted values divided by the number of examples, as in ``keras.Model.fit``. The name
-    ``crossentropy`` means the kind that fits the shapes, as in ``compile``.
+    The mean over the batch of whatever the job's loss returns, plus the losses that layers add;
+    with sample weights the sum of weighted values divided by the number of examples, as in
+    ``keras.Model.fit``. The name ``crossentropy`` means the kind that fits the shapes. Where the
+    model was compiled, by its own code or by :func:`worker.compiled.complete`, Keras computes it.
 
     Raises:
         InvalidJob: Keras has no loss of this name.
     """
+    if model.compiled:
+        return _computed_by(model)
     chosen_by_shapes = str(job.loss).lower() in ("crossentropy", "ce")
     fixed = None if chosen_by_shapes else _loss(job.loss)
 
-    def mean_loss(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def mean_loss(batch: Batch, y_pred: Any, training: bool) -> Any:  # noqa: ARG001
         loss = fixed
         if loss is None:
-            kind = _kind_of_labels(str(job.loss), y_true, y_pred)
+            kind = _kind_of_labels(str(job.loss), batch[1], y_pred)
             loss = _loss(f"{kind}_crossentropy")
+        sample_weight = batch[2] if len(batch) > 2 else None
         # A loss with reduction=None gives one value per example.
-        return keras.ops.mean(loss(y_true, y_pred, sample_weight=sample_weight))
+        total = keras.ops.mean(loss(batch[1], y_pred, sample_weight=sample_weight))
+        for own in model.losses:
+            # From regularizers and add_loss; Keras adds them up in the loss's dtype.
+            total += tf.cast(own, total.dtype)
+        return total
 
     return mean_loss
 
 
-def _loss(loss: Loss) -> Any:
+def _computed_by(model: keras.Model) -> Callable[..., Any]:
+    # An override from before Keras 3.3 has no such argument.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+
+    def compute_loss(batch: Batch, y_pred: Any, training: bool) -> Any:
+        x, y, sample_weight = (*batch, None)[:3]
+        arguments = {"training": training} if takes_training else {}
+        loss = model.compute_loss(x, y, y_pred, sample_weight, **arguments)
+        return keras.ops.mean(loss)
+
+    return compute_loss
+
+
+def _loss(loss: Any) -> Any:
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
@@ -109,21 +131,37 @@ class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
         return self._function(y_true, y_pred)
 
 
-def build_metrics(job: Job, y_true: Any, y_pred: Any) -> list[Any]:
+def loss_trackers(model: Any) -> list[Any]:
+    """The means of the losses of several outputs, which Keras reports as ``OUTPUT_loss``; empty for
+    a model of one."""
+    # Model.metrics is public, but does not say which of them these are.
+    compiled = getattr(model, "_compile_loss", None)
+    return [] if compiled is None else list(compiled.metrics)
+
+
+def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
     """New metrics (``keras.metrics.Metric``) of a job, in its order.
 
     ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
-    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``.
+    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``. Of a model with several
+    outputs the one metric is Keras's own collection, whose results go by ``OUTPUT_metric``.
 
     Raises:
         InvalidJob: Keras has no metric of a name, or two metrics have one name.
     """
+    several = isinstance(job.metrics, dict) or not hasattr(y_pred, "shape")
+    if several and job.metrics and model.compiled:
+        return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
     metrics = [_metric(metric, y_true, y_pred) for metric in job.metrics]
     names = ["loss", *(metric.name for metric in metrics)]
     for name in names:
         if names.count(name) > 1:
             raise InvalidJob(f"two metrics are named {name!r}; give them different names")
     return metrics
+
+
+BY_OUTPUT = "compile_metrics"
+"""The name of Keras's collection of the metrics of several outputs. Load-bearing: Keras's own."""
 
 
 def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
@@ -199,7 +237,7 @@ def serialized_optimizer(
             raise InvalidJob(
                 f"optimizer is {optimizer!r}; Keras has no optimizer of that name"
             ) from None
-    elif not isinstance(optimizer, keras.optimizers.Optimizer):
+    elif callable(optimizer) and not isinstance(optimizer, keras.optimizers.Optimizer):
         given = (job.optimizer_updates(),) if _required_arguments(optimizer) else ()
         with user_code("optimizer()"):
             optimizer = optimizer(*given)

@@ -74,6 +74,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     """
     from pserver.updates.keras_slots import slot_names
     from worker.build import serialized_optimizer
+    from worker.compiled import complete
     from worker.described_tables import described_tables
     from worker.local_sgd import LocalSgd, shard_optimizer
 
@@ -82,7 +83,8 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     _check_paths(job)
     records, eval_records = _check_data(job)
     example = _first_records("train", job, min(job.batch_size, records))
-    variables, trained, metrics, asked = _describe_model(job, example, eval_records)
+    job, model = complete(job, _head(example))
+    variables, trained, metrics, asked = _describe_model(job, model, example, eval_records)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
     tables = described_tables(job, asked, optimizer)
     # Every check of the plan that does not depend on the number of shards.
@@ -202,26 +204,24 @@ def _first_records(name: str, job: Job, count: int) -> Batch:
 
 
 def _describe_model(
-    job: Job, example: Batch, eval_records: int
+    job: Job, model: Any, example: Batch, eval_records: int
 ) -> tuple[list[VariableSpec], list[Any], list[str], AskedRows | None]:
     """The variables, those of them that are trained, the names of the metrics, and what the first
     batch asks of embedding tables, if there are any."""
     import keras
 
-    from worker.build import build_model
     from worker.described_tables import asked_rows
     from worker.inputs import check_inputs
     from worker.lookups import NoRows, look_up
     from worker.variables import model_variables
 
-    model = build_model(job, _head(example))
     check_inputs(model, example[0])
     names: list[str] = []
     if isinstance(model, keras.Model):
         names = _check_outputs(job, model, example, eval_records)
     elif job.metrics:
         raise InvalidJob(
-            f"metrics is {list(job.metrics)!r}, but the model is a tf.Module; metrics need a "
+            f"metrics is {job.metrics!r}, but the model is a tf.Module; metrics need a "
             "keras.Model, a tf.Module reports its loss"
         )
     found = model_variables(model)
@@ -254,7 +254,8 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
     """Tries the model, the labels and the metrics on a few records; the metrics' names."""
     import numpy as np
 
-    from worker.build import build_metrics
+    from worker.build import BY_OUTPUT, build_metrics, loss_trackers
+    from worker.evaluator import metric_results
     from worker.labels import check_labels, output_shape
     from worker.lookups import NoRows, look_up
 
@@ -270,11 +271,14 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
         if shape is not None and isinstance(batch[1], np.ndarray):
             with user_code(name):
                 check_labels(source, job.loss, batch[1], shape)
-    metrics = build_metrics(job, head[1], outputs)
+    metrics = build_metrics(job, model, head[1], outputs)
+    names = [tracker.name for tracker in loss_trackers(model)]
     for metric in metrics:
         with user_code(f"metric {metric.name}"):
             metric.update_state(map_arrays(as_tensor, head[1]), outputs)
-    return [metric.name for metric in metrics]
+            by_output = metric.name == BY_OUTPUT
+            names += metric_results(metric.name, metric.result()) if by_output else [metric.name]
+    return names
 
 
 def _make_step(
@@ -291,7 +295,7 @@ def _make_step(
     variables = [variable for _, variable in found]
     trainable = [spec.role == "trainable" for spec, _ in found]
     if isinstance(model, keras.Model):
-        return KerasStep(model, build_loss(job), variables, trainable, seed_variables(model))
+        return KerasStep(model, build_loss(job, model), variables, trainable, seed_variables(model))
     assert callable(job.loss)  # build_model has checked it
     return ModuleStep(model, job.loss, variables, trainable)
 

@@ -13,7 +13,7 @@ from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.buffers import ParameterBuffers, tensor_of
-from worker.build import build_metrics
+from worker.build import BY_OUTPUT, build_metrics, loss_trackers
 from worker.compute import with_ids
 from worker.data import Batch, check_count
 from worker.devices import Device
@@ -43,6 +43,7 @@ class Evaluator:
 
     def __init__(self, replica: Replica, plan: Plan, device: Device) -> None:
         self._job = replica.job
+        self._model = replica.model
         self._inputs = whole_inputs(replica.model)
         self._plan = plan
         self._device = device
@@ -50,6 +51,8 @@ class Evaluator:
         self._parameters = ParameterBuffers.of(plan)
         self._held: tuple[int, str] | None = None
         self._metrics: list[Any] | None = None
+        """Those of the step itself, then :attr:`_counted`."""
+        self._counted: list[Any] = []
         # The metrics' variables are read by the function, so it is traced after they were made.
         self._function = tf.function(self._run)
         self._larger = 1 if plan.tables else LARGER
@@ -140,7 +143,7 @@ class Evaluator:
         total, count = loss.values
         results = {"loss": total / count if count else math.nan}
         for metric in metrics:
-            results.update(_results(metric.name, metric.result()))
+            results.update(metric_results(metric.name, metric.result()))
         return pb.MergeDone(evaluation=merge.evaluation, results=results)
 
     def _with_rows(
@@ -179,7 +182,7 @@ class Evaluator:
     ) -> tf.Tensor:
         with self._device.scope():
             loss, outputs = self._step.loss(split_arenas(self._plan, arenas), batch, tables)
-            for metric in self._metrics or ():
+            for metric in self._counted:
                 # Unweighted, as Keras treats ``metrics`` (and not ``weighted_metrics``).
                 metric.update_state(batch[1], outputs)
             return loss
@@ -202,12 +205,14 @@ class Evaluator:
             values = split_arenas(self._plan, self._parameters.tensors)
             with user_code("the evaluation"), TRACING, self._device.scope():
                 _, outputs = self._step.loss(values, batch, NoRows())
-                metrics = build_metrics(self._job, batch[1], outputs) if outputs is not None else []
-                for metric in metrics:
+                self._counted = []
+                if outputs is not None:
+                    self._counted = build_metrics(self._job, self._model, batch[1], outputs)
+                for metric in self._counted:
                     metric.update_state(batch[1], outputs)
-            if self._job.metrics and not metrics:
+            if self._job.metrics and not self._counted:
                 raise InvalidJob("metrics need a keras.Model; a tf.Module reports its loss")
-            self._metrics = metrics
+            self._metrics = [*loss_trackers(self._model), *self._counted]
         for metric in self._metrics:
             metric.reset_state()
         return self._metrics
@@ -217,13 +222,14 @@ def _state(value: Any) -> pb.MetricVariable:
     return pb.MetricVariable(shape=np.shape(value), values=np.ravel(value).astype(np.float64))
 
 
-def _results(name: str, result: Any) -> dict[str, float]:
+def metric_results(name: str, result: Any) -> dict[str, float]:
     """A metric's result under its name; results that are no scalars under several."""
     if isinstance(result, dict):
+        before = "" if name == BY_OUTPUT else f"{name}_"
         return {
             key: value
             for part, inner in result.items()
-            for key, value in _results(f"{name}_{part}", inner).items()
+            for key, value in metric_results(f"{before}{part}", inner).items()
         }
     values = np.ravel(result)
     if values.size == 1:

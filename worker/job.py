@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -15,6 +14,17 @@ from psrpc.errors import InvalidSetting
 from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from psrpc.tables import FULL_EVERY
 from worker.data import DataSource
+from worker.job_checks import (
+    check_choice,
+    check_fraction,
+    check_integer,
+    check_loss,
+    check_loss_weights,
+    check_metrics,
+    check_not_negative,
+    check_source,
+    show,
+)
 from worker.keep_best import parse_keep_best
 from worker.phases import phases_of
 
@@ -28,7 +38,8 @@ Compression = Literal["topk", "int8"]
 ScaleLr = Literal["linear"]
 
 ModelFactory: TypeAlias = "Callable[[], keras.Model | tf.Module]"
-Loss: TypeAlias = "str | keras.losses.Loss | Callable[..., Any]"
+Loss: TypeAlias = "str | keras.losses.Loss | Callable[..., Any] | Mapping[str, Any] | Sequence[Any]"
+LossWeights: TypeAlias = "float | Mapping[str, float] | Sequence[float]"
 Metric: TypeAlias = "str | keras.metrics.Metric | Callable[..., Any]"
 Optimizer: TypeAlias = "str | keras.optimizers.Optimizer | Callable[..., Any]"
 
@@ -43,19 +54,27 @@ class Job:
             after all random seeds have been set from ``seed``.
         loss: for a Keras model a Keras loss or its name, or ``f(y_true, y_pred)`` that returns one
             value per example or their mean; losses that layers add (regularizers) are added to it.
-            For a ``tf.Module`` a function ``f(module, x, y)`` that returns the mean loss over the
-            batch, a scalar; ``f(module, x, y, sample_weight)`` when the data has weights.
+            Of a model with several outputs a dict of those by the outputs' names, or a list in
+            their order, as ``keras.Model.compile`` takes it. None takes the loss that the model is
+            compiled with, or its own ``compute_loss``. For a ``tf.Module`` a function
+            ``f(module, x, y)`` that returns the mean loss over the batch, a scalar;
+            ``f(module, x, y, sample_weight)`` when the data has weights.
+        loss_weights: what the losses of several outputs are multiplied by before they are added
+            up: a dict or list like ``loss``; None takes those that the model is compiled with.
         optimizer: a built-in Keras optimizer, its name, a function without arguments that makes
             one, or a function of ``total_updates``, the number of updates of the whole job (local
             steps of a worker are updates, too), so that a learning-rate schedule ends with the job
             in every mode. With ``use_ema`` all
             evaluations, the final one too, see the parameters as they are trained; an export
-            takes the averages, as Keras does when ``fit`` ends.
+            takes the averages, as Keras does when ``fit`` ends. None takes the one that the model
+            is compiled with.
         train: the training data, see ``worker.data``.
         eval: the data that each epoch is evaluated on, or None. Training does not wait: where
             epochs take less time than evaluations, some are left out, with a warning.
         metrics: what to report beside the loss: names of Keras metrics, metrics, functions that
-            make one, or functions ``f(y_true, y_pred)``. Keras models only.
+            make one, or functions ``f(y_true, y_pred)``. Of a model with several outputs a dict of
+            lists by the outputs' names, as ``keras.Model.compile`` takes it. Empty takes those that
+            the model is compiled with. Keras models only.
         batch_size: examples of one micro-batch: what a worker computes one gradient on.
         epochs: passes over the training data.
         mode: ``async`` applies every gradient as it comes; ``sync`` applies the mean of
@@ -132,11 +151,12 @@ class Job:
     """
 
     model: ModelFactory
-    loss: Loss
-    optimizer: Optimizer
+    loss: Loss | None = None
+    loss_weights: LossWeights | None = None
+    optimizer: Optimizer | None = None
     train: DataSource
     eval: DataSource | None = None
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[Metric] | Mapping[str, Any] = ()
     batch_size: int
     epochs: int = 1
     mode: Mode = "async"
@@ -186,63 +206,59 @@ class Job:
             "keep_checkpoints",
             "local_steps",
         ):
-            _check_integer(name, getattr(self, name), 1)
-        _check_integer("seed", self.seed, 0)
+            check_integer(name, getattr(self, name), 1)
+        check_integer("seed", self.seed, 0)
         try:
             read_checkpoint_every(self.checkpoint_every)
         except ValueError:
             raise InvalidSetting(
-                f"checkpoint_every is {_show(self.checkpoint_every)}; expected {EXPECTED}"
+                f"checkpoint_every is {show(self.checkpoint_every)}; expected {EXPECTED}"
             ) from None
         for name in ("replicas", "intra_op_threads", "then_after"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 1)
-        _check_choice("mode", self.mode, MODES)
-        _check_choice("then", self.then, (*MODES, None))
-        _check_choice("scale_lr", self.scale_lr, ("linear", None))
-        _check_not_negative("warmup_epochs", self.warmup_epochs)
-        _check_choice("engine", self.engine, ("keras", "numpy"))
-        _check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
-        _check_choice("compression", self.compression, ("topk", "int8", None))
-        _check_fraction("topk", self.topk, 0.5)
+                check_integer(name, getattr(self, name), 1)
+        check_choice("mode", self.mode, MODES)
+        check_choice("then", self.then, (*MODES, None))
+        check_choice("scale_lr", self.scale_lr, ("linear", None))
+        check_not_negative("warmup_epochs", self.warmup_epochs)
+        check_choice("engine", self.engine, ("keras", "numpy"))
+        check_choice("wire_dtype", self.wire_dtype, ("float32", "bfloat16", "float16"))
+        check_choice("compression", self.compression, ("topk", "int8", None))
+        check_fraction("topk", self.topk, 0.5)
+        if hasattr(self.model, "trainable_variables") and not isinstance(self.model, type):
+            raise InvalidSetting(
+                f"model is {show(self.model)}, a model; expected a function without arguments "
+                "that makes one: each process makes its own (model=build, not model=build())"
+            )
         if not callable(self.model):
             raise InvalidSetting(
-                f"model is {_show(self.model)}; expected a function without arguments that makes "
+                f"model is {show(self.model)}; expected a function without arguments that makes "
                 "the model"
             )
-        # A class is callable too, but means a loss that somebody forgot to make.
-        if isinstance(self.loss, type) or not (isinstance(self.loss, str) or callable(self.loss)):
-            raise InvalidSetting(
-                f"loss is {_show(self.loss)}; expected a Keras loss, its name or a function"
-            )
+        check_loss(self.loss)
+        check_loss_weights(self.loss_weights)
         if not (
-            isinstance(self.optimizer, str)
+            self.optimizer is None
+            or isinstance(self.optimizer, str)
             or callable(self.optimizer)
             or hasattr(self.optimizer, "get_config")
         ):
             raise InvalidSetting(
-                f"optimizer is {_show(self.optimizer)}; expected a Keras optimizer, its name or a "
+                f"optimizer is {show(self.optimizer)}; expected a Keras optimizer, its name or a "
                 "function that makes one"
             )
-        if isinstance(self.metrics, str) or not isinstance(self.metrics, Sequence):
-            raise InvalidSetting(f"metrics is {_show(self.metrics)}; expected a list")
-        for metric in self.metrics:
-            if not isinstance(metric, str) and not callable(metric):
-                raise InvalidSetting(
-                    f"metrics contains {_show(metric)}; expected names of Keras metrics, metrics "
-                    "or functions that make one"
-                )
+        check_metrics(self.metrics)
         if self.keep_best is not None:
             parse_keep_best(self.keep_best)
             if self.eval is None:
                 raise InvalidSetting(
                     f"keep_best is {self.keep_best!r}, but eval is None; nothing is evaluated"
                 )
-        _check_source("train", self.train)
+        check_source("train", self.train)
         if self.eval is not None:
-            _check_source("eval", self.eval)
+            check_source("eval", self.eval)
         if self.init_from is not None and not isinstance(self.init_from, str | Path):
-            raise InvalidSetting(f"init_from is {_show(self.init_from)}; expected a path")
+            raise InvalidSetting(f"init_from is {show(self.init_from)}; expected a path")
 
     def policy(self) -> Policy:
         """What the job begins with.
@@ -274,45 +290,3 @@ class Job:
         """What a function of ``total_updates`` that makes the optimizer is given: H local steps for
         each update of the shards."""
         return self.total_updates() * self.local_steps
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    # bool is an int to Python, and True records a batch to nobody.
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidSetting(
-            f"{name} is {_show(value)}; expected a whole number of at least {least}"
-        )
-
-
-def _check_fraction(name: str, value: object, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        raise InvalidSetting(
-            f"{name} is {_show(value)}; expected a number above 0 and at most {most}"
-        )
-
-
-def _check_not_negative(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidSetting(f"{name} is {_show(value)}; expected a number of at least 0")
-
-
-def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
-    if value not in choices:
-        raise InvalidSetting(f"{name} is {_show(value)}; expected {' or '.join(map(str, choices))}")
-
-
-def _check_source(name: str, value: object) -> None:
-    # A look at the class: isinstance on the protocol would read num_records, that is, the file.
-    if isinstance(value, type) or not all(
-        hasattr(type(value), part)
-        for part in ("num_records", "read", "read_range", "fingerprint", "close")
-    ):
-        raise InvalidSetting(
-            f"{name} is {_show(value)}; expected a data source: Arrays, Npz, TfRecords, Csv or "
-            "Function"
-        )

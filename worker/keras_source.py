@@ -83,7 +83,8 @@ class KerasSource:
         self._made.renew(workspace)
 
     def _make_compute(self, plan: Plan) -> Compute:
-        job, device = self._job, self._device
+        # What the model is compiled with is part of it.
+        job, device = self._replica.job, self._device
         read = self._reader(plan)
         if job.local_steps == 1:
             return Compute(self._replica, plan, device, read, self._waits)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from worker.build import loss_trackers
 from worker.data import Batch
 from worker.lookups import FetchedRows, LookUps, look_up
 
@@ -57,9 +58,12 @@ class KerasStep:
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
-        """See :class:`worker.flat.GradientStep`."""
+        """See :class:`worker.flat.GradientStep`. Counts the losses of several outputs."""
         seeds = tf.zeros([len(self._seeds), 2], tf.int64)
-        loss, outputs, _ = self._call(values, seeds, batch, tables, training=False)
+        loss, outputs, scope = self._call(values, seeds, batch, tables, training=False)
+        for tracker in loss_trackers(self._model):
+            for variable in tracker.variables:
+                variable.assign(scope.get_current_value(variable))
         return loss, outputs
 
     def run(
@@ -96,9 +100,5 @@ class KerasStep:
         with keras.StatelessScope(mapping, collect_losses=True) as scope, look_up(tables):
             arguments = {"training": training} if self._takes_training else {}
             outputs = self._model(batch[0], **arguments)
-            own_losses = self._model.losses
-        loss = self._loss(batch[1], outputs, *batch[2:])
-        for own in own_losses:
-            # From regularizers and add_loss; Keras adds them up in the loss's dtype.
-            loss += tf.cast(own, loss.dtype)
+            loss = self._loss(batch, outputs, training)
         return loss, outputs, scope

@@ -74,8 +74,9 @@ _PATH = _Kind("a path", _name)
 
 FIELDS: dict[str, _Kind | None] = {
     "model": None,
-    "loss": _NAME,
-    "optimizer": _NAME,
+    "loss": _or_none(_NAME),
+    "loss_weights": None,
+    "optimizer": _or_none(_NAME),
     "train": None,
     "eval": _Kind("none (data can only be switched off here)", _none),
     "metrics": _Kind("names of metrics with commas between them, or none", _names),

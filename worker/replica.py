@@ -10,7 +10,8 @@ import numpy as np
 
 from psrpc.errors import InvalidArgument, JobMismatch
 from psrpc.plan import Plan, VariableSpec, aligned_empty
-from worker.build import build_loss, build_model
+from worker.build import build_loss
+from worker.compiled import complete
 from worker.data import Array, Batch
 from worker.id_finder import IdFinder
 from worker.job import Job
@@ -32,11 +33,11 @@ class Replica:
         Raises:
             InvalidJob: the model cannot be built.
         """
-        self.job = job
         with user_code("train"):
             count = min(EXAMPLES, job.train.num_records)
             self.example: Batch = job.train.read_range(0, count)
-        self.model: Any = build_model(job, self.example)
+        self.model: Any
+        self.job, self.model = complete(job, self.example)
 
     def variables(self, plan: Plan) -> list[Any]:
         """The model's variables in the order of the plan.
@@ -63,7 +64,9 @@ class Replica:
         trainable = [variable.role == "trainable" for variable in plan.variables]
         if isinstance(self.model, keras.Model):
             seeds = seed_variables(self.model)
-            return KerasStep(self.model, build_loss(self.job), variables, trainable, seeds)
+            return KerasStep(
+                self.model, build_loss(self.job, self.model), variables, trainable, seeds
+            )
         return ModuleStep(self.model, self._module_loss(), variables, trainable)
 
     def make_finder(self, plan: Plan, *, training: bool = True) -> IdFinder | None:
@@ -115,7 +118,7 @@ class Replica:
             variable.assign(values[spec.name])
 
     def _module_loss(self) -> Callable[..., Any]:
-        assert not isinstance(self.job.loss, str)  # build_model has refused it
+        assert callable(self.job.loss)  # build_model has refused others
         return self.job.loss
 
 

@@ -82,7 +82,11 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("eval", [1], "eval is [1] (list); expected a data source"),
         ("init_from", 3, "init_from is 3 (int); expected a path"),
         ("batch_sizes", 3, "Job has no field batch_sizes; did you mean 'batch_size'?"),
-        ("xyz", 3, "Job has no field xyz; its fields are model, loss, optimizer, train, eval, "),
+        (
+            "xyz",
+            3,
+            "Job has no field xyz; its fields are model, loss, loss_weights, optimizer, ",
+        ),
     ],
 )
 def test_a_job_names_the_field_the_value_and_what_is_expected(
