@@ -1,9 +1,16 @@
-"""The curves of a run: a point per step where steps are slow, a thinned-out line where not."""
+"""The curves of a run: a point per step where steps are slow, a thinned-out line where not.
+
+Curves thin out as their files grow: with every :data:`LEVEL_NBYTES` that the event files of a run
+have, half as many points may come in a second. If they may take r bytes a second at first, files
+have at most LEVEL_NBYTES * (1 + log2(1 + r t / LEVEL_NBYTES)) bytes after t seconds. The greatest r
+is 11 kB/s, with 64 workers: 36 MiB after a day, 69 MiB after a year, 83 MiB after ten.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.figures import CAUSES, WorkerTimes
@@ -19,20 +26,60 @@ GAUGES_EVERY_S = 1.0
 
 HISTOGRAM_EVERY_S = 5.0
 
+LEVEL_NBYTES = 4 << 20
+"""So much more of event files doubles all pauses."""
+
+FLUSH_EVERY_S = 0.5
+"""Pause between two points, once it counts: about how often the coordinator writes anyway."""
+
+LONGEST_FACTOR = 1 << 18
+"""Pauses are not doubled any more: points come every 36 hours."""
+
+MOST_STEPS = 4096
+"""Steps that are held one by one until they are written; of more, every two become one."""
+
 MAX_CHARTED = 64
 """Workers that get a curve of their own: the first ones. Each is a chart."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps in a row, up to ``step``: how many, the sum of their staleness, and of those losses
+    that are finite."""
+
+    step: int
+    steps: int
+    staleness: float
+    losses: int
+    loss: float
+
+    @staticmethod
+    def sum_of(parts: Sequence[_Steps]) -> _Steps:
+        return _Steps(
+            parts[-1].step,
+            sum(part.steps for part in parts),
+            sum(part.staleness for part in parts),
+            sum(part.losses for part in parts),
+            sum(part.loss for part in parts),
+        )
+
+
 class Curves:
-    """Collects points and writes them when it is told to, about once a second.
+    """Collects points and writes them when it is told to, less and less often.
 
     A disk that refuses stops the curves with a warning, not the training. Not thread-safe.
     """
 
-    def __init__(self, logdir: Path) -> None:
+    def __init__(self, logdir: Path, level_nbytes: int = LEVEL_NBYTES) -> None:
         self._logdir = logdir
+        self._level_nbytes = level_nbytes
         self._writer = EventWriter(logdir)
-        self._steps: list[tuple[int, float, float]] = []
+        self._steps: list[_Steps] = []
+        self._epochs: dict[str, tuple[float, int]] = {}
+        """The newest point of each curve that is held back."""
+        self._now = -math.inf
+        self._flushed_at = -math.inf
+        self._epoch_at = -math.inf
         self._broken = False
         self.warnings: list[str] = []
         self._gauged_at = -math.inf
@@ -44,40 +91,73 @@ class Curves:
 
     def step(self, step: int, loss: float, staleness: float) -> None:
         """A global step is done."""
-        self._steps.append((step, loss, staleness))
+        finite = math.isfinite(loss)
+        self._steps.append(_Steps(step, 1, staleness, int(finite), loss if finite else 0.0))
+        if len(self._steps) == MOST_STEPS:
+            pairs = range(0, MOST_STEPS, 2)
+            self._steps = [_Steps.sum_of(self._steps[first : first + 2]) for first in pairs]
 
     def flush(self, gauges: Gauges) -> None:
-        """Writes what was collected since the last time, with ``gauges`` of now."""
+        """Writes what was collected since the last time, with ``gauges`` of now, if it is time to.
+        Call it about twice a second."""
+        self._now, factor = gauges.now, self._factor
+        if self._epochs and self._now - self._epoch_at >= FLUSH_EVERY_S * factor:
+            self._write_epochs()
         if not self._steps:
             return
-        points, self._steps = self._steps, []
-        stride = -(-len(points) // POINTS_PER_FLUSH)
-        for first in range(0, len(points), stride):
-            group = points[first : first + stride]
-            losses = [loss for _, loss, _ in group if math.isfinite(loss)]
-            if losses:
-                self._scalar("train/loss", sum(losses) / len(losses), group[-1][0])
-        step = points[-1][0]
-        self._scalar("train/staleness", sum(p[2] for p in points) / len(points), step)
+        # Not held back before it counts: a caller that is a little early would write half as often.
+        if factor > 1 and self._now - self._flushed_at < FLUSH_EVERY_S * factor:
+            return
+        self._flushed_at = self._now
+        step = self._write_steps()
         self._scalar("train/steps_per_s", gauges.steps_per_s, step)
         self._scalar("train/examples_per_s", gauges.examples_per_s, step)
         self._new_policies(gauges.policies)
-        if gauges.now - self._gauged_at >= GAUGES_EVERY_S:
+        if gauges.now - self._gauged_at >= GAUGES_EVERY_S * factor:
             self._gauged_at = gauges.now
             self._gauge(gauges, step)
-        if gauges.now - self._histogram_at >= HISTOGRAM_EVERY_S:
+        if gauges.now - self._histogram_at >= HISTOGRAM_EVERY_S * factor:
             self._histogram(gauges, step)
         self._flush()
 
     def epoch(self, values: Mapping[str, float], step: int) -> None:
-        """What is known of an epoch: its mean training loss, or an evaluation's results."""
-        for name, value in values.items():
-            self._scalar(f"epoch/{name}", value, step)
-        self._flush()
+        """What is known of an epoch: its mean training loss, or an evaluation's results. Where
+        epochs come faster than points, the newest is written."""
+        self._epochs |= {name: (value, step) for name, value in values.items()}
+        if self._factor == 1:
+            self._write_epochs()
 
     def close(self) -> None:
         """Writes the rest; may be called twice."""
+        if self._epochs:
+            self._write_epochs()
+        if self._steps:
+            self._write_steps()
         self._try(self._writer.close)
+
+    @property
+    def _factor(self) -> int:
+        """By which pauses are longer than at first."""
+        return min(1 << min(self._writer.nbytes // self._level_nbytes, 64), LONGEST_FACTOR)
+
+    def _write_steps(self) -> int:
+        """Writes what was collected of steps; the last of them."""
+        points, self._steps = self._steps, []
+        stride = -(-len(points) // POINTS_PER_FLUSH)
+        for first in range(0, len(points), stride):
+            group = _Steps.sum_of(points[first : first + stride])
+            if group.losses:
+                self._scalar("train/loss", group.loss / group.losses, group.step)
+        whole = _Steps.sum_of(points)
+        self._scalar("train/staleness", whole.staleness / whole.steps, whole.step)
+        return whole.step
+
+    def _write_epochs(self) -> None:
+        self._epoch_at = self._now
+        epochs, self._epochs = self._epochs, {}
+        for name, (value, step) in epochs.items():
+            self._scalar(f"epoch/{name}", value, step)
+        self._flush()
 
     def _new_policies(self, policies: Sequence[Followed]) -> None:
         for policy in policies[self._policies :]:

@@ -20,6 +20,9 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+FRAME_NBYTES = 16
+"""A record's length and two checksums. Load-bearing: TFRecord's."""
+
 
 class EventWriter:
     """Appends points to one new event file in ``logdir``; not thread-safe.
@@ -36,6 +39,8 @@ class EventWriter:
         self._wall_clock = wall_clock
         self._files = 0
         self._records: Any = None
+        self.nbytes = 0
+        """Of all event files of ``logdir``, known once the first point was added."""
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """Adds one point. A slash in ``tag`` groups charts; NaN and infinity are allowed."""
@@ -93,16 +98,22 @@ class EventWriter:
         now = self._wall_clock()
         # TensorBoard knows event files by "tfevents" and reads them in the order of their names,
         # so the time comes first.
+        self.nbytes = sum(file.stat().st_size for file in self._logdir.glob("events.out.*"))
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}"
         path = self._logdir / f"{name}.{os.getpid()}.{self._files}"
         self._files += 1
         records = RecordWriter(path.open("xb"))
         # The first record must say the version; without it a reader falls back to guessing.
-        records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        self._write(records, Event(wall_time=now, file_version="brain.Event:2"))
         return records
+
+    def _write(self, records: Any, event: Event) -> None:
+        encoded = event.SerializeToString()
+        records.write(encoded)
+        self.nbytes += len(encoded) + FRAME_NBYTES
 
     def _add(self, value: Summary.Value, step: int) -> None:
         if self._records is None:
             self._records = self._open()
         event = Event(wall_time=self._wall_clock(), step=step, summary=Summary(value=[value]))
-        self._records.write(event.SerializeToString())
+        self._write(self._records, event)

@@ -12,6 +12,7 @@ from coordinator.curves import (
     GAUGES_EVERY_S,
     HISTOGRAM_EVERY_S,
     MAX_CHARTED,
+    MOST_STEPS,
     POINTS_PER_FLUSH,
     Curves,
 )
@@ -148,3 +149,57 @@ def test_each_policy_is_written_down_once(tmp_path: Path, monkeypatch: pytest.Mo
         ("policy 1 from global step 0: `async`", 0),
         ("policy 2 from global step 120: `ssp staleness=4`", 120),
     ]
+
+
+def files_nbytes(logdir: Path) -> int:
+    return sum(file.stat().st_size for file in logdir.iterdir())
+
+
+def test_files_of_a_run_grow_by_the_logarithm_of_its_length(tmp_path: Path) -> None:
+    level, now, raw = 16 << 10, 0.0, 0
+    sizes = []
+    for start in range(4):
+        # A coordinator that was started again goes on with what is there.
+        curves = Curves(tmp_path, level)
+        curves._writer._files = start  # as another process would name it
+        for _ in range(5000):
+            now += 0.5
+            for _ in range(3):
+                curves.step(raw, 1.0, 0)
+                raw += 1
+            curves.epoch({"train_loss": 0.5}, raw)
+            curves.flush(Gauges(now=now, speeds={f"worker-{n}": 1.0 for n in range(4)}))
+        curves.close()
+        assert curves.warnings == []
+        sizes.append(files_nbytes(tmp_path))
+        rate = (POINTS_PER_FLUSH + 9) * 2 * 60  # as much as they may come to
+        assert sizes[-1] <= level * (1 + math.log2(1 + rate * now / level)) + 2048, start
+    assert sizes[0] > 4 * level, "most of what is written is written at first"
+    assert sizes[3] - sizes[1] < 1.5 * level, "twice the time is one level more"
+
+
+def test_held_back_points_are_means_and_come_at_the_end_at_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, curves = Recorder(monkeypatch), Curves(tmp_path, 1000)
+    curves._writer.nbytes = 4000  # pauses of 8 s
+    flushed(curves, 1, now=0.0)
+    curves.epoch({"accuracy": 0.5}, 1)
+    curves.flush(Gauges(now=0.5))
+    recorder.points.clear()
+    for step in range(2, 10_002):
+        curves.step(step, float(step), 4)
+        curves.epoch({"accuracy": step / 10_001}, step)
+        curves.flush(Gauges(now=step / 10_002 * 7.9))
+    assert recorder.points == []
+    assert len(curves._steps) < MOST_STEPS
+    curves.flush(Gauges(now=8.0))
+    losses = recorder.of("train/loss")
+    assert POINTS_PER_FLUSH / 2 < len(losses) <= POINTS_PER_FLUSH
+    assert losses[-1][1] == 10_001
+    assert recorder.of("train/staleness") == [(4.0, 10_001)]
+    curves.epoch({"accuracy": 0.75}, 10_002)
+    curves.step(10_002, 7.0, 0)
+    curves.close()
+    assert recorder.of("epoch/accuracy") == [(0.75, 10_002)]
+    assert recorder.of("train/loss")[-1] == (7.0, 10_002)
