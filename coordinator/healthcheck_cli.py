@@ -37,4 +37,4 @@ def run(args: argparse.Namespace) -> int:
     peer = Role.COORDINATOR
     # Everybody may ask: in a container the server itself does.
     security = whereabouts.find_security(args, who_asks(args, (peer, *Role)))
-    return healthcheck.check(args, address, security, peer)
+    return healthcheck.check(args, address, security, peer, "psrpc.v1.Coordinator")

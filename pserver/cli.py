@@ -97,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
             description="Prints rows of an embedding table of a running job, as they are now.",
         )
     )
-    health = commands.add_parser("healthcheck", help="say whether a shard serves")
+    health = commands.add_parser("healthcheck", help="say whether a shard lives, or serves")
     health.add_argument(
         "address",
         nargs="?",
@@ -220,7 +220,8 @@ def _check_health(arguments: argparse.Namespace) -> int:
     try:
         # Everybody may ask: in a container the server itself does.
         security = from_arguments(who_asks(arguments, (Role.SHARD, *Role)), arguments)
-        return healthcheck.check(arguments, arguments.address, security, Role.SHARD)
+        service = "psrpc.v1.ParameterServer"
+        return healthcheck.check(arguments, arguments.address, security, Role.SHARD, service)
     except InvalidArgument as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         return EXIT_BAD_INPUT

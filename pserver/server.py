@@ -14,7 +14,7 @@ from pserver.servicer import ParameterServerServicer
 from pserver.wire import SERVICE
 from psrpc.channel import bind, make_server, parse_address
 from psrpc.errors import NotReady
-from psrpc.health_service import HealthServicer
+from psrpc.health_service import LIVES, HealthServicer
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.limits import CONVERSATIONS, MORE_THREADS
 from psrpc.reflection import describe
@@ -71,7 +71,10 @@ class ShardServer:
         server.add_generic_rpc_handlers((handlers(servicer),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         describe(server, (SERVICE,), self._address, self._reflection)
-        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        # A shard that waits for the coordinator, or restores, lives: whatever looks after processes
+        # must not take it for broken. Whether it serves is a question of its own.
+        self._set_health(health_pb2.HealthCheckResponse.SERVING, LIVES)
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, SERVICE)
         # It checks that others may reach the address.
         self.port = bind(server, self._address, self._security)
         if self._data is not None:
@@ -83,11 +86,11 @@ class ShardServer:
     def open(self, engine: ShardEngine) -> None:
         """The shard is ready: data calls are answered from now on."""
         self._engine = engine
-        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._set_health(health_pb2.HealthCheckResponse.SERVING, SERVICE)
 
     def stop(self, grace_s: float) -> None:
         """Takes no more calls, lets those under way finish for ``grace_s``, and waits."""
-        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, LIVES, SERVICE)
         if self._engine is not None:
             self._engine.close()
         if self._server is not None and self._servicer is not None:
@@ -125,6 +128,8 @@ class ShardServer:
             raise NotReady(f"shard {self._shard} is starting: it builds its update engine")
         return self._engine
 
-    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", SERVICE):
+    def _set_health(
+        self, status: health_pb2.HealthCheckResponse.ServingStatus, *services: str
+    ) -> None:
+        for name in services:
             self._health.set(name, status)

@@ -11,6 +11,10 @@ from typing import Any, NoReturn
 import grpc
 from grpc_health.v1 import health
 
+LIVES = ""
+"""The name under which a server says that it lives, from its first moment until it stops. Under the
+name of its service it says whether it serves its part of a job."""
+
 WHY = "this server's health cannot be watched; ask grpc.health.v1.Health/Check again and again"
 
 

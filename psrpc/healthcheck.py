@@ -21,7 +21,14 @@ TIMEOUT_S = 3.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options of ``coordinator healthcheck`` and ``pserver healthcheck``, but for the
     address."""
-    parser.add_argument("--service", default="", help="full name; default: the whole server")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument(
+        "--ready",
+        action="store_true",
+        help="whether it serves its part of the job; default: whether it lives, which it also does "
+        "while it starts, waits for others or restores a checkpoint",
+    )
+    asked.add_argument("--service", default="", help="full name of the service to ask for")
     add_timeout(parser)
     add_security_arguments(parser, listens=False)
 
@@ -37,11 +44,14 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check(args: argparse.Namespace, address: str, security: Security, peer: Role) -> int:
-    """Asks the gRPC health service of the server at ``address``, which is a ``peer``.
+def check(
+    args: argparse.Namespace, address: str, security: Security, peer: Role, service: str
+) -> int:
+    """Asks the gRPC health service of the server at ``address``, which is a ``peer`` and serves
+    ``service``.
 
     Returns:
-        0 when it serves; 1 when it does not, or does not answer.
+        0 when it lives (or serves, if that is asked); 1 when not, or when it does not answer.
 
     Raises:
         InvalidArgument: it cannot be asked there.
@@ -50,7 +60,11 @@ def check(args: argparse.Namespace, address: str, security: Security, peer: Role
     from psrpc.health import why_unhealthy
 
     parse_address(address)
-    return said(why_unhealthy(address, args.service, args.timeout, security, peer))
+    return said(
+        why_unhealthy(
+            address, service if args.ready else args.service, args.timeout, security, peer
+        )
+    )
 
 
 def said(reason: str) -> int:

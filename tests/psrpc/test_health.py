@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,6 +19,7 @@ import coordinator.cli
 import pserver.cli
 import worker.cli
 from coordinator.certs import certificates_of_run, make_certificates
+from pserver.server import ShardServer
 from psrpc.channel import bind, make_server
 from psrpc.identity import Role
 from psrpc.metrics import MetricsServer
@@ -184,3 +187,18 @@ def test_a_worker_is_healthy_that_answers_at_its_metrics(
     said = capsys.readouterr().err
     assert f"unhealthy: {server.address} answers, and is no worker" in said
     assert "Connection refused" in said
+
+
+def test_a_shard_that_waits_lives_and_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    """For the coordinator, say, or a checkpoint to be restored."""
+    with ShardServer(0, "127.0.0.1:0") as waiting:
+        ask = ["healthcheck", f"127.0.0.1:{waiting.port}"]
+        assert pserver.cli.run(ask) == 0
+        assert capsys.readouterr().err == ""
+        assert pserver.cli.run([*ask, "--ready"]) == 1
+        assert "psrpc.v1.ParameterServer" in (said := capsys.readouterr().err)
+        assert said.endswith("is NOT_SERVING\n")
+        engine: Any = SimpleNamespace(close=lambda: None)
+        waiting.open(engine)
+        assert pserver.cli.run([*ask, "--ready"]) == 0
+        assert pserver.cli.run(ask) == 0
