@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from psrpc.checkpoint import ShardState, load_state, read_manifest
+from psrpc.checkpoint import ShardState, check_room, load_state, read_manifest
 from psrpc.evicted_file import evicted_sizes
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import Manifest
@@ -89,6 +89,7 @@ def diff_checkpoints(one: Path, other: Path) -> Difference:
 
 
 def _load(directory: Path, manifest: Manifest) -> ShardState:
+    check_room(directory, manifest)
     plan = make_plan(manifest.plan.variables, 1, "cut", manifest.plan.tables)
     return load_state(directory, plan, 0)
 

@@ -286,7 +286,7 @@ def _check_slots(
         return  # the shards that are to load it will say so
     if held != sorted(description.slots):
         theirs, ours = (
-            f"{optimizer['class_name']} ({', '.join(slots)})"
+            f"{optimizer.get('class_name')} ({', '.join(slots)})"
             for optimizer, slots in (
                 (manifest.optimizer, held),
                 (description.optimizer, description.slots),

@@ -25,6 +25,7 @@ from psrpc.manifest import (
     ManifestFile,
     RowsFileEntry,
     check_identity,
+    check_size,
     commit,
     newest_good,
     read_manifest,
@@ -41,7 +42,7 @@ from psrpc.shard_file import (
     write_shard_file,
 )
 from psrpc.shard_reader import ShardReader, Tensor
-from psrpc.storage import DISK, Storage
+from psrpc.storage import DISK, Storage, unreadable
 
 __all__ = [
     "Choice",
@@ -52,6 +53,7 @@ __all__ = [
     "WrittenFile",
     "applied_sets",
     "check_file",
+    "check_room",
     "commit",
     "exported_variables",
     "load_state",
@@ -131,6 +133,7 @@ def load_variables(
         CheckpointError: the files are damaged.
     """
     manifest = read_manifest(directory, storage)
+    check_room(directory, manifest, storage)
     specs = {v.name: v for v in manifest.plan.variables}
     arrays: dict[str, dict[str, NDArray]] = {"variable": {}, "slot": {}}
     filled = dict.fromkeys(specs, 0)
@@ -299,6 +302,7 @@ def _opened(
     reader = ShardReader(directory / file.name, file.nbytes, file.sha256, storage)
     try:
         _check_header(reader.path, reader.header, manifest, file)
+        _check_entries(reader, manifest.plan, file.shard)
     except CheckpointError:
         reader.close()
         raise
@@ -316,6 +320,55 @@ def _check_header(path: Path, header: ShardHeader, manifest: Manifest, file: Man
     ):
         if found != expected:
             raise CheckpointError(f"{path} is of {name} {found!r}; its manifest says {expected!r}")
+
+
+def _check_entries(reader: ShardReader, plan: Plan, shard: int) -> None:
+    """Whether a file has each element of the shard's variables once, and of slots those elements
+    or none: what is missing would be whatever the memory held before. Raises CheckpointError."""
+    specs = {v.name: v for v in plan.variables}
+    pieces = {
+        piece.variable.name: (piece.start, piece.stop)
+        for arena in plan.arenas
+        for piece in plan.shard_slices(arena, shard)
+    }
+    found = set()
+    for tensor in reader.tensors:
+        entry = tensor.entry
+        kind, variable = entry["kind"], entry["variable"]
+        key = (kind, entry["slot"], variable)
+        fits = key not in found and (bool(entry["slot"]) != (kind == "variable"))
+        found.add(key)
+        if kind == "scalar":
+            fits &= not variable and tensor.size == 1
+        elif kind == "whole":
+            fits &= variable in specs
+        else:
+            fits &= (entry["start"], entry["stop"]) == pieces.get(variable)
+            fits = fits and tensor.dtype == specs[variable].dtype
+        if not fits:
+            raise CheckpointError(
+                f"{reader.path} has {tensor.name!r}, {tensor.dtype}{list(tensor.shape)}, as "
+                f"{kind} {entry['slot']!r} of {variable!r}, which shard {shard} cannot have"
+            )
+    missing = [name for name in pieces if ("variable", "", name) not in found]
+    if missing:
+        raise CheckpointError(f"{reader.path} has nothing of variable {missing[0]!r}")
+
+
+def check_room(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
+    """Whether the files are as large as the manifest says, and the plan's arrays fit into them,
+    before memory is taken for those. Raises CheckpointError."""
+    for file in manifest.files:
+        expected = manifest.plan.shard_nbytes(file.shard)
+        if file.nbytes < expected:
+            raise CheckpointError(
+                f"{directory / file.name} has {file.nbytes} bytes; the variables of its shard have "
+                f"{expected}"
+            )
+        try:
+            check_size(directory, file.every[0], storage)
+        except OSError as error:
+            raise CheckpointError(unreadable(directory / file.name, error)) from error
 
 
 def _compare_variables(directory: Path, mine: Plan, wanted: Plan) -> None:

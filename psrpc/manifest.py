@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from psrpc.document import anything, listed, parse_json, record, shown, text, whole
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
 from psrpc.file_name import check_file_name
 from psrpc.plan import Plan
 from psrpc.rows_file import evicted_file_name, rows_file_name
-from psrpc.storage import DISK, Storage
+from psrpc.storage import DISK, Storage, read_bounded
 
 FORMAT = 2
 """Of the manifest. Format 1 had no checksum, and is refused."""
@@ -77,7 +78,7 @@ class ManifestFile:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> ManifestFile:
-        """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
+        """The inverse of :meth:`to_json`, of JSON that was checked with the manifest's."""
         rows = tuple(RowsFileEntry(**entry) for entry in document.get("rows", ()))
         evicted = document.get("evicted")
         evicted = None if evicted is None else RowsFileEntry(**evicted)
@@ -121,22 +122,67 @@ class Manifest:
         document = {k: v for k, v in vars(self).items() if k not in ("plan", "files")}
         document["plan"] = json.loads(self.plan.to_json())
         document["files"] = [file.to_json() for file in self.files]
-        text = json.dumps({"format": FORMAT, **document}, indent=1, default=dict)
+        document = {"format": FORMAT, **document}
+        text = json.dumps(document, indent=1, default=dict, allow_nan=False)
         return _sealed(text.removesuffix("\n}").encode())
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
-        """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: it is no manifest; names the field, or what contradicts each other.
+            InvalidJob: nor is its plan one.
+        """
         head, _, _ = data.rpartition(_SEAL)
         if _sealed(head) != data:
             raise _why_unsealed(data)
-        document = json.loads(data)
-        if document.pop("format") != FORMAT:
-            raise _OtherFormat(f"its format is not {FORMAT}")
-        del document["sha256"]
-        document["plan"] = Plan.from_json(json.dumps(document["plan"]).encode())
+        document = parse_json(data)
+        if _FORMAT(document, "")["format"] != FORMAT:
+            raise _OtherFormat(f"its format is {document['format']}; this version reads {FORMAT}")
+        _CHECK(document, "")
+        del document["format"], document["sha256"]
+        document["plan"] = Plan.from_document(document["plan"])
         document["files"] = tuple(map(ManifestFile.from_json, document["files"]))
         return Manifest(**document)
+
+
+_PART = record({"name": text, "nbytes": whole(), "sha256": text})
+_FORMAT = record({"format": whole()}, more=True)
+_CHECK = record(
+    {
+        "format": whole(),
+        "run_id": text,
+        "name": text,
+        "global_step": whole(),
+        "generation": whole(),
+        "policy": whole(),
+        "mode": text,
+        "replicas": whole(),
+        "plan": anything,
+        "optimizer": record({}, {"class_name": text}, more=True),
+        "engine": text,
+        "seed": whole(0, 1 << 64),
+        "batch_size": whole(1),
+        "data_fingerprint": text,
+        "job": text,
+        "job_sha256": text,
+        "files": listed(
+            record(
+                {
+                    "shard": whole(),
+                    "name": text,
+                    "nbytes": whole(),
+                    "sha256": text,
+                    "version": whole(),
+                },
+                {"rows": listed(_PART), "evicted": _PART},
+            )
+        ),
+        "details": record({}, {"overrides": listed(text)}, more=True),
+        "sha256": text,
+    }
+)
 
 
 def _sealed(head: bytes) -> bytes:
@@ -149,8 +195,8 @@ class _OtherFormat(ValueError):
 
 def _why_unsealed(data: bytes) -> ValueError:
     try:
-        written = json.loads(data)["format"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        written = _FORMAT(parse_json(data), "")["format"]
+    except ValueError:
         written = FORMAT
     if written != FORMAT:
         return _OtherFormat(f"its format is {written!r}; this version reads {FORMAT}")
@@ -167,12 +213,7 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
     """
     try:
         for file in manifest.every:
-            with storage.open(temporary / file.name) as opened:
-                nbytes = opened.seek(0, 2)
-            if nbytes != file.nbytes:
-                raise CheckpointError(
-                    f"{temporary / file.name} has {nbytes} bytes; expected {file.nbytes}"
-                )
+            check_size(temporary, file, storage)
         storage.write(temporary / MANIFEST, [manifest.to_json()])
         storage.sync(temporary)
         give_name(temporary, final, storage)
@@ -252,8 +293,7 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        with storage.open(path) as opened:
-            manifest = Manifest.from_json(opened.read())
+        manifest = Manifest.from_json(read_bounded(path, storage=storage))
     except FileNotFoundError:
         raise CheckpointError(
             f"{directory} has no {MANIFEST}: it is not a checkpoint", code="PS404"
@@ -262,12 +302,13 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except _OtherFormat as error:
         raise CheckpointError(f"{path} is not a manifest: {error}", code="PS403") from error
-    except (KeyError, TypeError, ValueError, AttributeError, InvalidJob) as error:
+    except (ValueError, InvalidJob) as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
     shards = sorted(f.shard for f in manifest.files)
     if shards != list(range(manifest.plan.shards)):
         raise CheckpointError(
-            f"{directory} has files of shards {shards}; expected all of {manifest.plan.shards}"
+            f"{directory} has files of shards {shown(shards)}; expected all of "
+            f"{manifest.plan.shards}"
         )
     for file in manifest.every:
         try:
@@ -278,6 +319,9 @@ def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
             raise CheckpointError(f"{directory} names its manifest as a shard's file")
     for shard in manifest.files:
         _check_rows(directory, manifest, shard)
+    names = [file.name for file in manifest.every]
+    if len(set(names)) != len(names):
+        raise CheckpointError(f"{directory} names a file for two purposes")
     return manifest
 
 
@@ -320,6 +364,15 @@ def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None
         verify_file(directory, file, storage)
 
 
+def check_size(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
+    """Compares the size of one file with the manifest. Raises CheckpointError and OSError."""
+    path = directory / file.name
+    with storage.open(path) as opened:
+        nbytes = opened.seek(0, 2)
+    if nbytes != file.nbytes:
+        raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
+
+
 def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
     """Reads one file through and compares it with the manifest. Raises CheckpointError."""
     path = directory / file.name
@@ -331,7 +384,8 @@ def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -
             if nbytes != file.nbytes:
                 raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
             opened.seek(0)
-            while count := opened.readinto(buffer):
+            while nbytes > 0 and (count := opened.readinto(buffer)):
+                nbytes -= count
                 digest.update(memoryview(buffer)[:count])
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error

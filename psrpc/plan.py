@@ -19,7 +19,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.document import parse_json
 from psrpc.errors import InvalidJob
+from psrpc.plan_form import check_plan
 from psrpc.tables import INITIALIZERS, OPTIMIZERS, TableSpec
 
 Role = Literal["trainable", "state"]
@@ -150,11 +152,21 @@ class Plan:
 
     @staticmethod
     def from_json(data: bytes) -> Plan:
-        """The inverse of :meth:`to_json`."""
-        document = json.loads(data)
-        if document["format"] != 1:
-            raise InvalidJob(f"plan format {document['format']} is unknown; expected 1")
-        return Plan(
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            InvalidJob: it is no plan; names the field, or what contradicts each other.
+        """
+        try:
+            return Plan.from_document(parse_json(data))
+        except ValueError as error:
+            raise InvalidJob(f"that is no plan: {error}") from None
+
+    @staticmethod
+    def from_document(document: Any) -> Plan:
+        """The plan in a JSON value. Raises ValueError or InvalidJob, as :meth:`from_json`."""
+        check_plan(document)
+        plan = Plan(
             variables=tuple(
                 VariableSpec(**(v | {"shape": tuple(v["shape"])})) for v in document["variables"]
             ),
@@ -173,6 +185,9 @@ class Plan:
             placement=document["placement"],
             tables=tuple(TableSpec.from_json(table) for table in document.get("tables", ())),
         )
+        _check_variables(plan.variables)
+        _check_tables(plan.tables)
+        return plan
 
 
 def make_plan(
@@ -198,15 +213,7 @@ def make_plan(
     _check_tables(tables)
     if not tables and not any(v.role == "trainable" for v in variables):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
-    names = [v.name for v in variables]
-    for name, uses in Counter(names).items():
-        if uses > 1:
-            raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
-    for v in variables:
-        if v.dtype not in DTYPES:
-            raise InvalidJob(
-                f"variable {v.name!r} has dtype {v.dtype}; shards hold {' and '.join(DTYPES)}"
-            )
+    _check_variables(variables)
     roles: tuple[Role, ...] = ("trainable", "state")
     arenas = []
     load = [0] * shards
@@ -226,6 +233,17 @@ def make_plan(
                     )
                 )
     return Plan(variables, tuple(arenas), shards, placement, tables)
+
+
+def _check_variables(variables: Sequence[VariableSpec]) -> None:
+    for name, uses in Counter(v.name for v in variables).items():
+        if uses > 1:
+            raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
+    for v in variables:
+        if v.dtype not in DTYPES:
+            raise InvalidJob(
+                f"variable {v.name!r} has dtype {v.dtype}; shards hold {' and '.join(DTYPES)}"
+            )
 
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:

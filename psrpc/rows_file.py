@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.document import anything, listed, mapped, record, text, whole
 from psrpc.errors import CheckpointError, disk_code
 from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.shard_file import NDArray, WrittenFile, array_bytes
 from psrpc.storage import DISK, Storage
-from psrpc.tables import Ids, TableSpec
+from psrpc.tables import MAX_WIDTH, Ids, TableSpec
 
 FORMAT = 1
 
@@ -97,14 +98,34 @@ class RowsHeader:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> RowsHeader:
-        """The inverse of :meth:`to_json`. Raises KeyError, TypeError or ValueError."""
-        found = dict(document)
-        if found.pop("format") != FORMAT:
-            raise ValueError(f"its format is {document['format']!r}; this version reads {FORMAT}")
+        """The inverse of :meth:`to_json`. Raises ValueError; names the field."""
+        found = dict(_HEADER(document, "its header"))
+        del found["format"]
         found["tables"] = tuple(TableSpec.from_json(table) for table in found["tables"])
-        found["slots"] = tuple({str(k): int(v) for k, v in s.items()} for s in found["slots"])
-        found["rows"] = tuple(map(int, found["rows"]))
+        if not len(found["tables"]) == len(found["slots"]) == len(found["rows"]):
+            raise ValueError("tables, slots and rows are not of the same number")
+        if len({table.name for table in found["tables"]}) != len(found["tables"]):
+            raise ValueError("two of its tables have one name")
         return RowsHeader(**found)
+
+
+_HEADER = record(
+    {
+        "format": whole(FORMAT, FORMAT),
+        "shard": whole(),
+        "shards": whole(),
+        "plan_hash": text,
+        "run_id": text,
+        "generation": whole(),
+        "global_step": whole(),
+        "version": whole(),
+        "part": whole(),
+        "after": text,
+        "tables": listed(anything),
+        "slots": listed(mapped(whole(1, MAX_WIDTH))),
+        "rows": listed(whole()),
+    }
+)
 
 
 def rows_file_name(shard: int, shards: int, part: int) -> str:

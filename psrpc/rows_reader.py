@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from psrpc.errors import CheckpointError
 from psrpc.rows_file import Counts, RowsHeader, columns_of, row_nbytes, tensor_name
-from psrpc.safetensors_form import Placed, parse_header
+from psrpc.safetensors_form import Placed, header_length, parse_header
 from psrpc.shard_file import NDArray
 from psrpc.storage import DISK, Storage
 from psrpc.tables import Ids
@@ -145,25 +145,23 @@ class RowsReader:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from error
         if found != nbytes:
             raise CheckpointError(f"{self.path} has {found} bytes; expected {nbytes}")
-        length = int.from_bytes(self._read(0, min(8, nbytes)), "little")
         try:
-            if length > nbytes - 8:
-                raise ValueError(f"its header is said to have {length} bytes")
+            length = header_length(self._read(0, min(8, nbytes)), nbytes)
             self._data = 8 + length
             metadata, placed = parse_header(bytes(self._read(8, length)), nbytes - self._data)
             self.header = RowsHeader.from_json(metadata)
             self._tensors = {tensor.name: tensor for tensor in placed}
             self._step_nbytes = self._steps()
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{self.path} is not a file of rows: {error!r}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is not a file of rows: {error}") from error
 
     def _steps(self) -> dict[str, int]:
         """The bytes of a piece of each tensor: of one table's columns all have as many rows.
 
         Raises:
-            KeyError, ValueError: the tensors are not those of the header.
+            ValueError: the tensors are not those of the header.
         """
-        steps = {}
+        steps: dict[str, int] = {}
         for spec, slots in zip(self.header.tables, self.header.slots, strict=True):
             nbytes = row_nbytes(spec, slots)
             groups: list[tuple[int, Mapping[str, tuple[str, tuple[int, ...]]]]] = [
@@ -172,10 +170,14 @@ class RowsReader:
                 (12, {"candidates/ids": ("int64", ()), "candidates/counts": ("uint32", ())}),
             ]
             for each, columns in groups:
-                rows = {self._tensors[tensor_name(spec.name, c)].shape[0] for c in columns}
+                rows: int | None = None
                 for column, (dtype, shape) in columns.items():
-                    tensor = self._tensors[tensor_name(spec.name, column)]
-                    if (tensor.dtype, tensor.shape[1:]) != (dtype, shape) or len(rows) > 1:
+                    tensor = self._tensors.get(tensor_name(spec.name, column))
+                    if tensor is None or tensor.name in steps:
+                        raise ValueError(f"table {spec.name!r} has no {column} of its own")
+                    if rows is None:
+                        rows = next(iter(tensor.shape), 0)
+                    if (tensor.dtype, tensor.shape) != (dtype, (rows, *shape)):
                         raise ValueError(f"tensor {tensor.name!r} is {tensor.dtype}{tensor.shape}")
                     one = Placed(column, dtype, shape).nbytes
                     steps[tensor.name] = max(1, READ_NBYTES // each) * one

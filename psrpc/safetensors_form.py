@@ -13,6 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from psrpc.document import (
+    LARGEST,
+    anything,
+    choice,
+    listed,
+    mapped,
+    parse_json,
+    record,
+    whole,
+    wrong,
+)
+from psrpc.errors import CheckpointError
+from psrpc.plan_form import shape
+
 METADATA_KEY = "psrpc"
 """Where our own metadata stands, as JSON. Load-bearing."""
 
@@ -28,6 +42,12 @@ DTYPES = {
 """numpy's names and safetensors'."""
 
 _DTYPE_NAMES = {theirs: ours for ours, theirs in DTYPES.items()}
+
+
+_HEADER = record({"__metadata__": record({METADATA_KEY: anything}, more=True)}, more=True)
+_TENSORS = mapped(
+    record({"dtype": choice(*_DTYPE_NAMES), "shape": shape, "data_offsets": listed(whole(), 2, 2)})
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +72,11 @@ class Placed:
 
 def header_bytes(metadata: Mapping[str, Any], tensors: Iterable[Placed]) -> bytes:
     """What a file begins with; the bytes of ``tensors`` follow in this order. Their ``start`` is
-    not looked at."""
+    not looked at.
+
+    Raises:
+        CheckpointError: it is too large to be read again.
+    """
     document: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(metadata)}}
     at = 0
     for tensor in tensors:
@@ -65,29 +89,41 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Iterable[Placed]) -> byte
         at += tensor.nbytes
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > LARGEST:
+        raise CheckpointError(f"the header has {len(text)} bytes; expected {LARGEST} at most")
     return len(text).to_bytes(8, "little") + text
 
 
-def parse_header(text: bytes, nbytes: int) -> tuple[dict[str, Any], list[Placed]]:
-    """The metadata, and the tensors by their place. ``text`` is the JSON, ``nbytes`` the size of
-    what follows it.
+def header_length(start: bytes | bytearray, nbytes: int) -> int:
+    """The bytes of the header that follows ``start``, the first eight of a file of ``nbytes``.
+    Raises ValueError: no file has so many."""
+    length = int.from_bytes(start, "little")
+    if not 8 + length <= nbytes or length > LARGEST:
+        raise ValueError(f"its header is said to have {length} bytes")
+    return length
+
+
+def parse_header(data: bytes, nbytes: int) -> tuple[Any, list[Placed]]:
+    """The metadata, not looked at, and the tensors by their place. ``data`` is the JSON,
+    ``nbytes`` the size of what follows it.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError, RecursionError: it is not such a file.
+        ValueError: it is not such a file.
     """
-    document = json.loads(text)
-    metadata = json.loads(document.pop("__metadata__")[METADATA_KEY])
+    document = _HEADER(parse_json(data), "its header")
+    metadata = document.pop("__metadata__")[METADATA_KEY]
+    if not isinstance(metadata, str):
+        raise wrong(metadata, METADATA_KEY, "text")
+    _TENSORS(document, "")
     found = []
     end = 0
     for name, tensor in sorted(document.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = tensor["data_offsets"]
-        placed = Placed(
-            name, _DTYPE_NAMES[tensor["dtype"]], tuple(map(int, tensor["shape"])), start
-        )
-        if start != end or stop - start != placed.nbytes or min(placed.shape, default=0) < 0:
+        placed = Placed(name, _DTYPE_NAMES[tensor["dtype"]], tuple(tensor["shape"]), start)
+        if start != end or stop - start != placed.nbytes:
             raise ValueError(f"tensor {name!r} does not lie where it can")
         found.append(placed)
         end = stop
     if end != nbytes:
         raise ValueError(f"its tensors have {end} bytes, and it holds {nbytes}")
-    return metadata, found
+    return parse_json(metadata.encode()), found

@@ -18,8 +18,10 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.document import choice, listed, mapped, record, text, whole, wrong
 from psrpc.errors import CheckpointError, disk_code
 from psrpc.plan import Plan
+from psrpc.plan_form import shape
 from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.storage import DISK, Storage
 
@@ -74,6 +76,54 @@ class ShardHeader:
     version: int
     applied: Sequence[Mapping[str, Any]]
     entries: Mapping[str, Entry]
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ShardHeader:
+        """The header in a file's metadata. Raises ValueError; names the field."""
+        found = dict(_HEADER(document, "its header"))
+        if len({entry["epoch"] for entry in found["applied"]}) != len(found["applied"]):
+            raise ValueError("applied has an epoch twice")
+        del found["format"]
+        return ShardHeader(**found)
+
+
+def _intervals(value: Any, where: str) -> Any:
+    """Passes intervals in the order in which :class:`psrpc.intervals.IntervalSet` gives them, for
+    which it takes time in proportion to their number."""
+    end = 0
+    for start, stop in _PAIRS(value, where):
+        if not end <= start < stop:
+            raise wrong([start, stop], where, f"an interval from {end} on")
+        end = stop
+    return value
+
+
+_PAIRS = listed(listed(whole(), 2, 2))
+_HEADER = record(
+    {
+        "format": whole(FORMAT, FORMAT),
+        "shard": whole(),
+        "shards": whole(),
+        "plan_hash": text,
+        "run_id": text,
+        "generation": whole(),
+        "global_step": whole(),
+        "version": whole(),
+        "applied": listed(record({"epoch": whole(), "applied": _intervals, "skipped": _intervals})),
+        "entries": mapped(
+            record(
+                {
+                    "kind": choice("variable", "slot", "whole", "scalar"),
+                    "slot": text,
+                    "variable": text,
+                    "start": whole(),
+                    "stop": whole(),
+                    "shape": shape,
+                }
+            )
+        ),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +191,7 @@ def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, E
         for piece in plan.shard_slices(arena, shard):
             name, size = piece.variable.name, piece.stop - piece.start
             place = slice(piece.offset, piece.offset + size)
-            shape = shapes[name]
+            whole_shape = shapes[name]
             yield (
                 f"variable/{name}",
                 Entry(
@@ -150,7 +200,7 @@ def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, E
                     variable=name,
                     start=piece.start,
                     stop=piece.stop,
-                    shape=shape,
+                    shape=whole_shape,
                 ),
                 state.values[arena.name][place],
             )
@@ -163,7 +213,7 @@ def _tensors(plan: Plan, shard: int, state: ShardState) -> Iterator[tuple[str, E
                         variable=name,
                         start=piece.start,
                         stop=piece.stop,
-                        shape=shape,
+                        shape=whole_shape,
                     ),
                     array[place],
                 )

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from psrpc.document import record, whole
 from psrpc.errors import CheckpointError
-from psrpc.safetensors_form import Placed, parse_header
+from psrpc.safetensors_form import Placed, header_length, parse_header
 from psrpc.shard_file import FORMAT, Entry, NDArray, ShardHeader
 from psrpc.storage import DISK, Storage
 
@@ -60,7 +60,7 @@ class ShardReader:
             self._file.seek(0)
             if found != nbytes:
                 raise CheckpointError(f"{path} has {found} bytes; expected {nbytes}")
-            self.header, self._tensors = self._read_header(nbytes)
+            self.header, self.tensors = self._read_header(nbytes)
         except OSError as error:
             self._file.close()
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
@@ -84,7 +84,7 @@ class ShardReader:
         Raises:
             CheckpointError: at the end, when the file is not as the manifest says.
         """
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             self._left = tensor.size * np.dtype(tensor.dtype).itemsize
             yield tensor
             self._skip(self._left)
@@ -116,20 +116,18 @@ class ShardReader:
 
     def _read_header(self, nbytes: int) -> tuple[ShardHeader, list[Tensor]]:
         try:
-            length = int.from_bytes(self._take(8), "little")
-            if length > nbytes - 8:
-                raise ValueError(f"its header is said to have {length} bytes")
+            length = header_length(self._take(min(8, nbytes)), nbytes)
             header, placed = parse_header(self._take(length), nbytes - 8 - length)
+            _FORMAT(header, "its header")
             if header["format"] != FORMAT:
                 raise CheckpointError(
                     f"{self.path} has format {header['format']}; this version reads {FORMAT}",
                     code="PS403",
                 )
-            del header["format"]
-            found = ShardHeader(**header)
+            found = ShardHeader.from_json(header)
             return found, _tensors(placed, found.entries)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{self.path} is not a shard's file: {error!r}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is not a shard's file: {error}") from error
 
     def _take(self, count: int) -> bytes:
         buffer = bytearray(count)
@@ -157,17 +155,18 @@ class ShardReader:
             count -= len(piece)
 
 
-def _tensors(placed: Sequence[Placed], entries: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors with what they are. Raises KeyError, TypeError or ValueError."""
+_FORMAT = record({"format": whole()}, more=True)
+
+
+def _tensors(placed: Sequence[Placed], entries: Mapping[str, Entry]) -> list[Tensor]:
+    """The tensors with what they are. Raises ValueError."""
+    if entries.keys() != {tensor.name for tensor in placed}:
+        raise ValueError(f"it has {len(placed)} tensors, and entries of others")
     found = []
     for tensor in placed:
         name, entry = tensor.name, entries[tensor.name]
-        if entry["kind"] not in ("variable", "slot", "whole", "scalar"):
-            raise ValueError(f"tensor {name!r} is of kind {entry['kind']!r}")
-        for key, kind in (("slot", str), ("variable", str), ("start", int), ("stop", int)):
-            if not isinstance(entry[key], kind):
-                raise TypeError(f"tensor {name!r} has {key} {entry[key]!r}")
-        if entry["start"] < 0 or entry["stop"] - entry["start"] != tensor.size:
+        elements = entry["stop"] - entry["start"]
+        if tensor.size != elements or (entry["kind"] == "whole" and entry["start"]):
             raise ValueError(f"tensor {name!r} has {tensor.size} elements, and its entry others")
         found.append(Tensor(name, entry, tensor.dtype, tensor.shape))
     return found

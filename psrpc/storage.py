@@ -1,5 +1,9 @@
 """The few operations on files that checkpoints are made of, each with what it makes last.
 
+Everything that is read from a run directory is opened by :func:`open_regular`, for others may have
+put it there. Symbolic links are followed: runs and checkpoints are moved to other disks that way,
+and what is read is bounded and checked wherever it lies.
+
 Nothing here is ever done twice: after a failed ``fsync`` the system may hold the pages for clean,
 so a second one would succeed and mean nothing (Rebello et al., "Can applications recover from
 fsync failures?", USENIX ATC 2020).
@@ -7,14 +11,18 @@ fsync failures?", USENIX ATC 2020).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from psrpc.document import LARGEST, parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Storage(Protocol):
         """Removes a directory with all that it holds."""
 
     def open(self, path: Path) -> io.BufferedIOBase:
-        """Opens a file to be read."""
+        """Opens a regular file to be read; anything else is an OSError at once."""
 
     def directories(self, path: Path) -> list[str]:
         """The names of the directories in ``path``, sorted; none where there is no such place."""
@@ -100,11 +108,14 @@ class Disk:
 
     def remove(self, directory: Path) -> None:
         """See :class:`Storage`."""
-        shutil.rmtree(directory)
+        try:
+            shutil.rmtree(directory)
+        except RecursionError:
+            raise OSError(errno.ELOOP, "Directories are nested too deep", str(directory)) from None
 
     def open(self, path: Path) -> io.BufferedIOBase:
         """See :class:`Storage`."""
-        return path.open("rb")
+        return open_regular(path)
 
     def directories(self, path: Path) -> list[str]:
         """See :class:`Storage`."""
@@ -120,3 +131,58 @@ class Disk:
 
 
 DISK = Disk()
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Opens a regular file to be read, and waits for nobody: a FIFO has no writer, a device no end.
+
+    Raises:
+        OSError: there is none, or something else is in its place.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        check_regular(os.fstat(handle).st_mode, path)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def check_regular(mode: int, path: Path) -> None:
+    """Raises OSError: ``mode`` is not that of a regular file; says what is there."""
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
+    raise OSError(errno.EINVAL, f"It is {kind}; expected a regular file", str(path))
+
+
+def read_bounded(path: Path, most: int = LARGEST, storage: Storage = DISK) -> bytes:
+    """A small file, whole.
+
+    Raises:
+        OSError: it cannot be read, or has more than ``most`` bytes; none of them are read then.
+    """
+    with storage.open(path) as file:
+        nbytes = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        data = b"" if nbytes > most else file.read(most + 1)
+    if max(nbytes, len(data)) > most:
+        why = f"It has {max(nbytes, len(data))} bytes; expected {most} at most"
+        raise OSError(errno.EINVAL, why, str(path))
+    return data
+
+
+def read_json(path: Path, most: int = LARGEST) -> Any:
+    """The document in a small file, see :func:`psrpc.document.parse_json`.
+
+    Raises:
+        OSError: see :func:`read_bounded`.
+        ValueError: it is no such document; says why, and not which file.
+    """
+    return parse_json(read_bounded(path, most))
+
+
+def unreadable(path: Path, error: OSError | ValueError) -> str:
+    """A line that names a file that cannot be read, and why."""
+    return f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from psrpc.document import anything, choice, flag, mapped, maybe, record, text, whole
+
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
@@ -28,6 +30,27 @@ OPTIMIZERS = ("SGD", "Adagrad", "RowwiseAdagrad", "Adam", "Ftrl")
 """Classes that update rows. Keras's, but for row-wise Adagrad, which Keras has not."""
 
 INITIALIZERS = ("uniform", "normal", "constant")
+
+MAX_WIDTH = 1 << 24
+"""Elements of a row: 64 MiB, more than any message has."""
+
+_MADE_BY = {"class_name": text, "config": mapped(anything)}
+_CHECK = record(
+    {
+        "name": text,
+        "width": whole(1, MAX_WIDTH),
+        "vocabulary": maybe(whole(1, 1 << 63)),
+        "initializer": record(_MADE_BY | {"class_name": choice(*INITIALIZERS)}, more=True),
+        "optimizer": record(_MADE_BY | {"class_name": choice(*OPTIMIZERS)}, more=True),
+    },
+    {
+        "seed": whole(0, 1 << 64),
+        "min_count": whole(1),
+        "max_rows": maybe(whole(1)),
+        "eviction": choice("age", "frequency", None),
+        "keep_evicted": flag,
+    },
+)
 
 # The finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number
 # Generators", figure 16: mix64 variant 13): a bijection whose every output bit depends on every
@@ -77,8 +100,8 @@ class TableSpec:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> TableSpec:
-        """The inverse of :meth:`to_json`. Raises TypeError for other keys."""
-        return TableSpec(**document)
+        """The inverse of :meth:`to_json`. Raises ValueError; names the field."""
+        return TableSpec(**_CHECK(document, "the table"))
 
 
 @dataclass(frozen=True, eq=False)

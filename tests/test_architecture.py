@@ -43,10 +43,12 @@ MAY_USE_TENSORFLOW = {
 
 PURE = {
     "psrpc.batch",
+    "psrpc.document",
     "psrpc.identity",
     "psrpc.intervals",
     "psrpc.permissions",
     "psrpc.plan",
+    "psrpc.plan_form",
     "psrpc.safetensors_form",
     "psrpc.string_ids",
     "psrpc.waiting",
