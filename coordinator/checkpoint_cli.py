@@ -23,7 +23,7 @@ from coordinator.pruning import Pruner
 from coordinator.retention import Kept, Objective, best_of
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.saving import CHECKPOINTS
-from coordinator.store import Store
+from coordinator.store import Store, unreadable_ledger
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
@@ -247,7 +247,7 @@ def _scores(run_dir: Path, objective: Objective | None) -> Mapping[tuple[int, in
         store.open_to_read()
         return store.scores(objective.metric)
     except sqlite3.Error as error:
-        raise CheckpointError(f"{run_dir / LEDGER} cannot be read: {error}") from None
+        raise unreadable_ledger(run_dir / LEDGER, error) from None
     finally:
         store.close()
 

@@ -7,15 +7,14 @@ that a state has behind it belong together, and outlive the checkpoints.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from coordinator.run_directory import LEDGER
 from coordinator.saving import CHECKPOINTS
-from coordinator.store import RESTORED, Store
+from coordinator.store import RestoredGeneration, Store, unreadable_ledger
 from psrpc.errors import CheckpointError
 from psrpc.evicted_file import Source
 from psrpc.manifest import (
@@ -35,16 +34,6 @@ EVICTED = "evicted"
 of its name with these and its manifest. Load-bearing."""
 
 COPY_NBYTES = 1 << 20
-
-
-class RestoredGeneration(NamedTuple):
-    """A generation, and the generation and global step of the checkpoint that it went on from;
-    but for the shards that ``kept`` what they held."""
-
-    formed: int
-    generation: int
-    global_step: int
-    kept: Sequence[int] = ()
 
 
 def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
@@ -129,9 +118,9 @@ def _restored(run_dir: Path) -> list[RestoredGeneration]:
     store = Store(run_dir / LEDGER)
     try:
         store.open_to_read()
-        return [RestoredGeneration(*one) for one in store.get(RESTORED) or ()]
+        return store.restored()
     except sqlite3.Error as error:
-        raise CheckpointError(f"{run_dir / LEDGER} cannot be read: {error}") from None
+        raise unreadable_ledger(run_dir / LEDGER, error) from None
     finally:
         store.close()
 

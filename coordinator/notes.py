@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping
 
 from coordinator.job_warnings import JobWarnings
 from coordinator.retention import Objective
-from coordinator.store import Store
+from coordinator.store import FIRST_LOSS, Store
 from coordinator.work import SnapshotOrder
-
-FIRST_LOSS = "first_loss"
-"""The store's key of the guard's reference, which a resumed job keeps. Load-bearing."""
 
 
 class Notes:

@@ -43,7 +43,7 @@ from coordinator.run_directory import (
 from coordinator.server import Server
 from coordinator.settling import check_not_ended, settle
 from coordinator.stopping import STOPPED
-from coordinator.store import Store
+from coordinator.store import DamagedLedger, Store
 from coordinator.summary import read_summary, still_holds, summarize, write_summary
 from psrpc.channel import check_metrics, format_address, parse_address
 from psrpc.clock import MonotonicClock
@@ -300,6 +300,12 @@ def _disk_errors_named() -> Iterator[None]:
     """All files that ``serve`` touches itself are in the run directory."""
     try:
         yield
+    except DamagedLedger as error:
+        raise JobFailed(
+            f"{error}; put an empty file in its place and say --resume to go on from the newest "
+            "good checkpoint without it, or choose another --run-dir",
+            code="PS406",
+        ) from error
     except (OSError, sqlite3.Error) as error:
         raise JobFailed(
             f"the run directory cannot be used: {error}; see what is wrong with the disk, or "

@@ -14,7 +14,7 @@ from coordinator.history import Followed
 from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import LEDGER, RunDirectory
-from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, TWICE, Store
+from coordinator.store import ENDED, FIRST, GENERATION, IDENTITY, POLICIES, SINCE, TWICE, Store
 from psrpc.errors import AlreadyExists, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -22,10 +22,6 @@ from psrpc.policy import SETTINGS, Policy
 from psrpc.storage import DISK, Storage
 
 log = get_logger()
-
-IDENTITY = "identity"
-FIRST = "first"
-"""Key of the identity: the policy that the run began with."""
 
 FREE_TO_CHANGE = ("checkpoint_every", "full_checkpoint_every", "keep_best", "keep_checkpoints")
 """Settings of a job that a run may go on with other values of."""

@@ -5,15 +5,33 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.work import Attempt, Decision, SnapshotOrder
 from psrpc.batch import BatchId
+from psrpc.document import (
+    Check,
+    anything,
+    flag,
+    listed,
+    mapped,
+    maybe,
+    parse_json,
+    real,
+    record,
+    text,
+    whole,
+    wrong,
+)
+from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
+from psrpc.file_name import check_file_name
+from psrpc.policy import Policy
+from psrpc.storage import check_regular
 
 GENERATION = "generation"
 SINCE = "since"
@@ -32,6 +50,15 @@ TWICE = "counted_twice"
 
 ENDED = "ended"
 """How the run ended: phase and reason; null while it goes on."""
+
+IDENTITY = "identity"
+"""By what the run is known again, see :mod:`coordinator.settling`."""
+
+FIRST = "first"
+"""Key of the identity: the policy that the run began with."""
+
+FIRST_LOSS = "first_loss"
+"""The guard's reference, which a resumed job keeps; null until it is known."""
 
 KEPT_DECISIONS = 8
 """Rounds whose decision stays in the store; only the newest is ever needed again."""
@@ -67,10 +94,121 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE TABLE IF NOT EXISTS reserve (filler BLOB);
 """
 
+LONGEST_VALUE = 1 << 25
+"""Bytes of a value that SQLite may make."""
+
+_LARGEST_ID = (1 << 63) - 1
+"""Incarnations and attempts take all bits that there are."""
+
+_ROTTEN = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
+
+
+class DamagedLedger(sqlite3.DatabaseError):
+    """The file is not what a coordinator has written; the message names it and what is wrong."""
+
+
+def unreadable_ledger(path: Path, error: sqlite3.Error) -> CheckpointError:
+    """The error of a command that needs the ledger; names the file and what is wrong."""
+    if isinstance(error, DamagedLedger):
+        return CheckpointError(str(error), code="PS406")
+    return CheckpointError(f"{path} cannot be read: {error}")
+
+
+class RestoredGeneration(NamedTuple):
+    """A generation, and the generation and global step of the checkpoint that it went on from;
+    but for the shards that ``kept`` what they held."""
+
+    formed: int
+    generation: int
+    global_step: int
+    kept: Sequence[int] = ()
+
+
+def _policy(value: Any, where: str) -> Any:
+    """Passes the settings of a policy."""
+    try:
+        Policy.from_json(mapped(anything)(value, where))
+    except InvalidJob as error:
+        raise ValueError(f"{where}: {error}") from None
+    return value
+
+
+def _restored(value: Any, where: str) -> Any:
+    """Passes what :class:`RestoredGeneration` is made of."""
+    numbers = listed(whole(), most=3, least=3)
+    if type(value) is not list or not 3 <= len(value) <= 4:
+        raise wrong(value, where, "a generation, a checkpoint's and its step, and shards")
+    numbers(value[:3], where)
+    for kept in value[3:]:
+        listed(whole())(kept, where)
+    return value
+
+
+_VALUES: Mapping[str, Check] = {
+    GENERATION: maybe(whole()),
+    SINCE: maybe(whole()),
+    RESTORED: maybe(listed(_restored)),
+    POLICIES: maybe(
+        listed(
+            record({"number": whole(), "settings": _policy, "step": whole(), "batches": whole()})
+        )
+    ),
+    TWICE: maybe(whole()),
+    ENDED: maybe(record({"phase": text, "reason": text}, more=True)),
+    IDENTITY: maybe(
+        record(
+            {"run_id": text},
+            {FIRST: _policy, "policy": maybe(_policy), "overrides": mapped(text)},
+            more=True,
+        )
+    ),
+    FIRST_LOSS: maybe(real),
+}
+
+
+def _file_name(value: Any, where: str) -> Any:
+    """Passes the name of a checkpoint."""
+    try:
+        return check_file_name(text(value, where), where)
+    except InvalidArgument as error:
+        raise ValueError(str(error)) from None
+
+
+_ID = whole(0, _LARGEST_ID)
+_DECISION = record(
+    {
+        "generation": whole(),
+        "round": whole(),
+        "attempts": listed(
+            record(
+                {
+                    "batch": record(dict.fromkeys(("epoch", "first", "count"), whole())),
+                    "number": _ID,
+                }
+            )
+        ),
+        "snapshots": listed(
+            record(
+                {"name": text, "global_step": whole()},
+                {
+                    "keep": flag,
+                    "write": flag,
+                    "directory": text,
+                    "base": text,
+                    "parts": whole(),
+                },
+            )
+        ),
+    }
+)
+
 
 class Store:
     """``ledger.sqlite`` in the run directory. Every method is one short transaction that is on
     the disk when it returns (0.2 ms). Used from one thread; ``open`` and ``close``, or ``with``.
+
+    Every method raises ``sqlite3.Error`` for what the disk refuses, and DamagedLedger, which is
+    one, for a file that holds something else than it was given.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,21 +217,48 @@ class Store:
 
     def open(self) -> None:
         """Opens the file, or makes it."""
-        connection = sqlite3.connect(self._path, isolation_level=None)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A decision that went out must still be there after a power failure.
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        self._connection = connection
-        connection.executescript(_SCHEMA)
+        self._connect(str(self._path))
+        try:
+            self._run("PRAGMA journal_mode = WAL")
+            # A decision that went out must still be there after a power failure.
+            self._run("PRAGMA synchronous = FULL")
+            self._run(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+            for statement in _SCHEMA.split(";"):
+                self._run(statement)
+        except BaseException:
+            self.close()
+            raise
         # A disk that is full already must not keep a run from going on.
         with contextlib.suppress(sqlite3.OperationalError):
             self._reserve()
 
     def open_to_read(self) -> None:
         """Opens the file as it is, also while a coordinator has it; nothing may be put."""
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
-        self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        self._connect(f"{self._path.absolute().as_uri()}?mode=ro")
+
+    def _connect(self, database: str) -> None:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            path = self._path.with_name(self._path.name + suffix)
+            try:
+                check_regular(path.stat().st_mode, path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise DamagedLedger(f"{path} cannot be used: {error.strerror}") from None
+        connection = sqlite3.connect(
+            database, uri=database.startswith("file:"), isolation_level=None
+        )
+        self._connection = connection
+        try:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+            # They would run with each statement, for as long as they like.
+            found = "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index')"
+            foreign = self._run(found).fetchone()
+            if foreign is not None:
+                raise self._damaged(f"it has {foreign[0]!r}, which no coordinator makes")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Closes the file; may be called twice."""
@@ -116,7 +281,12 @@ class Store:
     def get(self, key: str) -> Any:
         """A value that was :meth:`put`, or None."""
         row = self._run("SELECT value FROM meta WHERE key = ?", key).fetchone()
-        return None if row is None else json.loads(row[0])
+        check = _VALUES.get(key, anything)
+        return None if row is None else self._read(row[0], check, key)
+
+    def restored(self) -> list[RestoredGeneration]:
+        """The generations that a checkpoint was restored for, oldest first."""
+        return [RestoredGeneration(*one) for one in self.get(RESTORED) or ()]
 
     def put(self, key: str, value: Any) -> None:
         """Keeps a JSON value: generation, policy, the job's identity."""
@@ -148,7 +318,10 @@ class Store:
         rows = self._run(
             "SELECT member, incarnation FROM incarnations WHERE role = ? ORDER BY rowid", role
         )
-        return list(rows)
+        return [
+            (self._checked(member, text, "member"), self._checked(number, _ID, "incarnation"))
+            for member, number in rows
+        ]
 
     def put_decision(self, decision: Decision) -> None:
         """Stores a decided round; again is safe. Only after this may anyone see it."""
@@ -168,7 +341,7 @@ class Store:
             "ORDER BY generation DESC, round DESC LIMIT 1",
             since,
         ).fetchone()
-        return None if row is None else _decision(json.loads(row[0]))
+        return None if row is None else _decision(self._read(row[0], _DECISION, "decision"))
 
     def put_evaluation(
         self, evaluation: str, generation: int, global_step: int, results: Mapping[str, float]
@@ -187,8 +360,10 @@ class Store:
         )
         newest: dict[str, tuple[str, int, dict[str, float]]] = {}
         for name, step, results in rows:
+            self._checked(name, text, "evaluation")
+            self._checked(step, whole(), "global_step")
             if up_to_step is None or step <= up_to_step:
-                newest[name] = (name, step, json.loads(results))
+                newest[name] = (name, step, self._read(results, mapped(real), "results"))
         return sorted(newest.values(), key=lambda row: row[1])
 
     def put_checkpoint(self, name: str, generation: int, global_step: int) -> None:
@@ -205,16 +380,39 @@ class Store:
 
     def newest_checkpoint(self) -> tuple[str, int, int] | None:
         """``(name, generation, global_step)`` of the checkpoint that was committed last."""
-        found: tuple[str, int, int] | None = self._run(
+        row = self._run(
             "SELECT name, generation, global_step FROM checkpoints ORDER BY rowid DESC LIMIT 1"
         ).fetchone()
-        return found
+        if row is None:
+            return None
+        name, *numbers = row
+        self._checked(name, _file_name, "checkpoint")
+        generation, step = (self._checked(number, whole(), "checkpoint") for number in numbers)
+        return name, generation, step
 
     def scores(self, metric: str) -> dict[tuple[int, int], float]:
         """The results of one metric, by generation and global step."""
         rows = self._run("SELECT generation, global_step, results FROM evaluations")
-        found = ((row[:2], json.loads(row[2])) for row in rows)
+        found = ((row[:2], self._read(row[2], mapped(real), "results")) for row in rows)
         return {key: results[metric] for key, results in found if metric in results}
+
+    def _read(self, value: object, check: Check, what: str) -> Any:
+        """The JSON of a column. A loss may be NaN, and is written so."""
+        try:
+            if not isinstance(value, str):
+                raise wrong(value, "it", "text")
+            return check(parse_json(value.encode(), finite=False), what)
+        except ValueError as error:
+            raise self._damaged(f"{what}: {error}") from None
+
+    def _checked(self, value: Any, check: Check, what: str) -> Any:
+        try:
+            return check(value, what)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+
+    def _damaged(self, why: str) -> DamagedLedger:
+        return DamagedLedger(f"{self._path} is damaged: {why}")
 
     def _reserve(self) -> None:
         """Makes the log and the file as long as they will need to be. SQLite writes over what it
@@ -236,7 +434,12 @@ class Store:
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
         assert self._connection is not None, "the store is not open"
-        return self._connection.execute(statement, values)
+        try:
+            return self._connection.execute(statement, values)
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorname", "").startswith(_ROTTEN):
+                raise self._damaged(str(error)) from error
+            raise
 
 
 def _decision(document: dict[str, Any]) -> Decision:

@@ -14,10 +14,10 @@ from coordinator import export, export_cli
 from coordinator.checkpoint_cli import run as run_checkpoint
 from coordinator.checkpoint_diff import diff_checkpoints
 from coordinator.checkpoint_options import add_arguments as add_checkpoint_arguments
-from coordinator.evicted import RestoredGeneration, is_behind, keep_evicted
+from coordinator.evicted import is_behind, keep_evicted
 from coordinator.pruning import Pruner
 from coordinator.run_directory import LEDGER
-from coordinator.store import RESTORED, Store
+from coordinator.store import RESTORED, RestoredGeneration, Store
 from psrpc.errors import CheckpointError
 from psrpc.manifest import find_checkpoints
 from psrpc.storage import Disk
