@@ -32,6 +32,9 @@ class Assignments:
         if course.phase in ENDED:
             return course.end()
         reason, until = "", None
+        broken = course.stuck.why_no_lease(name)
+        if broken:
+            return Wait(broken)
         if course.phase == "initializing" and not course.generations.formation.initialized:
             if self.initializer in (None, name):
                 self.initializer = name

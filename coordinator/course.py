@@ -27,6 +27,7 @@ from coordinator.stopping import STOPPED, Stopping
 from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
 from coordinator.streams import CommandStreams, Stream
+from coordinator.stuck import Stuck
 from coordinator.training import Training
 from coordinator.waits import Waits, held_up, waiting_for
 from coordinator.work import Command, Ended, Report
@@ -74,6 +75,7 @@ class Course:
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint())
         self.departures = Departures(self, run.plan.shards)
+        self.stuck = Stuck(self)
         self._waits = Waits()
         self.assignments = Assignments(self)
         self.begun = 0
@@ -123,6 +125,7 @@ class Course:
             log.warning("silent", why=effect.reason)
             if isinstance(effect, WorkerSilent):
                 self.departures.worker_silent(effect.worker)
+        self.stuck.look(now)
         self.training.retry(now)
         gauges = read_gauges(self)
         self.training.progress.saw_skew(gauges.version_skew)

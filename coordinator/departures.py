@@ -54,6 +54,13 @@ class Departures:
         """A worker has said that it goes."""
         self._revoke(name, lost=False)
 
+    def dismiss(self, name: str, reason: str) -> None:
+        """A worker is there and cannot go on: it is refused from now on, and registers anew."""
+        members = self._course.members
+        if members.leave_worker(name, members.workers[name].incarnation):
+            log.warning("dismissed", worker=name, why=reason)
+            self._revoke(name, lost=True)
+
     def worker_done(self, name: str) -> None:
         """A worker has done a batch: if it falls silent again and again, then not in vain."""
         self._lapses.done(self._course.members.workers[name].incarnation)

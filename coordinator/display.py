@@ -43,6 +43,7 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(Text("insecure: whoever reaches its ports can change this job", "yellow"))
     if status.switching:
         parts.append(Text(_switching(status), "yellow"))
+    parts += [Text(f"stuck: {line}", "yellow") for line in status.stuck]
     parts += [Text(f"straggler: {line}", "yellow") for line in status.stragglers]
     if status.waiting_for:
         parts.append(Text(f"waiting for {status.waiting_for}", "yellow"))

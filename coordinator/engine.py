@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.admission import check_job, check_software
 from coordinator.course import Course
@@ -22,6 +22,7 @@ from coordinator.policy_settings import changed_policy, parse_settings
 from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile
+from coordinator.standstill import Position
 from coordinator.store import Store
 from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
@@ -189,11 +190,23 @@ class Engine:
         reports: Sequence[Report],
         waiting_for: str,
         times: WorkerTimes | None = None,
+        unreachable: Mapping[int, float] | None = None,
+        position: Position | None = None,
     ) -> tuple[bool, Ended | None]:
-        """A worker is alive: whether it must register again, and the end of the job."""
-        known = self._members.worker_seen(name, incarnation, self.course.now())
+        """A worker is alive: whether it must register again, and the end of the job.
+
+        Args:
+            unreachable: the shards that it gets no answer from, and for how long by now.
+        """
+        now = self.course.now()
+        known = self._members.worker_seen(name, incarnation, now)
         if known:
-            self._members.workers[name].waiting_for = waiting_for
+            worker = self._members.workers[name]
+            worker.waiting_for = waiting_for
+            worker.position = worker.position.then(replace(position or Position(), since=now))
+            if worker.reaches(unreachable or {}, now):
+                self.course.stuck.look(now)
+                self.course.advance()
             if self.course.stands(generation):
                 self.course.record(name, reports)
             if times is not None:

@@ -5,7 +5,7 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.clocks import Clocks
@@ -127,8 +127,7 @@ class Ledger:
         it has done what it holds. It may have asked ahead of time."""
         if self._clocks is None:
             return
-        holder = self._holders.get(worker)
-        if holder is not None and holder.leases:
+        if self._holds(worker):
             self._busy_next.add(worker)
         else:
             self._clocks.idle(worker)
@@ -231,6 +230,15 @@ class Ledger:
             self._reopened[batch] = None
         return len(batches)
 
+    def hand_over(self, stuck: Collection[str]) -> list[str]:
+        """Those of the ``stuck`` that hold batches: some shards may have applied one, and may get
+        another gradient of it only when they refuse this one. Clocks do not wait for the others."""
+        holding = [worker for worker in stuck if self._holds(worker)]
+        for worker in stuck:
+            if worker not in holding:
+                self.idle_worker(worker)
+        return holding
+
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose batches have all been done since the last call, in rising order."""
         epochs, self._finished_epochs = sorted(self._finished_epochs), []
@@ -244,6 +252,10 @@ class Ledger:
             return "the policy to change; nothing new is handed out under the present one"
         held = [f"{name} ({len(h.leases)})" for name, h in self._holders.items() if h.leases]
         return f"batches that are under way: {', '.join(sorted(held))}"
+
+    def _holds(self, worker: str) -> bool:
+        holder = self._holders.get(worker)
+        return holder is not None and bool(holder.leases)
 
     def _train(self, batches: Sequence[Attempt]) -> Train:
         return Train(tuple(batches), fresh=self._clocks is not None)

@@ -6,10 +6,11 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from coordinator.figures import ShardFigures, WorkerTimes
+from coordinator.standstill import Position
 from coordinator.wording import shards
 from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
 
@@ -72,6 +73,22 @@ class Worker:
     seen: float = 0.0
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
+    position: Position = field(default_factory=Position)
+    unreachable: dict[int, float] = field(default_factory=dict)
+    """The shards that it cannot reach, and since when."""
+
+    def stood(self, now: float) -> None:
+        """That it has not moved by ``now`` does not count."""
+        self.position = replace(self.position, since=now)
+
+    def reaches(self, unreachable: Mapping[int, float], now: float) -> bool:
+        """Takes the shards that it cannot reach, and for how long by ``now``; whether others than
+        before."""
+        before = self.unreachable
+        self.unreachable = {
+            shard: min(before.get(shard, now), now - for_s) for shard, for_s in unreachable.items()
+        }
+        return self.unreachable.keys() != before.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +248,10 @@ class Membership:
             name = f"worker-{self._next_worker}"
             self._next_worker += 1
         worker = Worker(name, incarnation, host, pid, device, "active", now)
+        for earlier in self.workers.values():
+            if earlier.incarnation == incarnation:
+                # That it joins anew mends no route; it says when one is whole.
+                worker.unreachable = dict(earlier.unreachable)
         self.workers[name] = worker
         gone = [w.name for w in self.workers.values() if w.state != "active"]
         for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:
@@ -292,6 +313,7 @@ class Membership:
                 shard.seen = now
             for worker in self.workers.values():
                 worker.seen = now
+                worker.stood(now)
             return []
         effects: list[Effect] = []
         for shard in self.shards:

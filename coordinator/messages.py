@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from coordinator.figures import CAUSES, MAX_COUNTS, MAX_WORKERS, ShardFigures, WorkerTimes
 from coordinator.generations import Standing
 from coordinator.recovery import Holding
 from coordinator.snapshots import ShardFile
+from coordinator.standstill import Phase, Position
 from coordinator.work import (
     Attempt,
     Begin,
@@ -37,6 +38,14 @@ from psrpc.manifest import RowsFileEntry
 from psrpc.told import told
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+
+PHASES: Mapping[int, Phase] = {
+    pb.WorkerPosition.PHASE_WAITING: "waiting",
+    pb.WorkerPosition.PHASE_DATA: "data",
+    pb.WorkerPosition.PHASE_COMPILING: "compiling",
+    pb.WorkerPosition.PHASE_COMPUTING: "computing",
+    pb.WorkerPosition.PHASE_EXCHANGING: "exchanging",
+}
 
 
 def read_batch(message: types.BatchId) -> BatchId:
@@ -87,6 +96,19 @@ def read_times(message: pb.WorkerTimes) -> WorkerTimes:
     """Where a worker's time has gone. A difference of clocks may be anything; what is no number of
     seconds counts as none."""
     return WorkerTimes(**{cause: _seconds(getattr(message, cause)) for cause in CAUSES})
+
+
+def read_unreachable(message: pb.HeartbeatWorkerRequest, shards: int) -> dict[int, float]:
+    """The shards of ``shards`` that a worker cannot reach, and for how long, in seconds."""
+    return {
+        one.shard: _seconds(one.for_s) for one in message.unreachable[:shards] if one.shard < shards
+    }
+
+
+def read_position(message: pb.WorkerPosition) -> Position:
+    """How far a worker has come; a phase that is not known here is not judged."""
+    phase = PHASES.get(message.phase, "")
+    return Position(phase, message.position, _seconds(message.median_step_s))
 
 
 def write_times(times: WorkerTimes) -> pb.WorkerTimes:

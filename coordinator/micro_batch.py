@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from coordinator.work import Report
@@ -66,6 +67,10 @@ class MicroBatch:
     def may_be_doubled(self) -> bool:
         """Whether there may be a second attempt of it."""
         return self.awaited and len(self.attempts) + len(self.revoked) < LIVE_ATTEMPTS
+
+    def held_by(self, workers: Set[str]) -> bool:
+        """Whether it is awaited, and of no other worker than these."""
+        return self.awaited and all(held.worker in workers for held in self.attempts.values())
 
     def revoke(self, worker: str) -> int | None:
         """Takes back the attempt of ``worker`` unless the micro-batch is committed; its number."""

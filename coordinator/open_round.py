@@ -7,11 +7,11 @@ asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from coordinator.balance import Uncut
-from coordinator.micro_batch import MicroBatch
+from coordinator.micro_batch import LIVE_ATTEMPTS, MicroBatch
 from coordinator.open_batches import OpenBatches
 from coordinator.work import Attempt, Report
 from psrpc.batch import BatchId
@@ -150,6 +150,15 @@ class OpenRound:
     def holds(self, worker: str) -> bool:
         """Whether ``worker`` has an attempt that is not committed."""
         return any(m.committed is None and m.attempt_of(worker) is not None for m in self.micros)
+
+    def left_by(self, stuck: Set[str]) -> MicroBatch | None:
+        """A micro-batch that only workers which are ``stuck`` hold, and that another may have."""
+        return next((m for m in self.micros if m.may_be_doubled and m.held_by(stuck)), None)
+
+    def twice_left_by(self, stuck: Set[str]) -> list[str]:
+        """The workers, all ``stuck``, whose attempt is in the way of another worker's."""
+        full = [m for m in self.micros if len(m.attempts) >= LIVE_ATTEMPTS and m.held_by(stuck)]
+        return sorted({m.attempts[max(m.attempts)].worker for m in full})
 
     def revoke(self, worker: str) -> list[Attempt]:
         """Takes back the attempts that ``worker`` holds and has not committed."""

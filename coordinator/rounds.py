@@ -20,7 +20,7 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.deadline import Deadline
@@ -95,6 +95,7 @@ class Rounds:
         self._speculation = Speculation(self._speeds) if policy.speculate else None
         self._left: dict[str, tuple[Held, int]] = {}
         """By worker, an attempt of a decided round that it has not committed, and its records."""
+        self._stuck: frozenset[str] = frozenset()
         self._open.fill(self._todo)
 
     @property
@@ -186,7 +187,7 @@ class Rounds:
 
     def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
         """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
-        one that another worker is late with."""
+        one that another worker is stuck or late with."""
         self._measure_left(worker, now)
         for micro in self._open.micros:
             number = micro.attempt_of(worker)
@@ -194,6 +195,10 @@ class Rounds:
                 return self._work(micro, number)
         if self._open.has_open:
             return self._hand_out(self._open.take(self._speeds.ratio(worker)), worker, now)
+        left = self._open.left_by(self._stuck)
+        if left is not None:
+            self._tally.speculative += 1
+            return self._hand_out(left, worker, now)
         speculation = self._speculation
         second = (
             speculation.second(self._open.micros, worker, now) if speculation is not None else None
@@ -295,6 +300,13 @@ class Rounds:
         """No shard takes anything from ``worker`` any more: others may get what it had. How many
         micro-batches that are."""
         return self._open.release(worker)
+
+    def hand_over(self, stuck: Collection[str]) -> list[str]:
+        """``stuck`` workers keep their attempts: a second one of the micro-batch may be made, and
+        the first that is committed counts. Where shards hold two of stuck workers already, and have
+        no room for a third, the newer one has to be given up."""
+        self._stuck = frozenset(stuck)
+        return self._open.twice_left_by(self._stuck)
 
     def take_finished_epochs(self) -> list[int]:
         """Epochs whose last round was decided since the last call."""

@@ -15,11 +15,13 @@ from coordinator.messages import (
     read_figures,
     read_file,
     read_holding,
+    read_position,
     read_report,
     read_reports,
     read_standing,
     read_states,
     read_times,
+    read_unreachable,
     write_command,
     write_lease,
     write_shutdown,
@@ -164,6 +166,8 @@ class Servicer(CoordinatorServicer):
             read_reports(request.done),
             told(request.waiting_for),
             read_times(request.times),
+            read_unreachable(request, self._engine.run.plan.shards),
+            read_position(request.position),
         )
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,

@@ -86,6 +86,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         late=counted["late"],
         overdue=counted["overdue"],
         stragglers=name_stragglers(slow) + late(course),
+        stuck=course.stuck.lines(now),
     )
 
 
@@ -132,4 +133,8 @@ def _worker(course: Course, worker: Worker, slowness: float, now: float) -> pb.W
         times=write_times(worker.times),
         staleness_counts=counts_of_worker(course, worker.name),
         slowness=slowness,
+        unreachable=[
+            pb.UnreachableShard(shard=shard, for_s=now - since)
+            for shard, since in sorted(course.stuck.broken(worker.name).items())
+        ],
     )

@@ -179,7 +179,8 @@ def _counts(status: GetJobStatusResponse) -> list[str]:
 
 
 def _news(status: GetJobStatusResponse) -> list[str]:
-    lines = [f"straggler: {line}" for line in status.stragglers]
+    lines = [f"stuck: {line}" for line in status.stuck]
+    lines += [f"straggler: {line}" for line in status.stragglers]
     lines += newest_evaluations(status)
     age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s >= 0 else ""
     checkpoint = status.newest_checkpoint

@@ -42,6 +42,7 @@ def waiting_for(course: Course) -> str:
     elif training.schedule is not None:
         parts.append(training.schedule.waiting_for())
     if course.phase not in FORMING:
+        parts.append(course.stuck.waiting_for())
         parts.append(course.departures.waiting_for())
     return "; ".join(part for part in parts if part)
 

@@ -5,7 +5,7 @@ The pure cores speak these; ``messages`` turns them into protobuf and back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -228,6 +228,10 @@ class Schedule(Protocol):
     def release(self, worker: str) -> int:
         """No shard takes anything from ``worker`` any more, so others get what it held; how many
         batches that are."""
+
+    def hand_over(self, stuck: Collection[str], /) -> list[str]:
+        """``stuck`` are the workers that cannot go on, all of them: others may do what they hold.
+        Those of them of which shards have to take nothing more before that."""
 
     def drain(self) -> None:
         """Begins nothing new; what is under way is finished."""

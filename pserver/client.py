@@ -22,7 +22,15 @@ from psrpc.batch import BatchId
 from psrpc.channel import open_channel
 from psrpc.codec import encode_stream
 from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.errors import InvalidArgument, NotReady, OutcomeUnknown, PsError, ShardUnreachable
+from psrpc.errors import (
+    DeadlinePassed,
+    InvalidArgument,
+    NotReady,
+    OutcomeUnknown,
+    PsError,
+    ShardUnreachable,
+    Unreachable,
+)
 from psrpc.identity import Role
 from psrpc.plan import Plan
 from psrpc.retry import GaveUp, RetryPolicy, persist
@@ -107,6 +115,7 @@ class ShardClient:
         deadline_s: float = DEADLINE_S,
         stop: threading.Event | None = None,
         announce: Callable[[str], object] = lambda _reason: None,
+        failed: Callable[[], object] = lambda: None,
         sent: Callable[[], object] = lambda: None,
     ) -> None:
         """Args:
@@ -117,6 +126,7 @@ class ShardClient:
         deadline_s: of one try of an exchange; it may last up to twice as long.
         stop: set from elsewhere, it ends the repetition of calls.
         announce: hears why a call has to be repeated.
+        failed: called whenever a try got no answer, before ``announce``.
         sent: called when the request of an exchange has left, or gRPC has it; what follows is a
             wait. Again where the call is repeated.
         """
@@ -129,6 +139,7 @@ class ShardClient:
         self._patience_ms = int(deadline_s * 900)
         self._stop = stop or threading.Event()
         self.announce = announce
+        self._failed = failed
         self._targets: dict[int, tuple[Arrays, Target]] = {}
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
@@ -268,6 +279,10 @@ class ShardClient:
         info = PullInfo(answer.pull.version, answer.pull.generation)
         return wire.from_push_result(answer.push), info
 
+    def reach(self) -> None:
+        """Returns once the shard has answered something that costs it nothing."""
+        self._persist(self.get_status)
+
     def get_status(self) -> pb.GetStatusResponse:
         """The shard's figures; one try."""
         try:
@@ -289,7 +304,18 @@ class ShardClient:
                 return tries.last
             return ShardUnreachable(f"{self.peer} did not answer {tries}")
 
+        call = self._try(call)
         return persist(call, self._retry, give_up, stop=self._stop, announce=self.announce)
+
+    def _try(self, call: Callable[[], Result]) -> Callable[[], Result]:
+        def tried() -> Result:
+            try:
+                return call()
+            except (Unreachable, DeadlinePassed):
+                self._failed()
+                raise
+
+        return tried
 
     def _fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
         """Fills ``header``, where it stands."""

@@ -50,7 +50,8 @@ def join(
     shm: bool,
     prefetch_rows: bool,
 ) -> Joined:
-    """Gets ready to work in ``cluster``; see :class:`worker.performer.Performer`."""
+    """Gets ready to work in ``cluster``, once all of its shards answer; see
+    :class:`worker.performer.Performer`."""
     plan = Plan.from_json(cluster.plan)
     rows_nbytes = source.rows_nbytes(plan) if plan.tables else 0
     with ExitStack() as stack:
@@ -60,6 +61,7 @@ def join(
             log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
         source.prepare(plan, workspace)
         shards = stack.enter_context(Router(cluster, plan, standing, workspace, source.waiting))
+        shards.reach()
         leases = Leases(standing, source, times)
         rows = stack.enter_context(
             RowFetcher(source, shards, tables=bool(plan.tables), prefetch=prefetch_rows)

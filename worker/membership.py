@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrpc.errors import StaleGeneration
@@ -204,10 +205,19 @@ class Membership:
 
     # -- heartbeats ---------------------------------------------------------------------------
 
-    def beat(self, waiting_for: str, times: pb.WorkerTimes | None = None) -> Beat | None:
+    def beat(
+        self,
+        waiting_for: str,
+        times: pb.WorkerTimes | None = None,
+        unreachable: Mapping[int, float] | None = None,
+        position: pb.WorkerPosition | None = None,
+    ) -> Beat | None:
         """The next heartbeat; None while the worker is not registered.
 
-        ``times``: where this process's time has gone since it started.
+        Args:
+            times: where this process's time has gone since it started.
+            unreachable: the shards that do not answer, and for how long, in seconds.
+            position: how far the main thread has come.
         """
         if not self._registered:
             return None
@@ -220,6 +230,11 @@ class Membership:
             done=[done.message() for done in sent],
             waiting_for=waiting_for,
             times=times,
+            unreachable=[
+                pb.UnreachableShard(shard=shard, for_s=for_s)
+                for shard, for_s in (unreachable or {}).items()
+            ],
+            position=position,
         )
         return Beat(request, sent, self._registration)
 

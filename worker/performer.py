@@ -82,6 +82,9 @@ class Performer:
         self._job_sha256 = job_sha256
         self._device = device
         self._times = times or StepTimes()
+        standing.position = self._times.position
+        self._sizes: set[int] = set()
+        """Of the batches that were computed: the first of a size may compile."""
         self._shm = shm
         self._slow_down = slow_down
         self._prefetch_rows = prefetch_rows
@@ -180,12 +183,14 @@ class Performer:
     # -- work ---------------------------------------------------------------------------------
 
     def _lease(self, action: Lease) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
         return self._here.leases.get(action.after)
 
     def _lease_ahead(self, _action: LeaseAhead) -> None:
         self._here.leases.ask_ahead()
 
     def _take_lease(self, _action: TakeLease) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
         return self._here.leases.take()
 
     def _expect(self, action: Expect) -> None:
@@ -200,6 +205,7 @@ class Performer:
         return pb.InitializeDone()
 
     def _evaluate(self, action: Evaluate) -> pb.EvaluateDone:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
         return self._source.evaluate(
             action.task, self._here.shards.generation, self._here.shards.pull
         )
@@ -218,6 +224,7 @@ class Performer:
     # -- steps --------------------------------------------------------------------------------
 
     def _pull(self, action: Pull) -> None:
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
         if action.round is None and action.decision is None:
             with self._times.outside("network"):
                 self._receive(action)
@@ -247,11 +254,16 @@ class Performer:
             self._begin_step()
         self._stepping = False
         times = self._times
+        times.at(pb.WorkerPosition.PHASE_DATA)
         given = self._source.read(action.batch)
         times.took("data")
+        times.at(pb.WorkerPosition.PHASE_EXCHANGING)
         rows = self._fetch_rows(action.batch, given)
+        known = action.batch.count in self._sizes
+        times.at(pb.WorkerPosition.PHASE_COMPUTING if known else pb.WorkerPosition.PHASE_COMPILING)
         with self._here.rows.prefetching(action.following):
             result = self._source.gradient(action.batch, given, rows)
+        self._sizes.add(action.batch.count)
         computed_s = times.took("compute")
         if self._slow_down > 1:
             self._standing.pause((self._slow_down - 1) * computed_s)
@@ -277,6 +289,7 @@ class Performer:
         return self._used
 
     def _push_pull(self, action: PushPull) -> Pushed:
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
         gradients = None if action.skip else self._gradients
         following = action.following or self._here.leases.first_of_next()
         rows = self._here.rows.ahead(following)
@@ -295,6 +308,7 @@ class Performer:
         return self._pushed(results, max([result.staleness for result in results]))
 
     def _push(self, action: Push) -> Pushed:
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
         gradients = None if action.skip else self._gradients
         bases = self._here.shards.bases(self._used)
         try:
@@ -336,6 +350,7 @@ class Performer:
         self._here.leases.look_ahead()
 
     def _commit(self, action: Commit) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
         with self._standing.waits.on(f"the other micro-batches of round {action.round}"):
             lease = self._standing.commit(action.round, action.batch)
         self._times.took("commit")

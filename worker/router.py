@@ -13,7 +13,7 @@ from pserver.client import PullInfo, Push, PushResult, RetryPolicy, ShardClient,
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
-from psrpc.errors import CheckpointError, InvalidJob, PsError
+from psrpc.errors import CheckpointError, InvalidJob, PsError, SegmentLost
 from psrpc.plan import Plan
 from psrpc.tables import Rows
 from psrpc.tracing import span
@@ -74,10 +74,12 @@ class Router:
                 retry=retry,
                 stop=self._abort,
                 announce=self._announcer(index),
+                failed=partial(standing.routes.failed, index),
                 sent=partial(self._sent, index),
             )
             for index, shard in enumerate(cluster.shards)
         ]
+        standing.routes.joined([shard.address for shard in cluster.shards])
         self.generation = cluster.generation
         self._fences = [
             client.fence(cluster.generation, cluster.policy) for client in self._clients
@@ -112,6 +114,11 @@ class Router:
     def version(self) -> int:
         """The newest of :attr:`versions`."""
         return max(self._versions)
+
+    def reach(self) -> None:
+        """Returns once every shard has answered: a worker that cannot reach one holds up others
+        if it is leased anything."""
+        self._all(lambda shard: self._clients[shard].reach(), told=False)
 
     def initialize(self, values: Mapping[str, Array], rows_from: str = "") -> None:
         """Sets all parameters; shards that have some already keep them. Tables begin with the rows
@@ -306,13 +313,22 @@ class Router:
                     self._waiting(False)
 
     def _one(self, call: Callable[[int], Result], shard: int) -> Result:
+        routes = self._standing.routes
+        routes.asked(shard)
         try:
-            return call(shard)
-        except PsError:
+            result = call(shard)
+        except PsError as error:
             self._abort.set()
+            if error.retryable or isinstance(error, SegmentLost):
+                routes.given_up(shard)
+            elif routes.answered(shard):
+                self._standing.flush()
             raise
         finally:
             self._pending.discard(shard)
+        if routes.answered(shard):
+            self._standing.flush()
+        return result
 
 
 def _results(futures: Sequence[Future[Result]], standing: Standing) -> list[Result]:

@@ -17,6 +17,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import WorkDone
 from worker.done import DoneBatch
 from worker.membership import Membership
+from worker.routes import Routes
 from worker.waits import Waits
 
 log = get_logger()
@@ -44,8 +45,9 @@ class Standing:
     """One worker and its coordinator. Thread-safe.
 
     The trainer's thread makes the calls, one more may ask for the next lease ahead of time, and
-    two threads of this class send heartbeats and announce waits. One lock guards the membership,
-    and that ``_interrupted`` is set exactly while :meth:`check` raises; no call is made under it.
+    three threads of this class send heartbeats, announce waits and probe routes. One lock guards
+    the membership, and that ``_interrupted`` is set exactly while :meth:`check` raises; no call is
+    made under it.
     """
 
     def __init__(
@@ -60,6 +62,9 @@ class Standing:
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
         self.membership = Membership(incarnation)
+        self.routes = Routes()
+        self.position: Callable[[], pb.WorkerPosition | None] = lambda: None
+        """How far the trainer's thread has come; any thread may call it."""
         self._client = client
         self._times = times
         self._lock = threading.Lock()
@@ -68,14 +73,16 @@ class Standing:
         self._hurried = False
         self._wake = threading.Event()
         self._closing = threading.Event()
-        # Two threads: a heartbeat that hangs must not silence the announcements.
+        # Threads of their own: a heartbeat that hangs must not silence the announcements, nor must
+        # a probe.
         self._threads = [
             threading.Thread(target=self._beat, name="heartbeat", daemon=True),
             threading.Thread(target=self._announce, name="announce", daemon=True),
         ]
+        self._prober = threading.Thread(target=self._probe, name="probe", daemon=True)
 
     def __enter__(self) -> Standing:
-        for thread in self._threads:
+        for thread in (*self._threads, self._prober):
             thread.start()
         return self
 
@@ -89,6 +96,8 @@ class Standing:
         self._wake.set()
         for thread in self._threads:
             thread.join()
+        # It may be blocked for seconds, by a route that does not matter any more.
+        self._prober.join(TICK_S)
 
     @property
     def worker(self) -> str:
@@ -306,9 +315,15 @@ class Standing:
         while not self._closing.wait(TICK_S):
             self.waits.tick(time.monotonic())
 
+    def _probe(self) -> None:
+        while not self._closing.wait(TICK_S):
+            if self.routes.probe():
+                self.flush()
+
     def _heartbeat(self, deadline_s: float) -> None:
+        unreachable, position = self.routes.unreachable(), self.position()
         with self._lock:
-            beat = self.membership.beat(self.waits.reason(), self._times())
+            beat = self.membership.beat(self.waits.reason(), self._times(), unreachable, position)
         if beat is None:
             return
         response = self._client.heartbeat_worker(beat.request, deadline_s)

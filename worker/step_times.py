@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from psrpc.v1 import coordinator_pb2 as pb
@@ -31,6 +33,9 @@ _CAUSES: dict[Part, Cause] = {
     "commit": "barrier",
 }
 """What the time of a part of a step counts as in all."""
+
+MEDIAN_STEPS = 31
+"""Steps whose median time is told to the coordinator."""
 
 _PLACE = {part: place for place, part in enumerate(PARTS, start=1)}
 _WIDTH = len(COLUMNS)
@@ -59,6 +64,23 @@ class StepTimes:
         self._sums = array("d", bytes(8 * _WIDTH))
         self._spent: dict[Cause, float] = dict.fromkeys(_CAUSES.values(), 0.0)
         self._apply_s = 0.0
+        self._phase: pb.WorkerPosition.Phase = pb.WorkerPosition.PHASE_WAITING
+        self._moves = 0
+        self._lately: deque[float] = deque(maxlen=MEDIAN_STEPS)
+
+    def at(self, phase: pb.WorkerPosition.Phase) -> None:
+        """What the thread of the loop does from now on."""
+        self._phase = phase
+        self._moves += 1
+
+    def position(self) -> pb.WorkerPosition:
+        """How far the loop has come. Any thread may ask."""
+        lately = tuple(self._lately)
+        return pb.WorkerPosition(
+            phase=self._phase,
+            position=self._moves,
+            median_step_s=median(lately) if lately else 0.0,
+        )
 
     def begin(self) -> None:
         """A step begins."""
@@ -103,6 +125,8 @@ class StepTimes:
     def end(self) -> None:
         """The step counts."""
         self._steps += 1
+        # Without the commit, which waits for others.
+        self._lately.append(sum(self._rows[self._at + 1 : self._at + _WIDTH - 1]))
 
     @property
     def steps(self) -> int:

@@ -1,5 +1,6 @@
 from psrpc.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -321,8 +322,40 @@ class WorkerTimes(_message.Message):
     apply: float
     def __init__(self, data: _Optional[float] = ..., compute: _Optional[float] = ..., barrier: _Optional[float] = ..., network: _Optional[float] = ..., apply: _Optional[float] = ...) -> None: ...
 
+class UnreachableShard(_message.Message):
+    __slots__ = ("shard", "for_s")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    for_s: float
+    def __init__(self, shard: _Optional[int] = ..., for_s: _Optional[float] = ...) -> None: ...
+
+class WorkerPosition(_message.Message):
+    __slots__ = ("phase", "position", "median_step_s")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PHASE_UNSPECIFIED: _ClassVar[WorkerPosition.Phase]
+        PHASE_WAITING: _ClassVar[WorkerPosition.Phase]
+        PHASE_DATA: _ClassVar[WorkerPosition.Phase]
+        PHASE_COMPILING: _ClassVar[WorkerPosition.Phase]
+        PHASE_COMPUTING: _ClassVar[WorkerPosition.Phase]
+        PHASE_EXCHANGING: _ClassVar[WorkerPosition.Phase]
+    PHASE_UNSPECIFIED: WorkerPosition.Phase
+    PHASE_WAITING: WorkerPosition.Phase
+    PHASE_DATA: WorkerPosition.Phase
+    PHASE_COMPILING: WorkerPosition.Phase
+    PHASE_COMPUTING: WorkerPosition.Phase
+    PHASE_EXCHANGING: WorkerPosition.Phase
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    phase: WorkerPosition.Phase
+    position: int
+    median_step_s: float
+    def __init__(self, phase: _Optional[_Union[WorkerPosition.Phase, str]] = ..., position: _Optional[int] = ..., median_step_s: _Optional[float] = ...) -> None: ...
+
 class HeartbeatWorkerRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for", "times")
+    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for", "times", "unreachable", "position")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +363,8 @@ class HeartbeatWorkerRequest(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     generation: int
@@ -337,7 +372,9 @@ class HeartbeatWorkerRequest(_message.Message):
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
     waiting_for: str
     times: WorkerTimes
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ...) -> None: ...
+    unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableShard]
+    position: WorkerPosition
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ...) -> None: ...
 
 class HeartbeatWorkerResponse(_message.Message):
     __slots__ = ("unknown", "shutdown", "generation")
@@ -639,7 +676,7 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness")
+    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness", "unreachable")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -654,6 +691,7 @@ class WorkerStatus(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     host: str
     pid: int
@@ -668,7 +706,8 @@ class WorkerStatus(_message.Message):
     times: WorkerTimes
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
     slowness: float
-    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ...) -> None: ...
+    unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableShard]
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ...) -> None: ...
 
 class PolicyChange(_message.Message):
     __slots__ = ("policy", "settings", "global_step")
@@ -698,7 +737,7 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetJobStatusResponse(_message.Message):
-    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored")
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -745,6 +784,7 @@ class GetJobStatusResponse(_message.Message):
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     FREE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    STUCK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     phase: str
@@ -791,7 +831,8 @@ class GetJobStatusResponse(_message.Message):
     run_dir: str
     free_nbytes: int
     restored: str
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ...) -> None: ...
+    stuck: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetDashboardRequest(_message.Message):
     __slots__ = ()

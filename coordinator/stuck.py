@@ -1,0 +1,128 @@
+"""Workers that cannot go on although they give signs of life: others do what they hold.
+
+Deterministic: it acts on its course alone. docs/design/0015-broken-routes.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.lifecycle import FORMING
+from coordinator.routes import Routes, read_routes
+from coordinator.standstill import stands_still
+from coordinator.wording import shards
+from psrpc.logs import get_logger
+
+if TYPE_CHECKING:
+    from coordinator.course import Course
+    from coordinator.membership import Worker
+
+log = get_logger()
+
+GRACE_S = 2.0
+"""A route that has been broken for less costs its worker no more than a doubled micro-batch: a
+connection may have been lost, and a shard that has died is known of by then."""
+
+_NONE = Routes({}, {})
+
+
+class Stuck:
+    """Knows who is stuck and why. Not thread-safe."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._routes = _NONE
+        self._reasons: dict[str, str] = {}
+
+    def look(self, now: float) -> None:
+        """Judges all workers and hands over what the stuck ones hold. Call it now and then, and
+        when a worker reports another route than before."""
+        course = self._course
+        members = course.members
+        if not course.complete or course.phase in FORMING or members.shard_away:
+            # What is held up now is held up by that.
+            self._routes, reasons = _NONE, {}
+            for worker in members.workers.values():
+                worker.stood(now)
+        else:
+            self._routes = read_routes(members.workers.values(), members.shards)
+            reasons = self._judge(now)
+        for name in reasons.keys() - self._reasons.keys():
+            log.warning("stuck", worker=name, why=reasons[name])
+        for name in self._reasons.keys() - reasons.keys():
+            log.info("no longer stuck", worker=name)
+        changed = reasons.keys() != self._reasons.keys()
+        self._reasons = reasons
+        self._hand_over(now)
+        if changed:
+            course.bell.ring()
+
+    def why_no_lease(self, worker: str) -> str:
+        """What ``worker`` has to do before it gets work, in words that go on from "waiting for";
+        empty if it may have some."""
+        known = self._course.members.workers.get(worker)
+        if known is None or not known.unreachable:
+            return ""
+        return f"{worker} to reach {shards(sorted(known.unreachable))}"
+
+    def broken(self, worker: str) -> dict[int, float]:
+        """The shards that others reach and ``worker`` does not, and since when."""
+        return dict(self._routes.broken.get(worker, {}))
+
+    def lines(self, now: float) -> list[str]:
+        """Who is stuck and why, in words; shards that no worker reaches come first."""
+        members = self._course.members
+        lines = self._routes.lines(members.workers, members.shards, now)
+        return lines + [
+            f"{name} on {members.workers[name].host} {why}"
+            for name, why in sorted(self._reasons.items())
+            if name not in self._routes.broken
+        ]
+
+    def waiting_for(self) -> str:
+        """Which shards no worker reaches, in words; empty when there are none."""
+        members = self._course.members
+        return "; ".join(
+            f"a worker to reach {members.shards[shard]}" for shard in sorted(self._routes.unreached)
+        )
+
+    def _judge(self, now: float) -> dict[str, str]:
+        reasons = {}
+        for worker in self._course.members.workers.values():
+            if worker.state != "active":
+                continue
+            if worker.unreachable:
+                # It waits for that, and says so.
+                worker.stood(now)
+                cut = self._routes.broken.get(worker.name)
+                if cut:
+                    reasons[worker.name] = f"cannot reach {shards(sorted(cut))}"
+                continue
+            why = stands_still(worker.position, now)
+            if why:
+                reasons[worker.name] = why
+        return reasons
+
+    def _hand_over(self, now: float) -> None:
+        """Lets others do what stuck workers hold; where shards have to refuse a worker first, it is
+        dismissed, and joins anew under another name."""
+        course, reasons = self._course, self._reasons
+        for name in reasons:
+            # Neither changes anything on a shard that another worker could not do as well.
+            course.training.orders.evaluations.release(name)
+            if course.assignments.initializer == name:
+                course.assignments.initializer = None
+        if course.training.schedule is None:
+            return
+        to_dismiss = course.training.schedule.hand_over(reasons.keys())
+        workers = [w for w in course.members.workers.values() if w.state == "active"]
+        if all(w.name in reasons or w.unreachable for w in workers):
+            # There is no one to do it instead, and the cause is not the worker's.
+            return
+        for name in to_dismiss:
+            if self._lasts(course.members.workers[name], now):
+                course.departures.dismiss(name, reasons[name])
+
+    def _lasts(self, worker: Worker, now: float) -> bool:
+        cut = self._routes.broken.get(worker.name)
+        return not cut or now - min(cut.values()) >= GRACE_S
