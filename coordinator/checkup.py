@@ -10,7 +10,7 @@ from pathlib import Path
 from coordinator.checkpoints import RESERVE_NBYTES
 from coordinator.client import CALL_S, CoordinatorClient
 from coordinator.run_directory import LEDGER
-from coordinator.wording import whence
+from coordinator.wording import counted, whence
 from psrpc.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
@@ -19,6 +19,7 @@ from psrpc.errors import (
     JobMismatch,
     PsError,
     ResourceExhausted,
+    ShardUnreachable,
     disk_code,
     disk_reason,
 )
@@ -109,6 +110,7 @@ def _as_operator(client: CoordinatorClient) -> Iterator[Step]:
     yield _job(status)
     yield _free(status)
     yield _clock(status.clock_s - there)
+    yield _routes(status)
 
 
 def _version(software: str) -> Step:
@@ -164,6 +166,14 @@ def _clock(ahead_s: float) -> Step:
         code="PS507",
     )
     return Step("clock", error=error)
+
+
+def _routes(status: pb.GetJobStatusResponse) -> Step:
+    """Whether workers reach shards, and go on."""
+    if status.stuck:
+        return Step("routes", error=ShardUnreachable("; ".join(status.stuck), code="PS214"))
+    active = sum(worker.state == "active" for worker in status.workers)
+    return Step("routes", f"none is known to be broken, of {counted(active, 'worker')}")
 
 
 def _run_directory(run_dir: Path) -> Step:

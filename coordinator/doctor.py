@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options of ``coordinator doctor``."""
     parser.description = (
         "Takes the way of a process to its coordinator, one step at a time: name, TCP, TLS, "
-        "authorisation, version, job, disk, clock. Stops at the first that fails, with what to do."
+        "authorisation, version, job, disk, clock, routes of the workers. Stops at the first that "
+        "fails, with what to do."
     )
     parser.add_argument(
         "coordinator",

@@ -15,13 +15,12 @@ from psrpc.logs import get_logger
 
 if TYPE_CHECKING:
     from coordinator.course import Course
-    from coordinator.membership import Worker
 
 log = get_logger()
 
 GRACE_S = 2.0
-"""A route that has been broken for less costs its worker no more than a doubled micro-batch: a
-connection may have been lost, and a shard that has died is known of by then."""
+"""A worker that has been the only one cut off for less is not dismissed: a connection may have been
+lost, a shard that has died is known of by then, and routes of several workers heal one by one."""
 
 _NONE = Routes({}, {})
 
@@ -33,6 +32,7 @@ class Stuck:
         self._course = course
         self._routes = _NONE
         self._reasons: dict[str, str] = {}
+        self._since: dict[str, float] = {}
 
     def look(self, now: float) -> None:
         """Judges all workers and hands over what the stuck ones hold. Call it now and then, and
@@ -53,6 +53,7 @@ class Stuck:
             log.info("no longer stuck", worker=name)
         changed = reasons.keys() != self._reasons.keys()
         self._reasons = reasons
+        self._since = {name: self._since.get(name, now) for name in reasons}
         self._hand_over(now)
         if changed:
             course.bell.ring()
@@ -107,22 +108,19 @@ class Stuck:
         """Lets others do what stuck workers hold; where shards have to refuse a worker first, it is
         dismissed, and joins anew under another name."""
         course, reasons = self._course, self._reasons
-        for name in reasons:
-            # Neither changes anything on a shard that another worker could not do as well.
-            course.training.orders.evaluations.release(name)
-            if course.assignments.initializer == name:
-                course.assignments.initializer = None
-        if course.training.schedule is None:
+        schedule = course.training.schedule
+        if schedule is None or not course.complete:
             return
-        to_dismiss = course.training.schedule.hand_over(reasons.keys())
+        for name in reasons:
+            # It changes nothing on a shard.
+            course.training.orders.evaluations.release(name)
+        to_dismiss = set(schedule.hand_over(reasons.keys()))
+        if course.phase == "initializing":
+            to_dismiss |= reasons.keys() & {course.assignments.initializer}
         workers = [w for w in course.members.workers.values() if w.state == "active"]
         if all(w.name in reasons or w.unreachable for w in workers):
             # There is no one to do it instead, and the cause is not the worker's.
             return
-        for name in to_dismiss:
-            if self._lasts(course.members.workers[name], now):
+        for name in sorted(to_dismiss):
+            if name not in self._routes.broken or now - self._since[name] >= GRACE_S:
                 course.departures.dismiss(name, reasons[name])
-
-    def _lasts(self, worker: Worker, now: float) -> bool:
-        cut = self._routes.broken.get(worker.name)
-        return not cut or now - min(cut.values()) >= GRACE_S

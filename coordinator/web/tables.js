@@ -90,9 +90,10 @@ export function workers(status) {
   const gone = status.workers.length - there.length;
   const rows = there.map((worker) => {
     const slow = late.get(worker.worker);
-    return el("tr", { class: slow ? "slow" : null },
-      cell("Worker", [el("strong", {}, worker.worker), slow ? el("span", { class: "badge" }, "straggler") : null, el("small", {}, `${worker.host} · pid ${worker.pid}${worker.device ? ` · ${worker.device}` : ""}`)]),
-      cell("State", [state(worker.state, silence(worker)), waiting(worker)]),
+    const cut = worker.unreachable || [];
+    return el("tr", { class: slow || cut.length ? "slow" : null },
+      cell("Worker", [el("strong", {}, worker.worker), cut.length ? el("span", { class: "badge" }, "cut off") : null, slow ? el("span", { class: "badge" }, "straggler") : null, el("small", {}, `${worker.host} · pid ${worker.pid}${worker.device ? ` · ${worker.device}` : ""}`)]),
+      cell("State", [state(worker.state, silence(worker)), cut.map((one) => el("small", {}, `cannot reach shard ${one.shard} for ${duration(one.for_s)}`)), waiting(worker)]),
       cell("Examples/s", [el("span", { class: "withbar" }, rate(worker.examples_per_s), bar(worker.examples_per_s / fastest, slow ? "late" : "fill"))], "n"),
       cell("Batches", [count(worker.batches), el("small", {}, `${rate(worker.steps_per_s)} per s`)], "n"),
       cell("Compute time", worker.slowness ? [slow ? el("strong", {}, times(worker.slowness)) : times(worker.slowness), el("small", {}, "of the median")] : "–", "n"),
@@ -104,6 +105,7 @@ export function workers(status) {
     table(["Worker", "State", "Examples/s", "Batches", "Compute time", "Where its time goes", "Mean staleness"], rows, [2, 3, 4, 6]),
     el("p", { class: "key" }, Object.entries(CAUSES).map(([cause, words]) => el("span", { class: `swatch ${cause}` }, words))),
     gone ? el("p", { class: "key" }, `${plural(gone, "worker")} ${gone === 1 ? "has" : "have"} left.`) : null,
+    (status.stuck || []).map((line) => el("p", { class: "key warn" }, `Stuck: ${line}`)),
     [...late.values()].map((line) => el("p", { class: "key warn" }, `Straggler: ${line}`)),
   ];
 }

@@ -251,7 +251,12 @@ def test_names_are_text(board: tuple[Board, str], open_page: Open, tmp_path: Pat
     shown.open(HOSTILE, tmp_path)
     found = pb.EvaluationResult(evaluation=HOSTILE, global_step=1, results={HOSTILE: 0.5})
     worker = pb.WorkerStatus(
-        worker=HOSTILE, host=HOSTILE, device=HOSTILE, state=HOSTILE, waiting_for=HOSTILE
+        worker=HOSTILE,
+        host=HOSTILE,
+        device=HOSTILE,
+        state=HOSTILE,
+        waiting_for=HOSTILE,
+        unreachable=[pb.UnreachableShard(shard=1, for_s=65.0)],
     )
     shown.show(
         pb.GetJobStatusResponse(
@@ -265,6 +270,7 @@ def test_names_are_text(board: tuple[Board, str], open_page: Open, tmp_path: Pat
             reason=HOSTILE,
             warnings=[HOSTILE],
             stragglers=[HOSTILE],
+            stuck=[HOSTILE],
             newest_checkpoint=HOSTILE,
             loss=0.5,
             total_steps=10,
@@ -278,6 +284,7 @@ def test_names_are_text(board: tuple[Board, str], open_page: Open, tmp_path: Pat
     page = watched.page
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
     expect(page.locator("#workers")).to_contain_text(HOSTILE)
+    expect(page.locator("#workers")).to_contain_text("cannot reach shard 1 for 1 min 5 s")
     expect(page.locator("#events")).to_contain_text(HOSTILE)
     expect(page.locator("#banners")).to_contain_text("Insecure.")
     assert page.locator("img, body script, iframe").count() == 0

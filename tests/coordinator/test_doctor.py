@@ -66,6 +66,7 @@ def test_all_is_well(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
         "job",
         "disk",
         "clock",
+        "routes",
     ]
     assert [(mark, name) for mark, name, _ in said] == [("✓", name) for name in names]
     assert "waiting for" in said[6][2]
@@ -86,7 +87,7 @@ def copy_files(place: Place, to: Path, *roles: Role) -> None:
         ((Role.COORDINATOR,), ["TLS", "authorisation", "job"]),
         ((Role.READER,), ["TLS", "authorisation", "job"]),
         ((Role.SHARD, Role.WORKER), ["authorisation", "version", "job"]),
-        ((Role.SHARD, Role.OPERATOR), ["job", "disk", "clock"]),
+        ((Role.SHARD, Role.OPERATOR), ["disk", "clock", "routes"]),
     ],
 )
 def test_a_machine_of_some_roles(

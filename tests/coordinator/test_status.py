@@ -6,15 +6,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.checkup import _routes
 from coordinator.client import CoordinatorClient
 from coordinator.guard import WARNED_STEPS
+from coordinator.messages import read_position
 from coordinator.run import Followed
+from coordinator.standstill import Position
 from coordinator.status import EVALUATIONS, write_status
+from coordinator.status_page import render_page
 from coordinator.summary import summarize
 from coordinator.work import Report
+from psrpc.errors import ShardUnreachable
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -104,6 +110,34 @@ def test_times_are_passed_on_and_nonsense_is_none(job: Job) -> None:
     )
     job.beat(job.workers[1], data=float("nan"), compute=-1.0, network=float("inf"))
     assert job.status.workers[1].times == pb.WorkerTimes()
+
+
+def test_a_worker_tells_which_shards_it_cannot_reach_and_how_far_it_has_come(job: Job) -> None:
+    worker = job.workers[1]
+
+    def beat(**said: Any) -> None:
+        job.client.heartbeat_worker(
+            pb.HeartbeatWorkerRequest(worker=worker.name, incarnation=worker.incarnation, **said)
+        )
+
+    # Nothing but shards of the job, and no time that is none.
+    told = [pb.UnreachableShard(shard=1, for_s=float("nan")), pb.UnreachableShard(shard=2)]
+    beat(unreachable=told)
+    status = job.status
+    assert [one.shard for one in status.workers[1].unreachable] == [1]
+    [line] = status.stuck
+    assert line.startswith(f"{worker.name} on here cannot reach shard 1 at")
+    assert line in render_page(status)
+    step = _routes(status)
+    assert isinstance(step.error, ShardUnreachable)
+    assert (step.error.code, str(step.error)) == ("PS214", line)
+    beat()
+    assert not job.status.stuck
+    computing = pb.WorkerPosition(
+        phase=pb.WorkerPosition.PHASE_COMPUTING, position=3, median_step_s=1.5
+    )
+    assert read_position(computing) == Position("computing", 3, 1.5)
+    assert read_position(pb.WorkerPosition(phase=99, median_step_s=-1.0)) == Position()  # type: ignore[arg-type]
 
 
 def test_a_straggler_is_named_with_its_ratio_to_the_median(job: Job) -> None:

@@ -278,6 +278,26 @@ def test_a_missing_shard_is_named() -> None:
             router.initialize(arrays(plan, 0))
 
 
+def test_a_shard_that_does_not_answer_is_known_until_it_does() -> None:
+    plan = make_cut_plan(2)
+    with serve_shards(plan) as served, standing_alone(connect_timeout_s=600) as standing:
+        with Router(served.cluster, plan, standing) as router:
+            router.reach()
+            assert standing.routes.unreachable() == {}
+        served.servers[1].stop(0)
+        with Router(served.cluster, plan, standing) as router:
+            waiting = threading.Thread(target=stop_when_waiting, args=(standing, router))
+            waiting.start()
+            with pytest.raises(Stopped):
+                router.reach()
+            waiting.join()
+            assert list(standing.routes.unreachable()) == [1]
+            # Told with the next heartbeat.
+            beat = standing.membership.beat("", unreachable=standing.routes.unreachable())
+            assert beat is not None
+            assert [one.shard for one in beat.request.unreachable] == [1]
+
+
 def test_a_stop_ends_the_wait_for_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_cut_plan(1)
     hurried: list[bool] = []

@@ -38,6 +38,24 @@ def test_every_part_has_its_column() -> None:
     }
 
 
+def test_the_position_is_what_is_done_now_and_how_long_steps_take() -> None:
+    times = clocked()
+    before = times.position()
+    assert (before.phase, before.median_step_s) == (pb.WorkerPosition.PHASE_WAITING, 0.0)
+    times.at(pb.WorkerPosition.PHASE_COMPUTING)
+    now = times.position()
+    assert (now.phase, now.position) == (pb.WorkerPosition.PHASE_COMPUTING, before.position + 1)
+    for commits in (1, 9, 5):
+        times.begin()
+        times.took("data")
+        times.took("push")
+        for _ in range(commits):
+            times.took("commit")
+        times.end()
+    # Waiting for others is no part of it.
+    assert times.position().median_step_s == 2.0
+
+
 def test_a_step_that_was_given_up_leaves_nothing() -> None:
     times = clocked()
     step(times)
