@@ -204,14 +204,14 @@ class Engine:
             worker = self._members.workers[name]
             worker.waiting_for = waiting_for
             worker.position = worker.position.then(replace(position or Position(), since=now))
-            if worker.reaches(unreachable or {}, now):
-                self.course.stuck.look(now)
-                self.course.advance()
             if self.course.stands(generation):
                 self.course.record(name, reports)
             if times is not None:
-                self._members.workers[name].times = times
-                self.course.training.progress.beat(name, times.compute, self.course.now())
+                worker.times = times
+                self.course.training.progress.beat(name, times.compute, now)
+            if worker.reaches(unreachable or {}, now):
+                self.course.stuck.look(now)
+                self.course.advance()
         return not known, self.course.end() if self.course.phase in ENDED else None
 
     def cluster_now(self, name: str, incarnation: int) -> Sequence[Shard]:
