@@ -19,6 +19,7 @@ from psrpc.errors import JobFailed, PsError
 from psrpc.logs import configure, get_logger
 from psrpc.plan import Plan
 from psrpc.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.security import Security
 from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.chaos.row_witness import check_rows, every_row, row_gradients, shard_rows
@@ -190,13 +191,14 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
     parser.add_argument("--die-with-parent", action="store_true")
     parser.add_argument("--no-shm", dest="shm", action="store_false")
+    parser.add_argument("--insecure", action="store_true")
     asked = parser.parse_args(arguments)
     if asked.die_with_parent:
         die_with_parent()
     configure(asked.log_format, "worker")
     options = Options.from_json(os.environ["CHAOS_OPTIONS"])
     with (
-        CoordinatorClient(asked.coordinator) as client,
+        CoordinatorClient(asked.coordinator, Security(insecure=asked.insecure)) as client,
         Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
     ):
         on_stop_signals(standing.stop)

@@ -1,0 +1,143 @@
+"""Processes in network namespaces of their own, joined by one that routes, and can stop routing.
+
+Needs root and ``ip``; nothing else of the machine is changed but one interface, which goes with the
+namespaces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+NET = "10.213"
+"""The first half of all addresses."""
+
+_COUNT = itertools.count()
+
+
+def why_impossible() -> str:
+    """Why there can be no namespaces here; empty if there can."""
+    if os.geteuid() != 0:
+        return "needs root, for network namespaces"
+    if shutil.which("ip") is None:
+        return "needs ip, on Debian: apt-get install iproute2"
+    try:
+        with Network("probe", []):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces here: {error.cmd}: {error.stderr.strip()}"
+
+
+class Network:
+    """A star: each place has a namespace and reaches the others through the hub's."""
+
+    def __init__(self, name: str, places: Sequence[str]) -> None:
+        """``name`` has at most five letters."""
+        self._prefix = f"{name}{os.getpid() % 100000}{next(_COUNT) % 10}"
+        self._hub = f"{self._prefix}-hub"
+        self._places = list(places)
+        self._made: list[str] = []
+
+    def __enter__(self) -> Network:
+        try:
+            self._make(self._hub)
+            self._in(self._hub, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+            # The caller itself is number 0, and routes nothing.
+            self._link(0, None)
+            _ip("route", "add", f"{NET}.0.0/16", "via", f"{NET}.0.1")
+            for number, place in enumerate(self._places, 1):
+                self._make(self._namespace(place))
+                self._link(number, self._namespace(place))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A namespace is gone some time after it was deleted, and its interfaces with it.
+        for made in (["link", f"{self._prefix}n0"], *(["netns", name] for name in self._made)):
+            command = ["ip", made[0], "del", made[1]]
+            subprocess.run(command, check=False, capture_output=True, timeout=30)
+
+    def address(self, place: str) -> str:
+        """The host that ``place`` is for the others."""
+        return f"{NET}.{self._places.index(place) + 1}.2"
+
+    def command(self, place: str, command: Sequence[str]) -> list[str]:
+        """What runs ``command`` there."""
+        return ["ip", "netns", "exec", self._namespace(place), *command]
+
+    def cut(self, source: str, target: str) -> None:
+        """From now on nothing that ``source`` sends arrives at ``target``, and nobody is told."""
+        self._rule("add", source, target)
+
+    def mend(self, source: str, target: str) -> None:
+        """Undoes :meth:`cut`."""
+        self._rule("del", source, target)
+
+    def _rule(self, verb: str, source: str, target: str) -> None:
+        where = ("from", self.address(source), "to", self.address(target))
+        _ip("-n", self._hub, "rule", verb, "priority", "100", *where, "blackhole")
+
+    def _namespace(self, place: str) -> str:
+        return f"{self._prefix}-{place}"
+
+    def _make(self, namespace: str) -> None:
+        _ip("netns", "add", namespace)
+        self._made.append(namespace)
+        _ip("-n", namespace, "link", "set", "lo", "up")
+
+    def _link(self, number: int, namespace: str | None) -> None:
+        """A pair of interfaces, the hub's and that of ``namespace``, or of the caller's."""
+        near, far = f"{self._prefix}h{number}", f"{self._prefix}n{number}"
+        _ip("link", "add", near, "netns", self._hub, "type", "veth", "peer", "name", far)
+        where: tuple[str, ...] = ()
+        if namespace is not None:
+            _ip("link", "set", far, "netns", namespace)
+            where = ("-n", namespace)
+        _ip("-n", self._hub, "addr", "add", f"{NET}.{number}.1/24", "dev", near)
+        _ip("-n", self._hub, "link", "set", near, "up")
+        _ip(*where, "addr", "add", f"{NET}.{number}.2/24", "dev", far)
+        _ip(*where, "link", "set", far, "up")
+        if namespace is not None:
+            _ip(*where, "route", "add", "default", "via", f"{NET}.{number}.1")
+
+    def _in(self, namespace: str, *command: str) -> None:
+        _run("ip", "netns", "exec", namespace, *command)
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+
+
+class Running:
+    """A process whose output goes to a file."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+            )
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status."""
+        return self._process.wait(timeout_s)
+
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Kills it, if it has not ended."""
+        if self.alive():
+            self._process.kill()
+        self._process.wait()
