@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 log = get_logger()
 
+DAMAGED = "it was read back, and is not what was written"
+
 
 class Checkpointing:
     """The checkpoints of a run that are on the disk. ``newest`` is the last one that was
@@ -71,14 +73,15 @@ class Checkpointing:
         course = self._course
         order, training = result.taken.order, course.training
         self._warn(result.warnings)
-        if not result.error:
+        error = result.error or (DAMAGED if result.damaged else "")
+        if not error:
             self.newest = f"{CHECKPOINTS}/{order.name}"
             log.info("checkpoint committed", checkpoint=self.newest)
             training.notes.note_checkpoint(order, result.generation)
             if result.generation == course.begun:
-                training.orders.taken(order, damaged=result.damaged)
+                training.orders.taken(order)
         elif course.stands(result.generation):
-            training.orders.failed(Failed(order, result.error))
+            training.orders.failed(Failed(order, error), damaged=result.damaged)
         else:
             self._disk.discard(order)
         course.advance()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from coordinator.lapses import OFTEN, Lapses
 from coordinator.lifecycle import ENDED
 from coordinator.revocations import Revocations
+from coordinator.save_request import SaveRequest
 from coordinator.work import Revocation
 from psrpc.logs import get_logger
 
@@ -28,7 +29,7 @@ class Departures:
         self._course = course
         self._revocations = Revocations(shards)
         self._lapses = Lapses()
-        self._leaving: dict[tuple[int, int], int] = {}
+        self._leaving: dict[tuple[int, int], SaveRequest] = {}
         """By shard and incarnation: the checkpoint that it waits for."""
 
     def begin(self) -> None:
@@ -76,17 +77,14 @@ class Departures:
 
     def shard_may_go(self, shard: int, incarnation: int) -> bool:
         """A shard was told to stop; whether it may go: a checkpoint was committed since it first
-        said so, or none will be."""
+        said so, or the job is over. It does not wait for ever."""
         course = self._course
         if course.phase == "stopping":
             return False
         if course.phase not in ("training", "finishing"):
             return True
-        number = self._leaving.get((shard, incarnation))
-        if number is None:
-            number = self._leaving[shard, incarnation] = course.training.request_checkpoint()
-            course.advance()
-        return course.training.is_saved(number)
+        save = self._leaving.setdefault((shard, incarnation), SaveRequest())
+        return save.saved(course.training, course.now())
 
     def missed(self, shard: int) -> list[Revocation]:
         """Whom ``shard`` has not said that it refuses."""

@@ -65,8 +65,10 @@ class Orders:
         """Checkpoints that were ordered."""
         self._unfinished: dict[str, int] = {}
         """Those of them that are neither committed nor given up: name and number."""
-        self._lost = 0
-        """The number of the last one that was given up."""
+        self._saved = 0
+        """The greatest number of one that is committed; 0 is what the generation began with."""
+        self._refused = ""
+        """Why the last of them failed; empty once one is committed."""
 
     def order_first(self, step: int) -> None:
         """Orders the checkpoint that training begins with, once."""
@@ -87,16 +89,21 @@ class Orders:
         return (order,) if order is not None and self._make_directory(order) else ()
 
     def request(self, step: int) -> int:
-        """A checkpoint of ``step`` or later is wanted; its number, for :meth:`is_saved`."""
-        return self._written + 1 if self.saving.request(step) else self._written
+        """A checkpoint of ``step`` or later is wanted; its number, for :meth:`is_saved`. It is 0
+        where the generation began with one of this step."""
+        if self.saving.request(step):
+            return self._written + 1
+        return 0 if self.saving.began_with(step) else self._written
 
     def is_saved(self, number: int) -> bool:
-        """Whether the checkpoint of this number is committed, or has failed."""
-        return number <= self._written and number not in self._unfinished.values()
+        """Whether the checkpoint of this number is committed, or a later one, which holds what it
+        would."""
+        return number <= self._saved
 
     def is_lost(self, number: int) -> bool:
-        """Whether the checkpoint of this number has failed."""
-        return number == self._lost > 0
+        """Whether the checkpoint of this number has failed, and no later one is committed."""
+        ordered = number <= self._written and number not in self._unfinished.values()
+        return ordered and not self.is_saved(number)
 
     def checked(self, taken: Taken) -> Taken | Failed:
         """A snapshot that all shards have taken: in sync mode all must be of its round."""
@@ -105,19 +112,22 @@ class Orders:
             return taken
         return Failed(taken.order, f"shards have taken it at rounds {sorted(versions)}")
 
-    def taken(self, order: SnapshotOrder, damaged: bool = False) -> None:
-        """Every shard has it, and a checkpoint is committed. One that is ``damaged`` is not to be
-        continued: its parts would be in the next."""
-        self._finished(order)
+    def taken(self, order: SnapshotOrder) -> None:
+        """Every shard has it, and a checkpoint is committed."""
+        self._saved = max(self._saved, self._finished(order))
+        self._refused = "" if order.write else self._refused
         if order.write and self._has_tables:
-            self.saving.base = "" if damaged else f"{CHECKPOINTS}/{order.name}"
+            self.saving.base = f"{CHECKPOINTS}/{order.name}"
         self.saving.taken(order.name)
         self.evaluations.snapshot_taken(order.name)
 
-    def failed(self, failed: Failed) -> None:
-        """A shard could not take it, or it cannot be committed."""
-        self._lost = self._unfinished.get(failed.order.name, self._lost)
+    def failed(self, failed: Failed, damaged: bool = False) -> None:
+        """A shard could not take it, or it cannot be committed. One that is ``damaged`` was
+        committed and read back, and nothing is continued: its parts would be in the next."""
+        if damaged:
+            self.saving.base = ""
         self._finished(failed.order)
+        self._refused = failed.reason if failed.order.write else self._refused
         self._disk.discard(failed.order)
         self.release(failed.order.name)
         self.failure = self.failure or self.saving.failed(failed)
@@ -133,6 +143,11 @@ class Orders:
         for order in self.snapshots.pending:
             self._disk.discard(order)
         self._cadence.given_up()
+
+    def awaited_commit(self) -> str:
+        """A checkpoint that is wanted and that no shard is awaited for, in words."""
+        failed = f", of which the last failed: {self._refused}" if self._refused else ""
+        return f"a checkpoint to be committed{failed}"
 
     @property
     def releases(self) -> list[Command]:
@@ -163,9 +178,10 @@ class Orders:
             return False
         return True
 
-    def _finished(self, order: SnapshotOrder) -> None:
-        self._unfinished.pop(order.name, None)
+    def _finished(self, order: SnapshotOrder) -> int:
+        """Its number; 0 where it was not to be written."""
         self.snapshots.written(order.name)
+        return self._unfinished.pop(order.name, 0)
 
     def _take_warnings(self) -> None:
         self.warnings += self.saving.warnings

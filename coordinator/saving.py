@@ -27,10 +27,15 @@ FINAL = "final"
 MAX_WRITTEN = 2
 """Checkpoints that are written at once at most; shards take no more."""
 
-PAUSE_S = 10.0
-"""Before a final state that could not be saved is ordered again; doubled each time."""
+PAUSE_S = 1.0
+"""Before a state that could not be saved is ordered again; doubled each time."""
 
 LONGEST_PAUSE_S = 60.0
+
+
+def pause_s(failures: int) -> float:
+    """How long until a state is ordered again that could not be saved so many times."""
+    return min(PAUSE_S * 2.0 ** min(failures - 1, 9), LONGEST_PAUSE_S)
 
 
 def checkpoint_name(step: int, generation: int = 1) -> str:
@@ -151,6 +156,10 @@ class Saving:
         self._due = True
         return True
 
+    def began_with(self, step: int) -> bool:
+        """Whether there was a checkpoint of ``step`` before any was ordered here."""
+        return step == self._saved_step and self._first == ""
+
     def next_order(
         self, step: int, trained: bool, by_decision: bool = False
     ) -> SnapshotOrder | None:
@@ -221,7 +230,7 @@ class Saving:
         if not self._refused:
             return
         if self._again_at is None:
-            self._again_at = now + self._pause_s
+            self._again_at = now + pause_s(self._tries)
         elif now >= self._again_at:
             self._refused, self._again_at = "", None
 
@@ -230,12 +239,9 @@ class Saving:
         if not self._refused:
             return ""
         return (
-            f"the final state to be saved: {self._refused}; tried again after {self._pause_s:.0f} s"
+            f"the final state to be saved: {self._refused}; tried again after "
+            f"{pause_s(self._tries):.0f} s"
         )
-
-    @property
-    def _pause_s(self) -> float:
-        return min(PAUSE_S * 2.0 ** min(self._tries - 1, 9), LONGEST_PAUSE_S)
 
     def _keeps(self, epoch: int, written: bool) -> bool:
         """Whether the shards have room to keep an epoch's state; notes what is lost."""

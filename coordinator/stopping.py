@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from coordinator.save_request import SaveRequest
 from coordinator.training import Training
+from coordinator.wording import step_of
 
 if TYPE_CHECKING:
     from coordinator.course import Course
@@ -24,26 +26,43 @@ class Stopping:
     def __init__(self, now: float) -> None:
         self._finish_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S
-        self._checkpoint: int | None = None
+        self._save: SaveRequest | None = None
 
     def over(self, course: Course) -> bool:
-        """Whether all is saved, or never will be, or it has taken too long. Call it at every
-        change and tick while the job stops."""
+        """Whether all is saved, or never will be, or it has taken too long, which is a warning.
+        Call it at every change and tick while the job stops."""
         now, training = course.now(), course.training
         if course.members.shards_hoped_for(now) < course.run.plan.shards or not course.complete:
-            return True
-        if self._checkpoint is None:
+            return self._give_up(course, "a shard is gone")
+        if self._save is None:
             if not training.idle and now < self._finish_by:
                 return False
-            self._checkpoint = training.close()
-        training.order_due()
-        return training.is_saved(self._checkpoint) or now >= self._save_by
+            training.close()
+            self._save = SaveRequest()
+        if self._save.saved(training, now):
+            return True
+        if now < self._save_by:
+            return False
+        return self._give_up(
+            course, f"after {SAVE_S:.0f} s it waits for {self.waiting_for(training)}"
+        )
+
+    def _give_up(self, course: Course, why: str) -> bool:
+        step, newest = course.training.span.step, course.checkpoints.newest
+        lost = step - (step_of(newest) or 0)
+        if lost > 0:
+            steps = "1 step is" if lost == 1 else f"{lost} steps are"
+            course.warnings.add(
+                f"the job stops, and its state of step {step} is not saved: {why}; a run that goes "
+                f"on does so from {newest or 'its start'}: {steps} done again"
+            )
+        return True
 
     def waiting_for(self, training: Training) -> str:
         """In words."""
-        if self._checkpoint is None:
+        if self._save is None:
             schedule = training.schedule
             return (schedule.waiting_for() if schedule else "") or "work that is under way"
         orders = training.orders
         saving = orders.snapshots.waiting_for() or orders.saving.waiting_for()
-        return saving or "a checkpoint to be committed"
+        return saving or orders.awaited_commit()

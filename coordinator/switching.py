@@ -6,11 +6,9 @@ See ``docs/design/0009-consistency.md``, "Changing it". Pure.
 from __future__ import annotations
 
 from coordinator.history import Followed
+from coordinator.save_request import SaveRequest
 from coordinator.training import Training
 from psrpc.policy import Policy
-
-PAUSE_S = 10.0
-"""Before a state that could not be saved is saved again."""
 
 
 class Switch:
@@ -26,14 +24,13 @@ class Switch:
         self.number = number
         self.settings = settings
         self.by_rule = by_rule
-        self._checkpoint: int | None = None
-        self._again_at = 0.0
+        self._save = SaveRequest()
         self._drained = False
         self._saved = False
 
     def begin(self, training: Training) -> None:
         """Nothing more is leased. In a generation that was formed meanwhile all begins anew."""
-        self._checkpoint, self._again_at = None, 0.0
+        self._save = SaveRequest()
         self._drained = self._saved = False
         training.drain()
 
@@ -42,16 +39,8 @@ class Switch:
         self._drained = training.drained
         if not self._drained or training.trained:
             return None
-        if self._checkpoint is None:
-            if now < self._again_at:
-                return None
-            self._checkpoint = training.request_checkpoint()
-        training.order_due()
-        if training.is_lost(self._checkpoint):
-            self._checkpoint, self._again_at = None, now + PAUSE_S
-            return None
         # Shards drop what they keep to be evaluated when they begin again.
-        self._saved = training.is_saved(self._checkpoint) and training.orders.evaluations.idle
+        self._saved = self._save.saved(training, now) and training.orders.evaluations.idle
         if not self._saved:
             return None
         span = training.span
@@ -69,7 +58,7 @@ class Switch:
             what = "it to be stored"
         elif self._drained:
             waits = (orders.snapshots.waiting_for(), orders.evaluations.waiting_for())
-            what = "; ".join(wait for wait in waits if wait) or "a checkpoint to be committed"
+            what = "; ".join(wait for wait in waits if wait) or orders.awaited_commit()
         else:
             what = (schedule.waiting_for() if schedule else "") or "work that is under way"
         return f"{self}: {what}"

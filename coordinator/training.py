@@ -249,22 +249,22 @@ class Training:
         """A checkpoint of now or later is wanted; its number, for :meth:`is_saved`."""
         return 0 if self.trained else self.orders.request(self.span.step)
 
-    def close(self) -> int:
-        """Nothing is decided any more, and the state that training has come to is saved; the
-        number of its checkpoint. Async: what is pushed still is done again by who goes on."""
+    def close(self) -> None:
+        """Nothing is decided any more, so that the state that training has come to can be saved.
+        Async: what is pushed still is done again by who goes on."""
         self._closed, self._undecided = True, None
-        return self.request_checkpoint()
 
     def is_saved(self, number: int) -> bool:
-        """Whether the checkpoint of this number is committed, or has failed; at the end of
+        """Whether the checkpoint of this number or a later one is committed; at the end of
         training, whether the final one is."""
         if self.trained:
             return self.orders.saving.final_saved
         return self.orders.is_saved(number)
 
     def is_lost(self, number: int) -> bool:
-        """Whether the checkpoint of this number has failed."""
-        return self.orders.is_lost(number)
+        """Whether the checkpoint of this number has failed, and none after it is committed. The
+        final one is ordered again by itself."""
+        return not self.trained and self.orders.is_lost(number)
 
     def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
         """An evaluation's results. Raises InvalidArgument."""

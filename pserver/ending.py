@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable
 
 from psrpc.errors import PsError
+from psrpc.logs import get_logger
+
+log = get_logger()
 
 STAY_S = 7.0
 """How long a shard that is told to stop waits for its state to be saved."""
@@ -48,5 +51,10 @@ class Ending:
     def wait(self) -> None:
         """Until the end has come; :data:`STAY_S` at most once somebody has asked to stop."""
         self._told.wait()
-        self.event.wait(STAY_S)
+        if not self.event.wait(STAY_S):
+            log.warning(
+                "leaving without its state saved: what came since the newest checkpoint may have "
+                "to be done again",
+                waited_s=STAY_S,
+            )
         self.end()

@@ -64,7 +64,9 @@ def test_the_next_checkpoint_continues_the_one_that_was_committed_last(tmp_path:
     ordering.orders.failed(Failed(second, "no space"))
     third = ordering.next()
     assert third.base == "checkpoints/step-00000010"
-    ordering.orders.taken(third, damaged=True)
+    number = ordering.orders.request(third.global_step)
+    ordering.orders.failed(Failed(third, "it was read back"), damaged=True)
+    assert ordering.orders.is_lost(number)
     assert ordering.next().base == "", "its parts would be in the next"
     assert write_order(third).base == third.base
 

@@ -257,7 +257,7 @@ def test_a_final_state_that_cannot_be_saved_is_ordered_again_under_another_name(
     """The trained state is in the shards alone: ending the job would throw it away."""
     saving = (parts := Parts(generation=2)).saving
     final = saving.next_order(50, True)
-    for number, pause_s in enumerate((10.0, 20.0, 40.0, 60.0, 60.0), 1):
+    for number, pause_s in enumerate((1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0), 1):
         assert final is not None
         parts.snapshots.report(final.name, ShardFile(0, 0), "no space")
         assert saving.failed(Failed(final, f"no space {number}")) is None
@@ -273,7 +273,7 @@ def test_a_final_state_that_cannot_be_saved_is_ordered_again_under_another_name(
         final = saving.next_order(50, True)
         assert final == order(f"step-00000050.g2.r{number}", 50, True, True)
         assert saving.waiting_for() == ""
-    assert parts.evaluations.snapshots == ("step-00000050.g2.r5",)
+    assert parts.evaluations.snapshots == ("step-00000050.g2.r8",)
     parts.finish(final)
     assert saving.final_saved
     assert saving.warnings == [

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from coordinator.checkpoints import Checkpoints
 from coordinator.course import LEASE_S
 from coordinator.membership import STARTING_S
+from coordinator.saving import PAUSE_S
+from coordinator.snapshots import ShardFile
 from coordinator.stopping import FINISH_S, SAVE_S, STOPPED
 from coordinator.store import ENDED
 from coordinator.work import (
@@ -17,8 +21,8 @@ from coordinator.work import (
     Train,
     Wait,
 )
-from psrpc.errors import NotReady
-from tests.coordinator.bench import Worker, start
+from psrpc.errors import CheckpointError, NotReady
+from tests.coordinator.bench import Coordinator, Worker, start
 from tests.coordinator.course_bench import SYNC, phase, rounds
 
 
@@ -141,3 +145,95 @@ def test_a_shard_that_leaves_waits_for_a_checkpoint_after_its_word(tmp_path: Pat
     assert new.beat(leaving=True) == (False, False)
     coordinator.settle()
     assert new.beat(leaving=True) == (False, True)
+
+
+def refuse(coordinator: Coordinator, reason: str = "Input/output error") -> SnapshotOrder:
+    """The next order that comes: the first shard cannot write it, the others do."""
+    first, *others = coordinator.shards
+    command = first.next()
+    assert isinstance(command, SnapshotOrder)
+    file = ShardFile(first.index, first.version)
+    generation = coordinator.course.run.generation
+    coordinator.engine.report_snapshot(first.incarnation, generation, command.name, file, reason)
+    for shard in others:
+        shard.obey()
+    return command
+
+
+@pytest.mark.parametrize("where", ["shard", "prepare", "commit", "is_damaged"])
+def test_a_stop_saves_again_what_the_disk_has_refused_once(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    batches = worker.batches()
+    refused: list[object] = []
+
+    def fail(*arguments: object) -> bool:
+        refused.append(arguments)
+        if where == "is_damaged":
+            return True
+        raise CheckpointError("Input/output error")
+
+    with monkeypatch.context() as disk:
+        if where != "shard":
+            disk.setattr(Checkpoints, where, fail)
+        coordinator.course.stop()
+        worker.lease(worker.train(batches))
+        if where == "shard":
+            refused.append(refuse(coordinator))
+        coordinator.settle()
+    assert refused
+    assert phase(coordinator) == "stopping"
+    coordinator.tick(PAUSE_S)
+    coordinator.settle()
+    assert coordinator.course.reason == STOPPED
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.r1"
+    assert not [w for w in coordinator.course.warnings.kept if "is not saved" in w]
+
+
+def test_a_stop_that_cannot_save_ends_and_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    batches = worker.batches()
+    refused: list[str] = []
+
+    def full(_: Checkpoints, order: SnapshotOrder) -> NoReturn:
+        refused.append(order.name)
+        raise CheckpointError("no space")
+
+    monkeypatch.setattr(Checkpoints, "prepare", full)
+    began = coordinator.clock.now()
+    coordinator.course.stop()
+    worker.lease(worker.train(batches))
+    while phase(coordinator) == "stopping":
+        for shard in coordinator.shards:
+            shard.beat()
+        coordinator.tick()
+    assert coordinator.clock.now() - began == FINISH_S + SAVE_S
+    assert refused == ["step-00000001", *(f"step-00000001.r{n}" for n in range(1, 7))]
+    assert coordinator.course.reason == STOPPED
+    [warning] = [w for w in coordinator.course.warnings.kept if "is not saved" in w]
+    assert warning == (
+        "the job stops, and its state of step 1 is not saved: after 60 s it waits for a checkpoint "
+        "to be committed, of which the last failed: PS401: no space; a run that goes on does so "
+        "from checkpoints/step-00000000: 1 step is done again"
+    )
+
+
+def test_a_shard_that_leaves_waits_until_a_state_is_saved_and_not_for_a_failed_try(
+    tmp_path: Path,
+) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    worker.lease(worker.train(worker.batches()))
+    shard = coordinator.shards[1]
+    assert shard.beat(leaving=True) == (False, False)
+    refuse(coordinator)
+    assert shard.beat(leaving=True) == (False, False), "nothing is saved"
+    coordinator.settle()
+    assert shard.beat(leaving=True) == (False, False), "not at once"
+    coordinator.clock.advance(PAUSE_S)
+    assert shard.beat(leaving=True) == (False, False)
+    coordinator.settle()
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001.r1"
+    assert shard.beat(leaving=True) == (False, True)

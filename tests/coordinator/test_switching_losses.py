@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.history import Followed
+from coordinator.saving import PAUSE_S
 from coordinator.snapshots import ShardFile
 from coordinator.store import SINCE
-from coordinator.switching import PAUSE_S
 from coordinator.work import SnapshotOrder, Train
 from psrpc.errors import NotReady
 from psrpc.policy import ASYNC, Policy

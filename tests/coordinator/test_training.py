@@ -210,7 +210,8 @@ def test_a_closed_sync_training_decides_nothing_and_saves_by_command(tmp_path: P
         training = parts.begin()
         parts.round()
         held = parts.lease() + parts.lease_another()
-        number = training.close()
+        training.close()
+        number = training.request_checkpoint()
         for attempt in held:
             training.commit("w", 1, Report(attempt.batch, attempt.number), 0.0)
         training.order_due()

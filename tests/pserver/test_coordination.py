@@ -11,6 +11,7 @@ from queue import Queue
 from typing import TypeVar
 
 import pytest
+import structlog
 
 from pserver.client import Push, ShardClient
 from pserver.ending import Ending
@@ -323,8 +324,10 @@ def test_a_shard_that_is_not_saved_leaves_in_the_end(
     with shard(coordinator, ending) as future, worker(coordinator) as client:
         trained(client)
         coordinator.silent = True
-        ending.stop()
-        assert future.exception(WAIT_S) is None
+        with structlog.testing.capture_logs() as logs:
+            ending.stop()
+            assert future.exception(WAIT_S) is None
+        assert [entry for entry in logs if "without its state saved" in entry["event"]]
 
 
 def test_told_twice_a_shard_leaves_at_once(coordinator: FakeCoordinator) -> None:
