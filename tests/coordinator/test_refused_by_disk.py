@@ -99,14 +99,15 @@ def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
             one_round(coordinator, worker)
         tick(coordinator)
         assert course.phase == "finishing"
-        awaited = "the final state to be saved: PS401: no space; tried again after 1 s"
+        awaited = "the final state to be saved: PS401: no space; tried again after 2 s"
         assert awaited in course.waiting_for()
         if stopped:
             course.stop()
             assert course.waiting_for() == awaited
-    coordinator.tick(0.5)
+    coordinator.tick()
+    coordinator.tick(1.0)
     tick(coordinator)
-    assert course.checkpoints.newest == "checkpoints/step-00000004.r1"
+    assert course.checkpoints.newest == "checkpoints/step-00000004.r2"
     assert (course.phase, course.reason) == (("failed", STOPPED) if stopped else ("done", ""))
 
 
