@@ -19,6 +19,7 @@ from psrpc.errors import (
     NotConnected,
     NotReady,
     OutcomeUnknown,
+    Preparing,
     PsError,
     RemoteFailure,
     Unreachable,
@@ -235,11 +236,11 @@ class CoordinatorClient:
         stopped: threading.Event | None = None,
         effect: str = "",
     ) -> Result:
-        """Repeats ``call`` while the coordinator cannot be reached.
+        """Repeats ``call`` while the coordinator cannot be reached, or reads its job.
 
         Args:
             call: one of this client's methods with its arguments bound.
-            connect_timeout_s: how long to try.
+            connect_timeout_s: how long to try while it is silent.
             announce: gets a line every 3 s that says what is awaited.
             stopped: set it from elsewhere to give up at once.
             effect: what an answer that never came leaves open, where that matters to the caller.
@@ -252,6 +253,7 @@ class CoordinatorClient:
         """
 
         cause: PsError | None = None
+        last: PsError | None = None
 
         def say(_reason: str, waited_s: float) -> None:
             nonlocal cause
@@ -263,9 +265,22 @@ class CoordinatorClient:
             )
 
         def failed(reason: str) -> None:
+            if isinstance(last, Preparing):
+                silence.over()
+                reading.waiting(reason, time.monotonic())
+                return
             if not self.reached:
                 self.raise_if_hopeless()
-            announcer.waiting(reason, time.monotonic())
+            reading.over()
+            silence.waiting(reason, time.monotonic())
+
+        def once() -> Result:
+            nonlocal last
+            try:
+                return call()
+            except PsError as error:
+                last = error
+                raise
 
         def give_up(tries: GaveUp) -> PsError:
             if effect and tries.sent:
@@ -285,20 +300,28 @@ class CoordinatorClient:
                 "there, or say another --coordinator"
             )
 
-        announcer = Announcer(say, ANNOUNCE_S)
+        silence = Announcer(say, ANNOUNCE_S)
+        reading = Announcer(
+            lambda reason, _: announce(f"waiting for the coordinator at {self.address}: {reason}"),
+            ANNOUNCE_S,
+        )
         if not self.reached:
             cause = self.raise_if_hopeless()
             # A call to who does not answer at all takes its whole deadline.
             if cause is not None and not isinstance(cause, NotConnected):
                 say("", 0.0)
         return persist(
-            call,
+            once,
             RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
             give_up,
             stop=stopped or threading.Event(),
             announce=failed,
             # One that answers is there; what it waits for is the caller's to know.
-            again=lambda error: error.retryable and not isinstance(error, NotReady),
+            again=lambda error: (
+                error.retryable
+                and (isinstance(error, Preparing) or not isinstance(error, NotReady))
+            ),
+            alive=lambda error: isinstance(error, Preparing),
         )
 
     def why_unreachable(self) -> PsError | None:

@@ -14,6 +14,7 @@ from psrpc.errors import (
     CoordinatorUnreachable,
     DeadlinePassed,
     JobFailed,
+    NotReady,
     PsError,
     RemoteFailure,
     StaleGeneration,
@@ -136,6 +137,11 @@ class Heartbeats:
             except StaleGeneration as error:
                 self._ending.end(replaced(self._shard, error))
                 return
+            except NotReady as error:
+                # It answers: it reads its job, or has as many calls as it takes.
+                heard, failing = time.monotonic(), False
+                self._awaited = ""
+                self._lost.waiting(f"the coordinator at {self._client.address}: {error}", heard)
             except PsError as error:
                 self._ending.end(error)
                 return

@@ -147,6 +147,13 @@ class Forming(NotReady):
     code = "PS211"
 
 
+class Preparing(NotReady):
+    """The coordinator lives and has yet to read its job: it takes the time that it takes, and the
+    caller asks again, however little patience it has with silence."""
+
+    code = "PS215"
+
+
 class ShardUnreachable(PsError):
     """A shard does not answer within the time a call may take."""
 

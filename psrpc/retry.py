@@ -60,6 +60,7 @@ def persist(
     stop: threading.Event,
     announce: Callable[[str], object],
     again: Callable[[PsError], bool] = attrgetter("retryable"),
+    alive: Callable[[PsError], bool] = lambda _error: False,
     now: Callable[[], float] = time.monotonic,
     chance: Callable[[], float] = random.random,
 ) -> Result:
@@ -71,6 +72,8 @@ def persist(
         stop: set from elsewhere, it ends the tries in the same way.
         announce: hears the reason after every try that failed.
         again: whether to try again after an error; never one that is not ``retryable``.
+        alive: whether an error says that the peer is there and needs time, after which the budget
+            counts anew.
 
     Raises:
         PsError: at once, what no repetition can mend (a bad argument, an old generation); or what
@@ -88,6 +91,8 @@ def persist(
             failures += 1
             last = error
             sent = sent or error.sent
+            if alive(error):
+                began = now()
         pause = policy.pause_s(failures, chance())
         spent = now() - began
         if spent + pause > policy.budget_s or stop.is_set():

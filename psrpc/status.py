@@ -37,6 +37,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.RoundPassed: grpc.StatusCode.OUT_OF_RANGE,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.Forming: grpc.StatusCode.UNAVAILABLE,
+    errors.Preparing: grpc.StatusCode.UNAVAILABLE,
     errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.CoordinatorUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,

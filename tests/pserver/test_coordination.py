@@ -16,7 +16,7 @@ import structlog
 from pserver.client import Push, ShardClient
 from pserver.ending import Ending
 from psrpc.batch import BatchId
-from psrpc.errors import JobMismatch, NotReady, RemoteFailure, StaleGeneration
+from psrpc.errors import JobMismatch, NotReady, Preparing, RemoteFailure, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import ONE_TRY, counting, part, plan_of, whole
@@ -197,6 +197,16 @@ def test_a_shard_goes_on_serving_and_is_found_by_a_new_coordinator(tmp_path: Pat
             push(client, A)
         assert push(client, A, generation=2) == "already_applied"
         over(second, future)
+
+
+def test_a_coordinator_that_reads_its_job_is_awaited(coordinator: FakeCoordinator) -> None:
+    """Before a shard is registered, and after, where the coordinator was started again."""
+    coordinator.failures.extend([Preparing("the job to be read")] * 3)
+    with shard(coordinator) as future:
+        assert coordinator.ready.get(timeout=WAIT_S).generation == 1
+        coordinator.failures.extend([Preparing("the job to be read")] * 5)
+        until(coordinator.heartbeats, lambda _beat: not coordinator.failures)
+        over(coordinator, future)
 
 
 def test_a_shard_that_was_forgotten_registers_again(coordinator: FakeCoordinator) -> None:

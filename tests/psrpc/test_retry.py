@@ -18,6 +18,7 @@ from psrpc.errors import (
     NotConnected,
     NotReady,
     OutcomeUnknown,
+    Preparing,
     PsError,
     ShardUnreachable,
     StaleGeneration,
@@ -111,6 +112,27 @@ def test_whether_a_try_may_have_had_its_effect_is_told(errors: list[PsError], se
     assert (tries.last, tries.sent) == (last, sent)
 
 
+def test_only_silence_counts_against_the_budget() -> None:
+    time = Time()
+    errors: list[PsError] = [Preparing("reads")] * 50 + [Unreachable("gone")] * 3
+    told: list[GaveUp] = []
+
+    def call() -> int:
+        raise errors.pop(0) if len(errors) > 1 else errors[0]
+
+    def give_up(tries: GaveUp) -> PsError:
+        told.append(tries)
+        return ShardUnreachable("gone")
+
+    def alive(error: PsError) -> bool:
+        return isinstance(error, Preparing)
+
+    with pytest.raises(ShardUnreachable):
+        persist(call, POLICY, give_up, stop=time, announce=print, now=time.clock.now, alive=alive)
+    assert time.clock.now() > 4 * POLICY.budget_s
+    assert POLICY.budget_s - POLICY.longest_s <= told[0].spent_s <= POLICY.budget_s
+
+
 @pytest.mark.parametrize("error", [InvalidArgument("wrong"), StaleGeneration("old")])
 def test_what_no_repetition_mends_is_raised_at_once(error: PsError) -> None:
     time = Time()
@@ -129,6 +151,7 @@ def test_a_stop_ends_the_tries() -> None:
 RETRIED = {
     NotReady,
     Forming,
+    Preparing,
     Unreachable,
     NotConnected,
     DeadlinePassed,
