@@ -180,7 +180,8 @@ def draw(random: Random) -> Options:
 
 def _with_interval(random: Random, options: Options) -> Options:
     """The same, maybe with checkpoints by time."""
-    if random.random() < 0.7:
+    # Tables take all the checkpoints that they can get: few of them need several in a row.
+    if random.random() < 0.7 or options.tables:
         return options
     return replace(options, checkpoint_every=random.choice(("0.1s", "0.5s", "2s", None)))
 
