@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.timeline import events_between, goes_on, newest_evaluations
-from coordinator.wording import batches, duration, state, step, whence
+from coordinator.wording import batches, duration, loss_known, state, step, whence
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3
@@ -129,10 +129,7 @@ def _epoch(status: GetJobStatusResponse) -> int:
 def _figures(status: GetJobStatusResponse) -> str:
     parts = [
         whence(status) or step(status),
-        # Before the first batch there is no loss, which the status says with NaN.
-        f"loss {status.loss:.4f}"
-        if status.steps_per_s or not math.isnan(status.loss)
-        else "loss -",
+        f"loss {status.loss:.4f}" if loss_known(status) else "loss -",
         f"{status.steps_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]

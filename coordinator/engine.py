@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.admission import check_job, check_software
 from coordinator.course import Course
-from coordinator.figures import ShardFigures, WorkerTimes
+from coordinator.figures import ShardFigures, Transport, WorkerTimes
 from coordinator.generations import Standing
 from coordinator.lifecycle import ENDED, FORMING
 from coordinator.membership import Shard, Worker
@@ -192,6 +192,7 @@ class Engine:
         times: WorkerTimes | None = None,
         unreachable: Mapping[int, float] | None = None,
         position: Position | None = None,
+        transports: tuple[Transport, ...] = (),
     ) -> tuple[bool, Ended | None]:
         """A worker is alive: whether it must register again, and the end of the job.
 
@@ -202,6 +203,7 @@ class Engine:
         known = self._members.worker_seen(name, incarnation, now)
         if known:
             worker = self._members.workers[name]
+            worker.transports = transports
             worker.waiting_for = waiting_for
             worker.position = worker.position.then(replace(position or Position(), since=now))
             if self.course.stands(generation):

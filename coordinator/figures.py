@@ -42,6 +42,15 @@ class ShardFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Transport:
+    """How a worker's tensors travel to a shard; see the message of the same name."""
+
+    shard: int
+    kind: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerTimes:
     """Where a worker's time has gone, in seconds; see the message of the same name."""
 

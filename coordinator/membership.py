@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from coordinator.figures import ShardFigures, WorkerTimes
+from coordinator.figures import ShardFigures, Transport, WorkerTimes
 from coordinator.standstill import Position
 from coordinator.wording import shards
 from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
@@ -73,6 +73,7 @@ class Worker:
     seen: float = 0.0
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
+    transports: tuple[Transport, ...] = ()
     position: Position = field(default_factory=Position)
     unreachable: dict[int, float] = field(default_factory=dict)
     """The shards that it cannot reach, and since when."""

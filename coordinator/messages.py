@@ -6,7 +6,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from coordinator.figures import CAUSES, MAX_COUNTS, MAX_WORKERS, ShardFigures, WorkerTimes
+from coordinator.figures import (
+    CAUSES,
+    MAX_COUNTS,
+    MAX_WORKERS,
+    ShardFigures,
+    Transport,
+    WorkerTimes,
+)
 from coordinator.generations import Standing
 from coordinator.recovery import Holding
 from coordinator.snapshots import ShardFile
@@ -109,6 +116,15 @@ def read_position(message: pb.WorkerPosition) -> Position:
     """How far a worker has come; a phase that is not known here is not judged."""
     phase = PHASES.get(message.phase, "")
     return Position(phase, message.position, _seconds(message.median_step_s))
+
+
+def read_transports(message: pb.HeartbeatWorkerRequest, shards: int) -> tuple[Transport, ...]:
+    """How a worker's tensors travel, to shards of ``shards``."""
+    return tuple(
+        Transport(one.shard, one.kind, told(one.why))
+        for one in message.transports[:shards]
+        if one.shard < shards
+    )
 
 
 def write_times(times: WorkerTimes) -> pb.WorkerTimes:

@@ -98,6 +98,8 @@ class Progress:
         self.batches = 0
         self.examples = 0
         self.skipped = skipped
+        self.steps_done = 0
+        """Global steps."""
         self.failed = 0
         self.began: float | None = None
         self.last_done: float | None = None

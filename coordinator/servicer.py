@@ -21,6 +21,7 @@ from coordinator.messages import (
     read_standing,
     read_states,
     read_times,
+    read_transports,
     read_unreachable,
     write_command,
     write_lease,
@@ -168,6 +169,7 @@ class Servicer(CoordinatorServicer):
             read_times(request.times),
             read_unreachable(request, self._engine.run.plan.shards),
             read_position(request.position),
+            transports=read_transports(request, self._engine.run.plan.shards),
         )
         return pb.HeartbeatWorkerResponse(
             unknown=unknown,

@@ -85,6 +85,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         superseded=counted["superseded"],
         late=counted["late"],
         overdue=counted["overdue"],
+        steps_done=progress.steps_done,
         stragglers=name_stragglers(slow) + late(course),
         stuck=course.stuck.lines(now),
     )
@@ -136,5 +137,9 @@ def _worker(course: Course, worker: Worker, slowness: float, now: float) -> pb.W
         unreachable=[
             pb.UnreachableShard(shard=shard, for_s=now - since)
             for shard, since in sorted(course.stuck.broken(worker.name).items())
+        ],
+        transports=[
+            pb.Transport(shard=one.shard, kind=one.kind, why=one.why)  # type: ignore[arg-type]  # any number may have come
+            for one in worker.transports
         ],
     )

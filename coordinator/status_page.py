@@ -10,9 +10,23 @@ from google.protobuf.message import Message
 
 from coordinator.figures import CAUSES
 from coordinator.timeline import newest_evaluations
-from coordinator.wording import batches, checkpoint, duration, state, step, whence
+from coordinator.wording import (
+    batches,
+    checkpoint,
+    duration,
+    loss_known,
+    shards,
+    state,
+    step,
+    whence,
+)
 from psrpc.told import told
-from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
+from psrpc.v1.coordinator_pb2 import (
+    GetJobStatusResponse,
+    ShardStatus,
+    Transport,
+    WorkerStatus,
+)
 
 EXACT = 4
 """Staleness below this is shown number by number, above in ranges that double."""
@@ -93,7 +107,7 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         figures.append(step(status))
     if status.epochs and not whence(status):
         figures.append(f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}")
-    if status.steps_per_s or not math.isnan(status.loss):
+    if loss_known(status):
         figures.append(f"loss {status.loss:.4f}")
     figures += [
         f"{status.steps_per_s:.1f} {batches(status)}/s",
@@ -163,6 +177,18 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
     return _table(rows)
 
 
+def _fallbacks(worker: WorkerStatus) -> list[str]:
+    """Which of a worker's tensors travel in a slower way than they could, and why."""
+    found: dict[str, list[int]] = {}
+    for transport in worker.transports:
+        if transport.kind == Transport.KIND_CALLS:
+            found.setdefault(transport.why, []).append(transport.shard)
+    return [
+        f"slow transport: tensors of {worker.worker} and {shards(of)} go with the calls: {why}"
+        for why, of in found.items()
+    ]
+
+
 def _counts(status: GetJobStatusResponse) -> list[str]:
     counts = {
         "refused": status.refused,
@@ -181,6 +207,7 @@ def _counts(status: GetJobStatusResponse) -> list[str]:
 def _news(status: GetJobStatusResponse) -> list[str]:
     lines = [f"stuck: {line}" for line in status.stuck]
     lines += [f"straggler: {line}" for line in status.stragglers]
+    lines += [line for worker in status.workers for line in _fallbacks(worker)]
     lines += newest_evaluations(status)
     age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s >= 0 else ""
     checkpoint = status.newest_checkpoint

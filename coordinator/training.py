@@ -211,6 +211,7 @@ class Training:
         for report in reports:
             if report.too_stale:
                 self.progress.in_vain(worker, report)
+        self.progress.steps_done += len(counted)
         for step, report in enumerate(counted, before + 1):
             self._batch_done(worker, report, now)
             if not report.skipped:
@@ -307,6 +308,7 @@ class Training:
         self._send(decision)
         if any(not report.skipped for report in reports):
             self._step_done(step, mean_loss(reports), 0)
+        self.progress.steps_done += 1
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._warnings.take(self.orders)
         if rounds.complete and not self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -60,6 +61,11 @@ def step(status: GetJobStatusResponse) -> str:
     """``"step 300/1200 (25 %)"``; there have to be steps."""
     percent = 100 * status.global_step / status.total_steps
     return f"step {status.global_step}/{status.total_steps} ({percent:.0f} %)"
+
+
+def loss_known(status: GetJobStatusResponse) -> bool:
+    """Whether the loss is that of steps, be it NaN, and not missing because there were none."""
+    return status.steps_done > 0 or not math.isnan(status.loss)
 
 
 def batches(status: GetJobStatusResponse) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pserver import wire
 from pserver.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
-from pserver.exchanger import Exchanger, Target
+from pserver.exchanger import Exchanger, Target, Transport
 from pserver.requests import Outcome, PushResult
 from pserver.rows_wanted import RowsWanted, pushed_pairs
 from pserver.table_ids import add_table_ids, count, row_extents
@@ -172,6 +172,11 @@ class ShardClient:
     def shares_memory(self) -> bool:
         """Whether the tensors of the last exchange could stay in shared memory."""
         return self._exchanger.attached
+
+    @property
+    def transport(self) -> Transport | None:
+        """How tensors travel; None before the first exchange. Any thread may ask."""
+        return self._exchanger.transport
 
     def cancel(self) -> None:
         """Ends the exchange that is under way, if there is one, as if its connection had broken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import numpy as np
@@ -58,6 +58,15 @@ class Target:
     extents: Sequence[Extent] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How tensors travel between a worker and a shard; with the calls, ``why`` there is nothing
+    better."""
+
+    kind: Literal["shared memory", "data connection", "calls"]
+    why: str = ""
+
+
 class Exchanger:
     """Keeps a session open, has the shard attach the worker's segment, and carries exchanges out.
 
@@ -107,6 +116,16 @@ class Exchanger:
     def attached(self) -> bool:
         """Whether the tensors of the last exchange could stay in shared memory."""
         return self._session is not None and self._session.attached
+
+    @property
+    def transport(self) -> Transport | None:
+        """How tensors travel; None before the first exchange. Any thread may ask."""
+        refusal = self._data_refusal
+        if self.attached:
+            return Transport("shared memory")
+        if refusal is None:
+            return None
+        return Transport("calls", refusal) if refusal else Transport("data connection")
 
     def close(self) -> None:
         """Ends the session; an exchange that is under way fails, and so does every later one."""

@@ -18,11 +18,18 @@ from psrpc.plan import Plan
 from psrpc.tables import Rows
 from psrpc.tracing import span
 from psrpc.v1 import coordinator_pb2, types_pb2
+from psrpc.v1.coordinator_pb2 import Transport
 from worker.data import Array
 from worker.row_sets import ReceivedRows
 from worker.standing import Standing
 
 Result = TypeVar("Result")
+
+KINDS = {
+    "shared memory": Transport.KIND_SHARED_MEMORY,
+    "data connection": Transport.KIND_DATA_CONNECTION,
+    "calls": Transport.KIND_CALLS,
+}
 
 
 class Router:
@@ -90,6 +97,7 @@ class Router:
 
     def __enter__(self) -> Router:
         self._standing.interrupt_with(self._interrupt)
+        self._standing.transports = self.transports
         return self
 
     def __exit__(
@@ -99,10 +107,20 @@ class Router:
         traceback: TracebackType | None,
     ) -> None:
         self._standing.interrupt_with_no_longer(self._interrupt)
+        self._standing.transports = list
         self._abort.set()
         for client in self._clients:
             client.close()
         self._pool.shutdown()
+
+    def transports(self) -> list[Transport]:
+        """How tensors travel, of each shard that they were exchanged with. Any thread may ask."""
+        found = ((shard, client.transport) for shard, client in enumerate(self._clients))
+        return [
+            Transport(shard=shard, kind=KINDS[transport.kind], why=transport.why)
+            for shard, transport in found
+            if transport is not None
+        ]
 
     @property
     def versions(self) -> tuple[int, ...]:

@@ -65,6 +65,8 @@ class Standing:
         self.routes = Routes()
         self.position: Callable[[], pb.WorkerPosition | None] = lambda: None
         """How far the trainer's thread has come; any thread may call it."""
+        self.transports: Callable[[], list[pb.Transport]] = list
+        """How tensors travel to the shards; any thread may call it."""
         self._client = client
         self._times = times
         self._lock = threading.Lock()
@@ -326,6 +328,7 @@ class Standing:
             beat = self.membership.beat(self.waits.reason(), self._times(), unreachable, position)
         if beat is None:
             return
+        beat.request.transports.extend(self.transports())
         response = self._client.heartbeat_worker(beat.request, deadline_s)
         self._tell(lambda: self.membership.heard(beat, response))
 

@@ -354,8 +354,28 @@ class WorkerPosition(_message.Message):
     median_step_s: float
     def __init__(self, phase: _Optional[_Union[WorkerPosition.Phase, str]] = ..., position: _Optional[int] = ..., median_step_s: _Optional[float] = ...) -> None: ...
 
+class Transport(_message.Message):
+    __slots__ = ("shard", "kind", "why")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Transport.Kind]
+        KIND_SHARED_MEMORY: _ClassVar[Transport.Kind]
+        KIND_DATA_CONNECTION: _ClassVar[Transport.Kind]
+        KIND_CALLS: _ClassVar[Transport.Kind]
+    KIND_UNSPECIFIED: Transport.Kind
+    KIND_SHARED_MEMORY: Transport.Kind
+    KIND_DATA_CONNECTION: Transport.Kind
+    KIND_CALLS: Transport.Kind
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    kind: Transport.Kind
+    why: str
+    def __init__(self, shard: _Optional[int] = ..., kind: _Optional[_Union[Transport.Kind, str]] = ..., why: _Optional[str] = ...) -> None: ...
+
 class HeartbeatWorkerRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for", "times", "unreachable", "position")
+    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for", "times", "unreachable", "position", "transports")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +385,7 @@ class HeartbeatWorkerRequest(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     incarnation: int
     generation: int
@@ -374,7 +395,8 @@ class HeartbeatWorkerRequest(_message.Message):
     times: WorkerTimes
     unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableShard]
     position: WorkerPosition
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ...) -> None: ...
+    transports: _containers.RepeatedCompositeFieldContainer[Transport]
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatWorkerResponse(_message.Message):
     __slots__ = ("unknown", "shutdown", "generation")
@@ -676,7 +698,7 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness", "unreachable")
+    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness", "unreachable", "transports")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -692,6 +714,7 @@ class WorkerStatus(_message.Message):
     STALENESS_COUNTS_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     host: str
     pid: int
@@ -707,7 +730,8 @@ class WorkerStatus(_message.Message):
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
     slowness: float
     unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableShard]
-    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ...) -> None: ...
+    transports: _containers.RepeatedCompositeFieldContainer[Transport]
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ...) -> None: ...
 
 class PolicyChange(_message.Message):
     __slots__ = ("policy", "settings", "global_step")
@@ -737,7 +761,7 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetJobStatusResponse(_message.Message):
-    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck")
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck", "steps_done")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -785,6 +809,7 @@ class GetJobStatusResponse(_message.Message):
     FREE_NBYTES_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     STUCK_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     phase: str
@@ -832,7 +857,8 @@ class GetJobStatusResponse(_message.Message):
     free_nbytes: int
     restored: str
     stuck: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ...) -> None: ...
+    steps_done: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ...) -> None: ...
 
 class GetDashboardRequest(_message.Message):
     __slots__ = ()

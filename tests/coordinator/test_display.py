@@ -105,10 +105,12 @@ def test_text_of_others_is_no_markup() -> None:
 
 
 def test_no_loss_is_told_from_a_loss_that_is_not_a_number() -> None:
+    """After a restart micro-batches may be done, and no round is decided yet."""
     status = training(loss=math.nan)
-    assert "loss nan" in text(status)[2]
-    status.steps_per_s = 0
+    assert status.steps_per_s > 0
     assert "loss -" in text(status)[2]
+    status.steps_done = 1
+    assert "loss nan" in text(status)[2]
 
 
 def test_long_waits_do_not_break_the_table() -> None:

@@ -61,6 +61,31 @@ def test_the_page_of_a_job(job: Job, capsys: pytest.CaptureFixture[str]) -> None
     assert "last checkpoint: checkpoints/step-00000000" in page
 
 
+def test_tensors_that_fell_back_to_calls_are_shown(job: Job) -> None:
+    worker = job.workers[0]
+    calls, data = pb.Transport.KIND_CALLS, pb.Transport.KIND_DATA_CONNECTION
+    transports = [
+        pb.Transport(shard=0, kind=calls, why="no route\x1b[2J"),
+        pb.Transport(shard=1, kind=data),
+        pb.Transport(shard=7, kind=calls, why="there is no such shard"),
+    ]
+    job.client.heartbeat_worker(
+        pb.HeartbeatWorkerRequest(
+            worker=worker.name, incarnation=worker.incarnation, transports=transports
+        )
+    )
+    status = job.status
+    told = {w.worker: [(t.shard, t.kind, t.why) for t in w.transports] for w in status.workers}
+    assert told[worker.name] == [(0, calls, "no route\ufffd[2J"), (1, data, "")]
+    slow = [line for line in render_page(status).splitlines() if line.startswith("slow transport")]
+    [line] = slow
+    assert line.startswith(
+        f"slow transport: tensors of {worker.name} and shard 0 go with the calls: no route"
+    )
+    job.beat(worker)
+    assert "slow transport" not in render_page(job.status)
+
+
 def test_all_fields_as_json_for_a_run_directory(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

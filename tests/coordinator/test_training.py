@@ -140,6 +140,7 @@ def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) 
         assert training.span.step == 1
         assert training.loss == 2.0
         assert training.progress.batches == 6
+        assert training.progress.steps_done == 3
         assert training.missed(0) == []
         [attempt] = parts.lease()
         assert attempt.number == (1 << 40) + 1

@@ -22,6 +22,7 @@ from pserver.client import Push, ShardClient
 from pserver.data_connection import DataConnection, within_host
 from pserver.data_keys import data_keys
 from pserver.data_listener import DataListener
+from pserver.exchanger import Transport
 from pserver.session import Session
 from psrpc.errors import InvalidArgument, StaleGeneration, Unreachable
 from psrpc.identity import Role
@@ -57,6 +58,7 @@ def ready(retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
         client.initialize(client.fence(1, 1), counting(PLAN))
         client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
         assert data_of(client) is not None
+        assert client.transport == Transport("data connection")
         yield client
 
 
@@ -96,7 +98,9 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
         )
         assert pushed.outcome in ("applied", "already_applied")
         assert data_of(client) is None
-        assert "the data connection with shard 0" in (client._exchanger._data_refusal or "")
+        assert (now := client.transport) is not None
+        assert now.kind == "calls"
+        assert "the data connection with shard 0" in now.why
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME] - normal()[NAME])
 
 
@@ -117,8 +121,8 @@ def test_where_nobody_can_connect_the_call_carries_everything(
         client.initialize(client.fence(1, 1), counting(PLAN))
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
-        assert client._exchanger._data_refusal == (
-            f"no data connection to port {nobody} of 127.0.0.1: Connection refused"
+        assert client.transport == Transport(
+            "calls", f"no data connection to port {nobody} of 127.0.0.1: Connection refused"
         )
 
 

@@ -20,7 +20,7 @@ from tests.pserver.shards import part
 from tests.worker.shards import serve_shards, standing_alone
 from worker.data import Array
 from worker.ending import Stopped
-from worker.router import Router
+from worker.router import KINDS, Router
 from worker.row_sets import ReceivedRows
 from worker.rows import RowsNeeded
 from worker.standing import Standing
@@ -75,7 +75,7 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         np.testing.assert_array_equal(into[state], values[state] + updates[state])
 
 
-@pytest.mark.parametrize("way", ["shared memory", "data connection", "gRPC"])
+@pytest.mark.parametrize("way", KINDS)
 def test_who_waits_is_told_when_all_requests_have_gone(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -107,6 +107,9 @@ def test_who_waits_is_told_when_all_requests_have_gone(
             gone.clear()
             router.pull(None, workspace.sets[0])
             assert told == [True, False]
+        told_of = [(each.shard, each.kind) for each in standing.transports()]
+        assert told_of == [(shard, KINDS[way]) for shard in range(3)]
+    assert standing.transports() == []
 
 
 def test_a_request_that_is_repeated_has_gone_once(monkeypatch: pytest.MonkeyPatch) -> None:
