@@ -69,14 +69,13 @@ def _ask(client: CoordinatorClient) -> Iterator[Step]:
     role = client.security.role
     if role == Role.WORKER:
         return _as_worker(client)
-    if role == Role.READER or (role is not None and role.serves):
+    if role is not None and role.serves:
         return _as_other(client)
-    return _as_operator(client)
+    return _as_viewer(client)
 
 
 def _as_other(client: CoordinatorClient) -> Iterator[Step]:
-    """A shard's calls change something, a coordinator has none, and a reader's waits for all
-    shards: only health is asked for."""
+    """Asks for health alone: a shard's calls change something, and a coordinator has none."""
     reason = why_unhealthy(client.address, "", CALL_S, client.security)
     if reason:
         yield Step("authorisation", error=CoordinatorUnreachable(reason))
@@ -96,7 +95,8 @@ def _as_worker(client: CoordinatorClient) -> Iterator[Step]:
     yield Step("job", f"{job.job_path}, mode {job.mode}; more is for an operator to see")
 
 
-def _as_operator(client: CoordinatorClient) -> Iterator[Step]:
+def _as_viewer(client: CoordinatorClient) -> Iterator[Step]:
+    """Asks for the job's status, as operators and readers may."""
     began = time.time()
     try:
         status = client.get_job_status()
@@ -105,7 +105,8 @@ def _as_operator(client: CoordinatorClient) -> Iterator[Step]:
         return
     there = (began + time.time()) / 2
     who = "by token" if client.security.by_token else client.security.identity or "plaintext"
-    yield Step("authorisation", f"{who}: may see and change the job")
+    may = "see" if client.security.role == Role.READER else "see and change"
+    yield Step("authorisation", f"{who}: may {may} the job")
     yield _version(status.software)
     yield _job(status)
     yield _free(status)

@@ -55,6 +55,8 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
             setattr(status, name, summary[name])
     status.staleness_counts.extend(summary.get("staleness_counts") or ())
     status.warnings.extend(summary.get("warnings") or ())
+    if summary.get("counted"):
+        status.counted.CopyFrom(pb.BatchesCounted(**summary["counted"]))
     for found in summary.get("evaluations") or ():
         values = {k: v for k, v in found.items() if k not in ("evaluation", "global_step")}
         status.evaluations.add(

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from coordinator.absence import check_way, nobody_answers
 from psrpc import whereabouts
 from psrpc.errors import CoordinatorUnreachable
+from psrpc.identity import Role
 from psrpc.runs import ending_in_words, is_starting, read_ending
+from psrpc.security_options import who_asks
 
 if TYPE_CHECKING:
     from coordinator.client import CoordinatorClient
@@ -110,7 +112,8 @@ def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
     from coordinator.client import CoordinatorClient
 
     address = whereabouts.find_coordinator(args)
-    with CoordinatorClient(address, whereabouts.find_security(args)) as client:
+    role = who_asks(args, (Role.OPERATOR, Role.READER))
+    with CoordinatorClient(address, whereabouts.find_security(args, role)) as client:
         check_way(client, run_dir)
         try:
             status = client.get_job_status()

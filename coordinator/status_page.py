@@ -52,11 +52,13 @@ def render_page(status: GetJobStatusResponse) -> str:
 
 def as_json(message: Message) -> dict[str, Any]:
     """All fields of a message by name, also those that are zero, as plain JSON types: whole numbers
-    stay numbers, and what is NaN or infinite becomes null."""
+    stay numbers, and what is NaN, infinite or an absent message becomes null."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if isinstance(value, Mapping):
+        if isinstance(value, Message) and not message.HasField(field.name):
+            document[field.name] = None
+        elif isinstance(value, Mapping):
             document[field.name] = {key: _plain(entry) for key, entry in value.items()}
         elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
             document[field.name] = [_plain(entry) for entry in value]

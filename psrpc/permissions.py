@@ -34,7 +34,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _COORDINATOR + "ReportWork": _WORKERS,
         _COORDINATOR + "LeaveWorker": _WORKERS,
         _COORDINATOR + "SetPolicy": _OPERATORS,
-        _COORDINATOR + "GetJobStatus": _OPERATORS,
+        _COORDINATOR + "GetJobStatus": frozenset({Role.OPERATOR, Role.READER}),
         _COORDINATOR + "GetDashboard": _OPERATORS,
         _SHARD + "Initialize": _WORKERS,
         _SHARD + "Pull": _WORKERS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def copy_files(place: Place, to: Path, *roles: Role) -> None:
         ((Role.WORKER,), ["authorisation", "version", "job"]),
         ((Role.SHARD,), ["TLS", "authorisation", "job"]),
         ((Role.COORDINATOR,), ["TLS", "authorisation", "job"]),
-        ((Role.READER,), ["TLS", "authorisation", "job"]),
+        ((Role.READER,), ["disk", "clock", "routes"]),
         ((Role.SHARD, Role.WORKER), ["authorisation", "version", "job"]),
         ((Role.SHARD, Role.OPERATOR), ["disk", "clock", "routes"]),
     ],
@@ -103,6 +104,15 @@ def test_a_machine_of_some_roles(
     said = lines(capsys)
     assert f"{roles[-1]} of job one" in said[0][2]
     assert [name for _, name, _ in said][-3:] == steps
+
+
+def test_a_reader_sees_the_status(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_files(place, tmp_path, Role.READER)
+    address = place.encrypted.address
+    assert main(["status", "--coordinator", address, "--certs", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["phase"] == "waiting"
 
 
 def test_a_shard_of_another_job(

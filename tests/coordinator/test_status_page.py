@@ -261,6 +261,20 @@ def test_a_status_of_what_a_summary_lacks(tmp_path: Path) -> None:
     assert math.isnan(as_status(odd, tmp_path).evaluations[0].results["loss"])
 
 
+def test_json_says_how_often_batches_counted_once_that_is_known(tmp_path: Path) -> None:
+    counted = {
+        "batches": 5,
+        "counted": 4,
+        "skipped": 1,
+        "twice": 0,
+        "missing_batches": ["epoch 0 records 10..20"],
+        "skipped_batches": ["epoch 0 records 0..10"],
+    }
+    assert as_json(as_status({"job": "j", "counted": counted}, tmp_path))["counted"] == counted
+    assert as_json(as_status({"job": "j", "counted": None}, tmp_path))["counted"] is None
+    assert as_json(pb.GetJobStatusResponse(job="j"))["counted"] is None
+
+
 def test_what_holds_for_a_job_with_everything() -> None:
     status = pb.GetJobStatusResponse(
         job="j",
