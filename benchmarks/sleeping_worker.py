@@ -21,6 +21,7 @@ from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.errors import JobFailed, PsError
+from psrpc.exit_status import after_signal
 from psrpc.logs import configure, get_logger
 from psrpc.plan import Plan
 from psrpc.process import die_with_parent, incarnation, on_stop_signals
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         CoordinatorClient(asked.coordinator) as client,
         Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
     ):
-        on_stop_signals(standing.stop)
+        on_stop_signals(lambda number: standing.stop(after_signal(number)))
         try:
             sha256 = standing.get_job().job_sha256
             source = SleepingSource(asked.example_s * asked.slow_down)

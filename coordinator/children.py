@@ -136,10 +136,10 @@ class Children:
                 return exited
             time.sleep(min(POLL_S, left))
 
-    def terminate(self, name: str) -> None:
-        """Asks one child to stop (SIGTERM); nothing happens if it has ended."""
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Sends one child a signal; nothing happens if it has ended."""
         if name in self._alive:
-            self._alive[name].process.terminate()
+            self._alive[name].process.send_signal(number)
 
     def stopped(self) -> list[str]:
         """The children that somebody has stopped (SIGSTOP) and nobody has made go on."""

@@ -23,7 +23,7 @@ from coordinator.lifecycle import ENDED, FORMING, Facts, Phase, next_phase
 from coordinator.membership import WorkerSilent, known_members
 from coordinator.recovery import Holding, went_back
 from coordinator.run import Run
-from coordinator.stopping import STOPPED, Stopping
+from coordinator.stopping import DRAINED, STOPPED, Stopping
 from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
 from coordinator.streams import CommandStreams, Stream
@@ -81,6 +81,8 @@ class Course:
         self.begun = 0
         """The generation that training was rebuilt for."""
         self.stopping: Stopping | None = None
+        self.drained = False
+        """Whether this coordinator is to leave a run that has not ended."""
         self.changes = Changes(self)
 
     @property
@@ -141,13 +143,37 @@ class Course:
 
     def stop(self) -> None:
         """A person wants the job to stop: what is under way is finished and saved first. The
-        second time it stops at once."""
-        if self.stopping is not None or self.phase not in ("training", "finishing"):
-            self.fail(STOPPED)
+        second time it stops at once. A coordinator that drains ends the run when it leaves."""
+        if self.drained:
             return
-        self.stopping = Stopping(self.now())
-        self._enter("stopping", STOPPED)
+        if self.stopping is not None and self.stopping.drains:
+            log.info("the run ends, and does not go on", why=STOPPED)
+            self.stopping.drains = False
+        elif self.stopping is not None or self.phase not in ("training", "finishing"):
+            self.fail(STOPPED)
+        else:
+            self._stop(Stopping(self.now()), STOPPED)
+
+    def drain(self) -> None:
+        """The coordinator has to leave, and the run goes on with the next one: what is under way
+        is finished and saved first. The second time it leaves at once. A job that stops does so."""
+        if self.phase in ENDED:
+            return
+        if self.stopping is None and self.phase in ("training", "finishing"):
+            self._stop(Stopping(self.now(), drains=True), DRAINED)
+        elif self.stopping is None or self.stopping.drains:
+            self._leave()
+
+    def _stop(self, stopping: Stopping, reason: str) -> None:
+        self.stopping = stopping
+        self._enter("stopping", reason)
         self.advance()
+
+    def _leave(self) -> None:
+        """Nothing is stored: for the next coordinator, shards and workers it is as if this one had
+        been killed, with a checkpoint just written."""
+        self.drained = True
+        self.bell.ring()
 
     def close(self) -> None:
         """Writes what is left; no call may follow."""
@@ -288,7 +314,10 @@ class Course:
         elif self.phase == "initializing" and facts.initialized:
             self.training.orders.order_first(self.training.span.step)
         elif self.phase == "stopping" and self.stopping is not None and self.stopping.over(self):
-            self.fail(STOPPED)
+            if self.stopping.drains:
+                self._leave()
+            else:
+                self.fail(STOPPED)
         self.bell.ring()
 
     def _begin(self) -> None:

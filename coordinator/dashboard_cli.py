@@ -103,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
         try:
             server.start()
             if args.connect_timeout:
-                on_stop_signals(stopped.set)
+                on_stop_signals(lambda _number: stopped.set())
                 told = client.persist(client.get_dashboard, args.connect_timeout, say, stopped)
             else:
                 check_way(client, run_dir)
                 told = client.get_dashboard()
-                on_stop_signals(stopped.set)
+                on_stop_signals(lambda _number: stopped.set())
             relay.took(told)
             say(f"dashboard {server.url} of the job at {client.address}")
             return follow(client, relay, stopped.wait, args.away_timeout)

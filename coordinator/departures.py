@@ -31,6 +31,8 @@ class Departures:
         self._lapses = Lapses()
         self._leaving: dict[tuple[int, int], SaveRequest] = {}
         """By shard and incarnation: the checkpoint that it waits for."""
+        self._untold: set[tuple[int, int]] = set()
+        """Shards and incarnations that wait for the end of a drain."""
 
     def begin(self) -> None:
         """A generation is formed: whoever was gone before cannot reach it."""
@@ -80,11 +82,21 @@ class Departures:
         said so, or the job is over. It does not wait for ever."""
         course = self._course
         if course.phase == "stopping":
-            return False
+            if course.drained:
+                self._untold.discard((shard, incarnation))
+                course.bell.ring()
+            else:
+                self._untold.add((shard, incarnation))
+            return course.drained
         if course.phase not in ("training", "finishing"):
             return True
         save = self._leaving.setdefault((shard, incarnation), SaveRequest())
         return save.saved(course.training, course.now())
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every shard that leaves has heard that a drain is over."""
+        return not self._untold
 
     def missed(self, shard: int) -> list[Revocation]:
         """Whom ``shard`` has not said that it refuses."""

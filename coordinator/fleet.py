@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,8 +134,10 @@ class Fleet:
         return look
 
     def terminate(self, name: str) -> None:
-        """Asks one to stop; nothing happens if it has ended."""
-        self._children.terminate(name)
+        """Asks one to stop; nothing happens if it has ended. The coordinator ends the run, which
+        at SIGTERM it would leave to another one."""
+        number = signal.SIGINT if name == COORDINATOR else signal.SIGTERM
+        self._children.send(name, number)
 
     def _died(self, exited: Exited, how: str) -> Death:
         now = time.monotonic()

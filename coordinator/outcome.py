@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FAILED = 1
-BAD_INPUT = 2
-INTERRUPTED = 130
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from coordinator.outcome import BAD_INPUT
+from psrpc.exit_status import BAD_INPUT
 
 MAX_RESTARTS = 10
 """Restarts of all processes of a job together, unless somebody says otherwise."""

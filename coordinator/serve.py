@@ -47,13 +47,14 @@ from coordinator.store import DamagedLedger, Store
 from coordinator.summary import read_summary, still_holds, summarize, write_summary
 from psrpc.channel import check_metrics, format_address, parse_address
 from psrpc.clock import MonotonicClock
-from psrpc.errors import InvalidArgument, JobFailed, disk_code
+from psrpc.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code
+from psrpc.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
 from psrpc.identity import Role
 from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
-from psrpc.runs import unfinished_run
+from psrpc.runs import newest_run, unfinished_run
 from psrpc.security import PLAINTEXT, Security
 from psrpc.security_options import from_arguments
 from psrpc.v1 import coordinator_pb2 as pb
@@ -69,7 +70,12 @@ TICK_S = 0.5
 METRICS_S = 5.0
 """Who asks for metrics waits so long at most until the coordinator comes to it."""
 
-EXIT_STOPPED = 130
+TELL_S = 1.0
+"""How long a drained coordinator stays for shards that leave, too, and ask every 0.2 s."""
+
+REFUSE_S = 15.0
+"""How long one that is supervised, and has no run to serve, says so: the processes that were
+started with it take seconds to come up."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class ServeOptions:
     replicas: int | None = None
     overrides: tuple[str, ...] = ()
     resume: bool = False
+    auto_resume: bool = False
     dashboard: str | None = None
     security: Security = PLAINTEXT
     metrics: str = OFF
@@ -112,7 +119,8 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
         mode=args.mode,
         replicas=args.replicas,
         overrides=tuple(args.overrides),
-        resume=args.resume,
+        resume=args.resume == "always",
+        auto_resume=args.resume == "auto",
         dashboard=args.dashboard,
         security=from_arguments(Role.COORDINATOR, args),
         metrics=args.metrics,
@@ -120,15 +128,18 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
     )
 
 
-async def serve(options: ServeOptions) -> int:
-    """Runs the job to its end; returns 0 done, 130 stopped by a signal.
+async def serve(options: ServeOptions, check: Callable[[], object] = lambda: None) -> int:
+    """Runs the job to its end, or until a signal; returns an exit status.
+
+    Args:
+        check: raises a PsError that speaks against the job; called once the port is taken.
 
     Raises:
         JobFailed: it could not go on. The summary is written, unless the disk refused.
         PsError: the job or the options cannot be used; nothing was started.
     """
-    stop = _Stop()
-    stop.install()
+    signals = _Signals()
+    signals.install()
     host, port = parse_address(options.bind, default_port=5000)
     server = Server(format_address(host, port), options.security, options.reflection)
     board = Board(options.job.stem, time.time)
@@ -142,11 +153,12 @@ async def serve(options: ServeOptions) -> int:
         dashboard.start()
         if dashboard.url:
             log.info("dashboard", url=dashboard.url)
-        if options.run_dir is not None:
+        check()
+        if options.run_dir is not None and not options.auto_resume:
             (check_holds_run if options.resume else check_not_ended)(options.run_dir)
-        description = _known(options) or await stop.unless_stopped(_describe(options))
+        description = _known(options) or await signals.unless_stopped(_describe(options))
         if description is None:
-            return EXIT_STOPPED
+            return signals.status
         plan = _plan(options, description)
         with (
             _disk_errors_named(),
@@ -158,7 +170,7 @@ async def serve(options: ServeOptions) -> int:
             course = Course(
                 run, store, MonotonicClock(), disk, at_end=lambda: _write_summary(course)
             )
-            stop.call = course.stop
+            signals.course = course
             await server.start(Engine(course, store), board)
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(
@@ -184,9 +196,23 @@ async def serve(options: ServeOptions) -> int:
                 await server.stop()
                 course.close()
             # Now that all have told what they did last.
+            status = _exit_status(course)
+            if status == DRAINED:
+                log.info("drained", checkpoint=course.checkpoints.newest or None)
+                return status
             _write_summary(course)
             log.info("over", phase=course.phase, resume=summarize(course)["resume"] or None)
-            return _exit_status(course)
+            if course.phase == "failed" and status != INTERRUPTED:
+                raise JobFailed(course.reason)
+            return status
+    except PsError as error:
+        if isinstance(error, JobDone):
+            log.info("nothing is left to do", why=str(error))
+        if options.auto_resume and server.silent and not isinstance(error, JobFailed):
+            await _tell(server, error, signals)
+        if isinstance(error, JobDone):
+            return DONE
+        raise
     finally:
         await server.stop()
         await asyncio.to_thread(dashboard.stop)
@@ -242,6 +268,9 @@ def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
         return options.run_dir
     if options.resume:
         return newest_run_directory(description.name)
+    if options.auto_resume:
+        newest = newest_run(description.name)
+        return newest or new_run_directory(description.name, datetime.now(UTC))
     if earlier := unfinished_run(description.name):
         log.warning("an earlier run has not ended", to_go_on_with_it=f"--run-dir {earlier}")
     return new_run_directory(description.name, datetime.now(UTC))
@@ -271,8 +300,13 @@ async def _tick_forever(course: Course, chronicle: Chronicle) -> None:
 
 async def _wait_until_over(course: Course) -> None:
     loop = asyncio.get_running_loop()
-    while course.phase not in ENDED:
+    while not (course.phase in ENDED or course.drained):
         await course.bell.wait(loop.time() + LEAVE_S)
+    if course.drained:
+        deadline = loop.time() + TELL_S
+        while not course.departures.all_told and await course.bell.wait(deadline):
+            pass
+        return
     deadline = loop.time() + LEAVE_S
     while not course.everyone_knows:
         # Whoever is taken for gone is found by a tick, which rings too.
@@ -315,24 +349,33 @@ def _disk_errors_named() -> Iterator[None]:
 
 
 def _exit_status(course: Course) -> int:
-    if course.reason == STOPPED:
-        return EXIT_STOPPED
-    if course.phase != "done":
-        raise JobFailed(course.reason)
-    return 0
+    if course.phase == "done":
+        return DONE
+    if course.phase != "failed":
+        return DRAINED
+    return INTERRUPTED if course.reason == STOPPED else FAILED
 
 
-class _Stop:
-    """SIGTERM and SIGINT: cancel what comes before the engine, then end the job."""
+async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
+    """Says for a while why there is no run; a signal ends that."""
+    log.info("others are told", for_s=REFUSE_S, why=why.coded)
+    await server.refuse(why)
+    await signals.unless_stopped(asyncio.sleep(REFUSE_S))
+
+
+class _Signals:
+    """SIGTERM drains, SIGINT stops the job; both cancel what comes before there is a course."""
 
     def __init__(self) -> None:
-        self.call: Callable[[], None] | None = None
+        self.course: Course | None = None
+        self.status = DONE
+        """Of a process that a signal has ended before there was a course."""
         self._early: asyncio.Task[Any] | None = None
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._signalled, number)
 
     async def unless_stopped(self, work: Any) -> Any:
         """The result of ``work``, or None if a signal came first."""
@@ -341,8 +384,9 @@ class _Stop:
             return await self._early
         return None
 
-    def _signalled(self) -> None:
-        if self.call is not None:
-            self.call()
+    def _signalled(self, number: int) -> None:
+        self.status = after_signal(number)
+        if self.course is not None:
+            self.course.stop() if number == signal.SIGINT else self.course.drain()
         elif self._early is not None:
             self._early.cancel()

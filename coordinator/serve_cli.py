@@ -25,8 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_override_arguments(parser)
     parser.add_argument(
         "--resume",
-        action="store_true",
-        help="go on from the newest good checkpoint of --run-dir, or of the job's newest run",
+        nargs="?",
+        choices=("always", "auto", "never"),
+        const="always",
+        default="never",
+        metavar="auto",
+        help="go on from the newest good checkpoint of --run-dir, or of the job's newest run; "
+        "auto, for supervisors: begin, go on or say that all is done, whichever it is",
     )
     add_dashboard_argument(parser)
     parser.add_argument("--log-format", choices=("console", "json"), default="console")
@@ -41,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves a job to its end; returns 0 done, 2 for one that cannot be, 130 stopped.
+    """Serves a job to its end; returns 0 done, 2 for one that cannot be, 75 drained, 130 stopped.
 
     Raises:
         PsError: why it could not be served, or could not go on.
@@ -65,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with tracing(args.trace, "coordinator"):
             options = options_from(args)
-            read_job_file(options.job)
-            return asyncio.run(serve(options))
+            return asyncio.run(serve(options, lambda: read_job_file(options.job)))
     except DescribeFailed as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

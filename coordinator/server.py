@@ -11,9 +11,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.board import Board
 from coordinator.crossing import Crossing, HealthServicer, LoopThread, Pulse
 from coordinator.engine import Engine
+from coordinator.refusal import Refusal
 from coordinator.servicer import Servicer
 from coordinator.surroundings import Surroundings
 from psrpc.channel import bind, make_aio_server
+from psrpc.errors import PsError
 from psrpc.interceptor import AioErrorInterceptor
 from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
@@ -49,6 +51,7 @@ class Server:
         self._pulse = Pulse()
         self._beating: asyncio.Task[None] | None = None
         self._health = HealthServicer(self._pulse)
+        self._answers = False
         self.port = 0
 
     def bind(self) -> int:
@@ -64,11 +67,23 @@ class Server:
     async def start(self, engine: Engine, board: Board | None = None) -> None:
         """Begins to answer for ``engine``, and from ``board`` to those who look on."""
         assert self._server is not None, "bind first"
+        self._answers = True
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
         servicer = self._servicer = Servicer(engine, surroundings, board)
         self._beating = asyncio.create_task(self._pulse.beat())
         crossing = Crossing(servicer, asyncio.get_running_loop(), self._pulse)
         await self._network.run(self._serve(self._server, crossing))
+
+    @property
+    def silent(self) -> bool:
+        """Whether it listens and has not answered anything yet."""
+        return self._server is not None and not self._answers
+
+    async def refuse(self, why: PsError) -> None:
+        """Begins to answer that there is no run to serve."""
+        assert self._server is not None, "bind first"
+        self._answers = True
+        await self._network.run(self._refuse(self._server, why))
 
     def status(self) -> pb.GetJobStatusResponse:
         """As GetJobStatus answers, once it has started. Only in the event loop's thread."""
@@ -96,6 +111,10 @@ class Server:
         describe(server, (SERVICE,), self._address, self._reflection)
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await server.start()
+
+    async def _refuse(self, server: grpc.aio.Server, why: PsError) -> None:
+        server.add_generic_rpc_handlers((Refusal(SERVICE, why),))
         await server.start()
 
     async def _end(self, server: grpc.aio.Server) -> None:

@@ -15,7 +15,7 @@ from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.store import ENDED, FIRST, GENERATION, IDENTITY, POLICIES, SINCE, TWICE, Store
-from psrpc.errors import AlreadyExists, InvalidJob
+from psrpc.errors import AlreadyExists, InvalidJob, JobDone
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.policy import SETTINGS, Policy
@@ -42,6 +42,8 @@ class Options(Protocol):
     def overrides(self) -> tuple[str, ...]: ...
     @property
     def resume(self) -> bool: ...
+    @property
+    def auto_resume(self) -> bool: ...
 
 
 def settle(
@@ -57,9 +59,10 @@ def settle(
     A directory without a run gets one. A run that has not ended goes on, with the same job; its
     shards may be there still. One that has ended, or is to go on as another job, is resumed. The
     policy that it followed last stands, unless it is resumed with another one than it was started
-    with.
+    with. With ``auto_resume`` each of these is done where it is due.
 
     Raises:
+        JobDone: the run is done, and ``auto_resume`` asks for no more than that.
         AlreadyExists: the run has ended, and nobody said --resume.
         InvalidJob: the run is of another job, or the job does not fit the checkpoint to resume.
         CheckpointError: there is no good checkpoint to resume.
@@ -68,10 +71,12 @@ def settle(
     identity = _identity(options, description, plan)
     known = store.get(IDENTITY)
     ended = store.get(ENDED)
-    run_id, token = secrets.token_hex(8), ""
+    run_id, token, resume = secrets.token_hex(8), "", options.resume
     if known is not None:
         run_id = known["run_id"]
-        if not options.resume:
+        if options.auto_resume:
+            resume = _resumes(directory.path, store, known, identity)
+        elif not resume:
             _check_goes_on(directory.path, known, identity, ended)
         if ended is None and not _difference(known, identity):
             # Its shards may be there, and look again for the word that they know.
@@ -79,9 +84,12 @@ def settle(
     policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
     generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
     first = (known or {}).get(FIRST) or identity["policy"]
+    if known is not None and not resume and _difference(known, identity):
+        # Nothing was trained as it was.
+        first = identity["policy"]
     remarks: list[str] = []
     twice = store.get(TWICE) or 0
-    if options.resume:
+    if resume:
         chosen = _check_checkpoint(
             directory.path, description, plan, run_id if known else None, storage
         )
@@ -108,7 +116,7 @@ def settle(
                 f"the run goes on as {now}, which it was changed to while it ran, and not as "
                 f"{asked}; `coordinator set` changes it back"
             )
-    if known is not None or options.resume:
+    if known is not None or resume:
         remove_unfinished(directory.path, storage)
         log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
     _store(
@@ -206,6 +214,31 @@ def _check_goes_on(
             "to go on with the change, or choose another --run-dir",
             code="PS124",
         )
+
+
+def _resumes(
+    path: Path, store: Store, known: Mapping[str, Any], identity: Mapping[str, Any]
+) -> bool:
+    """Whether a run goes on from its newest checkpoint, as with --resume, rather than where its
+    shards stand, or from the beginning: nothing is trained before the first checkpoint.
+
+    Raises:
+        JobDone: it is done.
+        InvalidJob: it is of a job file of another name.
+    """
+    ended, key = store.get(ENDED), _difference(known, identity)
+    if key == "job":
+        raise InvalidJob(
+            f"run directory {path} holds a run of job {known['job']!r}, and this is job "
+            f"{identity['job']!r}; choose another --run-dir, or say --resume to go on from what "
+            "the other has trained",
+            code="PS124",
+        )
+    if not key and (ended or {}).get("phase") == "done":
+        raise JobDone(
+            f"the job of run directory {path} is done; --set epochs=N, of all epochs, goes on"
+        )
+    return bool(ended is not None or key) and store.newest_checkpoint() is not None
 
 
 def _left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:

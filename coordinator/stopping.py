@@ -1,4 +1,4 @@
-"""How a job stops that was told to: what is under way is finished, and saved. Pure."""
+"""How a job stops or drains: what is under way is finished, and saved. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 STOPPED = "stopped by a signal"
 
+DRAINED = "drained by a signal: the run has not ended, and the same command goes on with it"
+
 FINISH_S = 8.0
 """Time for the work that is leased."""
 
@@ -23,7 +25,9 @@ SAVE_S = 60.0
 class Stopping:
     """Between the signal and the end. Not thread-safe."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, drains: bool = False) -> None:
+        self.drains = drains
+        """Whether the coordinator alone leaves, and another one goes on with the run."""
         self._finish_by = now + FINISH_S
         self._save_by = now + FINISH_S + SAVE_S
         self._save: SaveRequest | None = None

@@ -10,12 +10,13 @@ from pathlib import Path
 from coordinator.children import Exited
 from coordinator.commands import Cluster
 from coordinator.fleet import Death, Fleet, is_worker, stamp
-from coordinator.outcome import BAD_INPUT, FAILED, INTERRUPTED, Outcome
+from coordinator.outcome import Outcome
 from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
 from coordinator.screen import Screen
 from coordinator.stopping import STOPPED
 from coordinator.summary import read_summary
 from coordinator.vitals import COORDINATOR
+from psrpc.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.runs import SUMMARY
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from psrpc.waiting import Announcer
@@ -145,10 +146,11 @@ class Supervisor:
             return Outcome(BAD_INPUT, details=exited.words())
         if exited.status == INTERRUPTED:
             return Outcome(INTERRUPTED, STOPPED)
+        drained = exited.status == DRAINED
         recorded = stamp(self._run_dir / SUMMARY) not in (None, self._summary)
         if recorded and read_summary(self._run_dir).get("phase") == "done":
             return Outcome(0)
-        if recorded or self._status.phase == "stopping":
+        if recorded or (self._status.phase == "stopping" and not drained):
             return Outcome(FAILED, str(death), _last_words(exited))
         # The next one will say how the job stands.
         self._status = GetJobStatusResponse()
@@ -172,8 +174,8 @@ class Supervisor:
             return self._again(death, "a job cannot go on without all its shards")
         others = (*self._fleet.alive, *self._due, *(other.name for other in self._deaths))
         workers = sum(map(is_worker, others))
-        if death.exited.status == 0:
-            # It has left by itself.
+        if death.exited.status in (DONE, DRAINED, INTERRUPTED):
+            # It has left by itself, or was asked to.
             return None if workers else self._fail(death, f"no worker is left: {death}")
         return self._again(death, "" if workers else "no worker is left", f"{workers} left")
 

@@ -22,7 +22,7 @@ from coordinator.certs import certificates_of_run
 from coordinator.commands import UpOptions, cluster, resume_command
 from coordinator.dashboard_options import ANYWHERE
 from coordinator.fleet import Stamp, stamp
-from coordinator.outcome import INTERRUPTED, Outcome
+from coordinator.outcome import Outcome
 from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
 from coordinator.result import show_result, write_failure, write_restarts
@@ -39,6 +39,7 @@ from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
 from coordinator.wording import step_of
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, disk_reason, error_line
+from psrpc.exit_status import INTERRUPTED
 from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
 from psrpc.observing import OFF
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             processes = cluster(options, os.environ, os.cpu_count() or 1, address)
             processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
-            on_stop_signals(supervisor.stop)
+            on_stop_signals(lambda _number: supervisor.stop())
             screen.note(f"run directory {run_dir}")
             left = None if args.run_dir or args.resume else unfinished_run(Path(args.job).stem)
             if left is not None:

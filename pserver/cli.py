@@ -13,6 +13,7 @@ from psrpc import completion, healthcheck, whereabouts
 from psrpc.command_line import Parser
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, error_line
+from psrpc.exit_status import BAD_INPUT, DONE, FAILED
 from psrpc.identity import Role
 from psrpc.observing import add_metrics_argument, add_reflection_argument, add_trace_argument
 from psrpc.process import (
@@ -25,9 +26,6 @@ from psrpc.process import (
 )
 from psrpc.security_options import add_security_arguments, from_arguments, who_asks
 from psrpc.version import SOFTWARE
-
-EXIT_LOST = 1
-EXIT_BAD_INPUT = 2
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -148,7 +146,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         completed = arguments.configuration.complete(arguments, os.environ)
     except InvalidArgument as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
-        return EXIT_BAD_INPUT
+        return BAD_INPUT
     if completed.shown:
         print(completed.shown)  # noqa: T201
         return 0
@@ -164,24 +162,18 @@ def run(argv: Sequence[str] | None = None) -> int:
         AlreadyExists,
         CoordinatorUnreachable,
         InvalidJob,
+        JobDone,
         JobFailed,
         JobMismatch,
         PortInUse,
         PsError,
     )
-    from psrpc.logs import configure
+    from psrpc.logs import configure, get_logger
     from psrpc.tracing import tracing
 
     configure(arguments.log_format, f"shard {arguments.shard}")
     ending = Ending()
-    stopped = False
-
-    def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        ending.stop()
-
-    on_stop_signals(stop)
+    on_stop_signals(ending.stop)
     try:
         config = ServeConfig(
             shard=arguments.shard,
@@ -198,22 +190,25 @@ def run(argv: Sequence[str] | None = None) -> int:
         )
         with tracing(arguments.trace, "shard"):
             serve(config, ending)
+    except JobDone as error:
+        get_logger().info("nothing is left to do", why=str(error))
+        return DONE
     except JobFailed as error:
         print(error_line(error, "job failed: "), file=sys.stderr)  # noqa: T201
-        return EXIT_LOST
+        return FAILED
     except CoordinatorUnreachable as error:
-        if stopped:
-            return 0
+        if ending.status != DONE:
+            return ending.status
         print(error_line(error), file=sys.stderr)  # noqa: T201
-        return EXIT_LOST
+        return FAILED
     except PsError as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
         # Only of these nothing better can be expected of another try.
         hopeless = (
             AccessDenied | AlreadyExists | InvalidArgument | InvalidJob | JobMismatch | PortInUse
         )
-        return EXIT_BAD_INPUT if isinstance(error, hopeless) else EXIT_LOST
-    return 0
+        return BAD_INPUT if isinstance(error, hopeless) else FAILED
+    return ending.status
 
 
 def _check_health(arguments: argparse.Namespace) -> int:
@@ -224,7 +219,7 @@ def _check_health(arguments: argparse.Namespace) -> int:
         return healthcheck.check(arguments, arguments.address, security, Role.SHARD, service)
     except InvalidArgument as error:
         print(error_line(error), file=sys.stderr)  # noqa: T201
-        return EXIT_BAD_INPUT
+        return BAD_INPUT
 
 
 if __name__ == "__main__":

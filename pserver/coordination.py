@@ -29,6 +29,7 @@ from psrpc.errors import (
     ResourceExhausted,
     StaleGeneration,
 )
+from psrpc.exit_status import DONE, INTERRUPTED
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.retry import RetryPolicy
@@ -272,9 +273,13 @@ class Coordination:
         kind = command.WhichOneof("command")
         if kind == "shutdown":
             shutdown = command.shutdown
-            if shutdown.reason and not shutdown.failed:
+            if shutdown.failed:
+                self._ending.end(JobFailed(shutdown.reason))
+            elif shutdown.reason:
                 log.info(f"the job was {shutdown.reason}")
-            self._ending.end(JobFailed(shutdown.reason) if shutdown.failed else None)
+                self._ending.end(status=INTERRUPTED)
+            else:
+                self._ending.end(status=DONE)
             return
         if command.begin.restore:
             self._heartbeats.doing = f"{command.begin.restore} to be restored"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 
 from psrpc.errors import PsError
+from psrpc.exit_status import DONE, after_signal
 from psrpc.logs import get_logger
 
 log = get_logger()
@@ -20,15 +22,19 @@ class Ending:
     def __init__(self) -> None:
         self.event = threading.Event()
         self.error: PsError | None = None
+        self.status = DONE
+        """The exit status of a shard that ends without an error."""
         self._lock = threading.Lock()
         self._told = threading.Event()
         self._save: Callable[[], object] | None = None
 
-    def end(self, error: PsError | None = None) -> None:
-        """Ends now, well or with ``error``."""
+    def end(self, error: PsError | None = None, status: int | None = None) -> None:
+        """Ends now, with ``error`` or with the exit status ``status``; None is that of the signal,
+        if there was one."""
         with self._lock:
             if not self.event.is_set():
                 self.error = error
+                self.status = self.status if status is None else status
                 self.event.set()
                 self._told.set()
 
@@ -38,9 +44,10 @@ class Ending:
         with self._lock:
             self._save = save
 
-    def stop(self) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """Asks the process to stop; a second time, to stop at once. For signals."""
         with self._lock:
+            self.status = after_signal(number)
             save, self._save = self._save, None
         if save is None:
             self.end()

@@ -133,7 +133,11 @@ class Heartbeats:
                     log.warning("the coordinator fails; tried again", reason=str(error))
                 log.debug("heartbeat failed", reason=str(error))
                 failing = failed
-                self._lost.waiting(f"the coordinator at {self._client.address}", now)
+                self._lost.waiting(
+                    f"the coordinator at {self._client.address}, for"
+                    f" {self._connect_timeout_s:.0f} s at most",
+                    now,
+                )
             except StaleGeneration as error:
                 self._ending.end(replaced(self._shard, error))
                 return

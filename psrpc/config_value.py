@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Kind = Literal["flag", "list", "whole number", "number", "text"]
+Kind = Literal["flag", "flag or text", "list", "whole number", "number", "text"]
 """What an option takes."""
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True}
@@ -19,6 +19,7 @@ _FLAGS |= {"0": False, "false": False, "no": False, "off": False}
 _KINDS: dict[str, Kind] = {"int": "whole number", "float": "number", "str": "text", "Path": "text"}
 _TYPES: dict[Kind, tuple[type, ...]] = {
     "flag": (bool,),
+    "flag or text": (bool, str),
     "whole number": (int,),
     "number": (int, float),
     "text": (str,),
@@ -62,6 +63,8 @@ class Option:
         """
         if self.kind == "flag":
             return flag_from_text(text)
+        if self.kind == "flag or text" and text.lower() in _FLAGS:
+            return self.from_toml(_FLAGS[text.lower()])
         if self.kind == "list":
             try:
                 return [self._one(word) for word in shlex.split(text)]
@@ -78,6 +81,8 @@ class Option:
         wanted = _TYPES[self.kind]
         if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
             raise NotThis(self._expected())
+        if self.kind == "flag or text" and isinstance(value, bool):
+            return self.action.const if value else self.default
         return value if self.kind == "flag" else self._one(str(value))
 
     def _one(self, text: str) -> Any:
@@ -97,7 +102,8 @@ class Option:
         if self.kind == "flag":
             return "true or false"
         if self.action.choices is not None:
-            return " or ".join(map(str, self.action.choices))
+            choices = " or ".join(map(str, self.action.choices))
+            return f"true or false or {choices}" if self.kind == "flag or text" else choices
         metavar = self.action.metavar
         return f"a {self.kind}" + (f" ({metavar})" if metavar and len(str(metavar)) > 1 else "")
 
@@ -118,6 +124,8 @@ def option_of(action: argparse.Action) -> Option:
 def _kind(action: argparse.Action) -> Kind:
     if action.nargs == 0:
         return "flag"
+    if action.nargs == "?":
+        return "flag or text"
     if isinstance(action, argparse._AppendAction):
         return "list"
     convert: Any = action.type or str

@@ -107,6 +107,12 @@ class AlreadyExists(PsError):
     code = "PS120"
 
 
+class JobDone(PsError):
+    """The run has nothing left to do: a process that finds it so has succeeded."""
+
+    code = "PS127"
+
+
 class JobMismatch(PsError):
     """A process brings another job file, plan or version than the coordinator's."""
 

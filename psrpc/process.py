@@ -121,8 +121,9 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def on_stop_signals(stop: Callable[[], None]) -> None:
-    """Calls ``stop`` at each SIGTERM and SIGINT, in a thread of its own. Only from the main thread.
+def on_stop_signals(stop: Callable[[int], object]) -> None:
+    """Calls ``stop`` with the number of each SIGTERM and SIGINT, in a thread of its own. Only from
+    the main thread.
 
     Not in a handler of Python's, for two reasons. It interrupts the main thread wherever it is,
     inside a lock too: one that sets an event which the main thread is just about to wait for would
@@ -137,7 +138,7 @@ def on_stop_signals(stop: Callable[[], None]) -> None:
         with heard:
             while told := heard.recv(1):
                 if told[0] in numbers:
-                    threading.Thread(target=stop, name="stop", daemon=True).start()
+                    threading.Thread(target=stop, args=(told[0],), name="stop", daemon=True).start()
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
     # The descriptor is the interpreter's from now on, for as long as the process lives.

@@ -31,6 +31,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.InvalidData: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
+    errors.JobDone: grpc.StatusCode.FAILED_PRECONDITION,
     errors.JobMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleGeneration: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SegmentLost: grpc.StatusCode.FAILED_PRECONDITION,

@@ -44,6 +44,7 @@ MAY_USE_TENSORFLOW = {
 PURE = {
     "psrpc.batch",
     "psrpc.document",
+    "psrpc.exit_status",
     "psrpc.identity",
     "psrpc.intervals",
     "psrpc.permissions",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from psrpc.errors import JobFailed
+from psrpc.exit_status import DONE, INTERRUPTED
 from psrpc.v1 import coordinator_pb2 as pb
 
 
 class Stopped(Exception):
     """This worker was told to leave (a signal, or the job has ended), which its text says; not an
-    error."""
+    error. ``status`` is the exit status."""
+
+    def __init__(self, why: str, status: int = DONE) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 def raise_shutdown(shutdown: pb.Shutdown) -> None:
@@ -20,4 +25,6 @@ def raise_shutdown(shutdown: pb.Shutdown) -> None:
     """
     if shutdown.failed:
         raise JobFailed(shutdown.reason)
-    raise Stopped(f"the job was {shutdown.reason}" if shutdown.reason else "the job is done")
+    if shutdown.reason:
+        raise Stopped(f"the job was {shutdown.reason}", INTERRUPTED)
+    raise Stopped("the job is done")

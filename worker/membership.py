@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrpc.errors import StaleGeneration
+from psrpc.exit_status import DONE, DRAINED
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from worker.actions import WorkDone
@@ -55,7 +56,8 @@ class Membership:
         self._unknown = 0
         # The newest generation that this registration has heard of.
         self._present = 0
-        self._stopping = False
+        self._stopping: int | None = None
+        """The exit status of a worker that was told to leave."""
         self._shutdown: pb.Shutdown | None = None
         self._done = DoneBatches()
         self._received = 0
@@ -63,9 +65,17 @@ class Membership:
 
     # -- what ends the present work -----------------------------------------------------------
 
-    def stop(self) -> None:
-        """The worker is to leave after its present step."""
-        self._stopping = True
+    def stop(self, status: int = DRAINED) -> None:
+        """The worker is to leave after its present step, with this exit status unless the job is
+        done."""
+        self._stopping = status
+
+    @property
+    def leaves_with(self) -> int:
+        """The exit status of a worker that leaves now."""
+        over = self._shutdown
+        done = over is not None and not over.failed and not over.reason
+        return DONE if done or self._stopping is None else self._stopping
 
     @property
     def stale(self) -> str:
@@ -79,7 +89,7 @@ class Membership:
     @property
     def interrupted(self) -> bool:
         """Whether :meth:`check` raises."""
-        return self._stopping or self._shutdown is not None or bool(self.stale)
+        return self._stopping is not None or self._shutdown is not None or bool(self.stale)
 
     @property
     def outdated(self) -> bool:
@@ -94,8 +104,8 @@ class Membership:
             JobFailed: the job has failed.
             StaleGeneration: the worker has to join anew.
         """
-        if self._stopping:
-            raise Stopped("told to stop")
+        if self._stopping is not None:
+            raise Stopped("told to stop", self.leaves_with)
         if self._shutdown is not None:
             raise_shutdown(self._shutdown)
         stale = self.stale

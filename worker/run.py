@@ -14,6 +14,7 @@ from psrpc.errors import (
     AccessDenied,
     InvalidArgument,
     InvalidJob,
+    JobDone,
     JobFailed,
     JobMismatch,
     PsError,
@@ -21,6 +22,7 @@ from psrpc.errors import (
     disk_reason,
     error_line,
 )
+from psrpc.exit_status import BAD_INPUT, DONE, FAILED, after_signal
 from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
@@ -41,8 +43,6 @@ log = get_logger()
 LEAVE_S = 6.0
 """A step that takes longer than this after a stop signal is not waited for. With the farewell, a
 worker has left within 10 s of the signal."""
-
-OK, FAILED, BAD_INPUT = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def run_worker(options: WorkerOptions) -> int:
     ):
         if metrics.address != OFF:
             log.info("metrics", address=metrics.address)
-        on_stop_signals(lambda: _stop(options, standing, times))
+        on_stop_signals(lambda number: _stop(after_signal(number), options, standing, times))
         try:
             # What no waiting can mend is said before the seconds that TensorFlow takes. In these
             # the coordinator may come up as well.
@@ -116,7 +116,10 @@ def run_worker(options: WorkerOptions) -> int:
             _train(options, standing, times)
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))
-            return OK
+            return stopped.status
+        except JobDone as error:
+            log.info("nothing is left to do", why=str(error))
+            return DONE
         except JobFailed as error:
             return _end(error_line(error, "job failed: "), FAILED)
         except PsError as error:
@@ -195,9 +198,9 @@ def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
     return loaded
 
 
-def _stop(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+def _stop(status: int, options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
     """On a signal: leave after the present step, or without it if it takes too long."""
-    standing.stop()
+    standing.stop(status)
     timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
     timer.daemon = True
     timer.start()
@@ -207,7 +210,7 @@ def _leave_now(options: WorkerOptions, standing: Standing, times: StepTimes) -> 
     standing.leave("told to stop")
     _keep(times, options)
     # The main thread is inside a step or a data source, which nothing can interrupt.
-    os._exit(OK)
+    os._exit(standing.membership.leaves_with)
 
 
 def _keep(times: StepTimes, options: WorkerOptions) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from coordinator.client import HEARTBEAT_CALL_S, CoordinatorClient
 from psrpc.errors import Forming, NotReady, PsError, ShardUnreachable
+from psrpc.exit_status import DRAINED
 from psrpc.logs import get_logger, set_role
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import WorkDone
@@ -108,9 +109,9 @@ class Standing:
 
     # -- interrupts ---------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """Asks the trainer to leave after its present step."""
-        self._tell(self.membership.stop)
+    def stop(self, status: int = DRAINED) -> None:
+        """Asks the trainer to leave after its present step; see :meth:`Membership.stop`."""
+        self._tell(lambda: self.membership.stop(status))
 
     def interrupt_with(self, interrupt: Interrupt) -> None:
         """``interrupt`` is called, too, whenever :meth:`check` begins to raise."""

@@ -16,6 +16,7 @@ from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.errors import JobFailed, PsError
+from psrpc.exit_status import after_signal
 from psrpc.logs import configure, get_logger
 from psrpc.plan import Plan
 from psrpc.process import die_with_parent, incarnation, on_stop_signals
@@ -201,7 +202,7 @@ def run(arguments: Sequence[str]) -> int:
         CoordinatorClient(asked.coordinator, Security(insecure=asked.insecure)) as client,
         Standing(client, incarnation(), connect_timeout_s=120.0) as standing,
     ):
-        on_stop_signals(standing.stop)
+        on_stop_signals(lambda number: standing.stop(after_signal(number)))
         source = WitnessSource(options, Path(os.environ["CHAOS_GATE"]), standing)
         try:
             standing.get_job()

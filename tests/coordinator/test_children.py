@@ -91,7 +91,7 @@ def test_a_request_to_stop_lets_a_child_clean_up(shells: Shells) -> None:
         "worker-0", f"exec 3<>{never}; trap 'exit 7' TERM; echo up > {ready}; read line <&3"
     )
     assert ready.read_text() == "up\n"
-    shells.children.terminate("worker-0")
+    shells.children.send("worker-0", signal.SIGTERM)
     (exited,) = shells.children.wait(LONG_S)
     assert exited.status == 7
 
@@ -101,7 +101,7 @@ def test_what_ignores_the_request_is_killed(shells: Shells) -> None:
     never = shells.fifo("never")
     shells.start("deaf", f"trap '' TERM; echo up > {ready}; read line < {never}")
     assert ready.read_text() == "up\n"
-    shells.children.terminate("deaf")
+    shells.children.send("deaf", signal.SIGTERM)
     (exited,) = shells.children.kill()
     assert exited.how() == "signal SIGKILL"
 

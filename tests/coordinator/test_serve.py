@@ -121,7 +121,7 @@ def test_a_run_that_was_done_and_is_only_served_stays_done(
 ) -> None:
     def stop(client: CoordinatorClient) -> None:
         client.get_job_status()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
 
     run_dir = tmp_path / "run"
     assert run_with(monkeypatch, options(run_dir), train) == 0
@@ -208,7 +208,7 @@ def test_a_signal_before_training_ends_the_job_for_everyone(
     def others(client: CoordinatorClient) -> None:
         worker = WorkerDouble(client, 5)
         worker.register()
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         said.append(worker.wait_for_end().reason)
         worker.leave()
 
@@ -225,7 +225,7 @@ def test_a_signal_in_training_saves_what_is_done_first(
     def others(client: CoordinatorClient) -> None:
         [shard], [stream], [worker] = start_training(client)
         [under_way] = worker.lease().train.batches
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):
             if client.get_job_status().phase == "stopping":
                 break

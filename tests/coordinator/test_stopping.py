@@ -112,6 +112,64 @@ def test_what_ends_a_stop(tmp_path: Path, how: str) -> None:
     assert (coordinator.course.phase, coordinator.course.reason) == ("failed", STOPPED)
 
 
+def test_a_drain_saves_and_leaves_a_run_that_has_not_ended(tmp_path: Path) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    batches = worker.batches()
+    coordinator.course.drain()
+    assert phase(coordinator) == "stopping"
+    shard = coordinator.shards[0]
+    assert shard.beat(leaving=True) == (False, False)
+    worker.lease(worker.train(batches))
+    coordinator.tick()
+    assert not coordinator.course.drained  # its checkpoint is not committed yet
+    coordinator.settle()
+    assert coordinator.course.drained
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert not coordinator.course.departures.all_told
+    assert shard.beat(leaving=True) == (False, True)
+    assert coordinator.course.departures.all_told
+    # For all others it is as if this coordinator had been killed.
+    assert coordinator.store.get(ENDED) is None
+    assert [shard.ended for shard in coordinator.shards] == [None] * 2
+    assert isinstance(worker.lease(), Wait)
+    coordinator.course.stop()
+    assert coordinator.store.get(ENDED) is None, "too late"
+
+
+@pytest.mark.parametrize("second", ["drain", "stop", "drain first"])
+def test_a_second_signal_of_another_kind(tmp_path: Path, second: str) -> None:
+    coordinator, worker = start(tmp_path, train_records=16)
+    worker.batches()
+    course = coordinator.course
+    if second == "drain first":
+        course.stop()
+        course.drain()
+        assert phase(coordinator) == "stopping"
+        course.stop()
+        assert (course.phase, course.reason, course.drained) == ("failed", STOPPED, False)
+        return
+    course.drain()
+    if second == "drain":
+        course.drain()
+        assert (phase(coordinator), course.drained) == ("stopping", True)
+        return
+    course.stop()
+    assert phase(coordinator) == "stopping"
+    coordinator.tick(FINISH_S)
+    coordinator.settle()
+    assert (course.phase, course.reason, course.drained) == ("failed", STOPPED, False)
+
+
+def test_a_drain_before_there_is_anything_to_save_leaves_at_once(tmp_path: Path) -> None:
+    coordinator, _ = start(tmp_path, train_records=16)
+    coordinator.shards[0].kill()
+    coordinator.add(0, 20)
+    assert phase(coordinator) == "recovering"
+    coordinator.course.drain()
+    assert coordinator.course.drained
+    assert coordinator.store.get(ENDED) is None
+
+
 def test_a_stop_waits_for_a_shard_that_stands_still(tmp_path: Path) -> None:
     coordinator, worker = start(tmp_path, train_records=16)
     worker.lease(worker.train(worker.batches()))

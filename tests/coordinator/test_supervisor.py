@@ -101,6 +101,23 @@ def test_a_coordinator_that_dies_is_started_again(house: House) -> None:
     assert house.log("worker-a").read_text() == "once\n"
 
 
+def test_a_coordinator_that_drains_is_started_again(house: House) -> None:
+    house.status.now.phase = "stopping"
+    house.coordinator = TWICE.format(
+        first=house.serving("read x < door; exit 75"),
+        second=house.serving("read x < gate; exit 0"),
+    )
+    house.members = {"worker-a": STAYS}
+    door = house.fifo("door")
+    with house.running() as outcomes:
+        house.screen.wait_for("stopping")
+        house.status.now = pb.GetJobStatusResponse(phase="training")
+        door.write_text("x\n")
+        house.screen.wait_for("it is started again")
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0, restarts={"coordinator": 1})]
+
+
 def test_the_run_is_said_to_be_started_until_its_coordinator_serves(house: House) -> None:
     house.coordinator = f"echo x > came; read x < door; {house.serving(ENDS)}"
     house.members = {"shard-0": f"echo x > came; {STAYS}"}
@@ -150,7 +167,7 @@ def test_a_crash_loop_ends_the_job_with_its_last_words(house: House) -> None:
 
 
 def test_a_shard_that_dies_for_good_stops_the_coordinator(house: House) -> None:
-    house.coordinator = house.serving("exec 3<>never; trap 'echo told; exit 130' TERM; read x <&3")
+    house.coordinator = house.serving("exec 3<>never; trap 'echo told; exit 130' INT; read x <&3")
     house.members = {"shard-0": "exit 1"}
     outcome = house.run(max_restarts=0)
     assert (outcome.exit_status, outcome.own, outcome.restarts) == (1, True, {})
@@ -312,7 +329,7 @@ def test_a_signal_stops_the_coordinator_first(house: House) -> None:
     # The coordinator tells the others; here it lets them through their door.
     house.fifo("door")
     house.coordinator = house.serving(
-        "exec 3<>never; trap 'echo bye > door; exit 130' TERM; read x <&3"
+        "exec 3<>never; trap 'echo bye > door; exit 130' INT; read x <&3"
     )
     house.members = {"worker-a": "echo up; read line < door; echo left; exit 0"}
     supervisor = house.supervisor()
@@ -326,7 +343,7 @@ def test_a_signal_stops_the_coordinator_first(house: House) -> None:
 
 
 def test_a_second_signal_kills(house: House) -> None:
-    house.coordinator = house.serving("trap '' TERM; read x < never")
+    house.coordinator = house.serving("trap '' INT TERM; read x < never")
     house.members = {"worker-a": WAITS}
     supervisor = house.supervisor()
 

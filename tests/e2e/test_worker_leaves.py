@@ -87,7 +87,7 @@ def test_a_worker_that_waits_leaves_when_it_is_told_to(missing: Missing, tmp_pat
             )
             worker.wait_for(f"waiting for {what}")
         worker.kill(signal.SIGTERM)
-        assert worker.popen.wait(GONE_S) == 0, worker.text()
+        assert worker.popen.wait(GONE_S) == 75, worker.text()
         if missing != "the coordinator":
             (left,) = coordinator.of(pb.LeaveWorkerRequest)
             assert (left.reason, left.fatal) == ("told to stop", False)

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 
 from pserver.client import ShardClient
 from psrpc.channel import open_channel
-from psrpc.errors import RemoteFailure
+from psrpc.errors import JobDone, RemoteFailure
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import plan_of, whole
@@ -75,21 +75,23 @@ def test_a_failed_job_gives_its_reason_in_one_line(coordinator: FakeCoordinator)
     assert (code, lines[-1]) == (1, "error PS601: job failed: loss diverged")
 
 
-def test_a_job_that_was_stopped_is_no_failure(coordinator: FakeCoordinator) -> None:
+def test_a_job_that_was_stopped_is_neither_a_success_nor_a_failure(coordinator: FakeCoordinator) -> None:
     coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown(reason="stopped by a signal")))
     with shard("--coordinator", coordinator.address) as process:
         code, lines = ended(process)
-    assert code == 0
+    assert code == 130
     assert any("the job was stopped by a signal" in line for line in lines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_leaves_when_told_to(coordinator: FakeCoordinator, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_it_leaves_when_told_to(
+    coordinator: FakeCoordinator, number: signal.Signals, status: int
+) -> None:
     with shard("--coordinator", coordinator.address) as process:
         coordinator.ready.get(timeout=WAIT_S)
         process.send_signal(number)
         code, lines = ended(process)
-    assert code == 0
+    assert code == status
     # Not the last line for certain: a heartbeat may say just then what the shard waits for.
     assert any("leaving" in line for line in lines), lines
     assert not any("error" in line for line in lines), lines
@@ -114,7 +116,7 @@ def test_told_to_stop_it_stays_until_it_is_saved_or_told_again(
                 process.send_signal(signal.SIGTERM)
             code, lines = ended(process)
         coordinator.saved = False
-        assert code == 0, lines
+        assert code == 75, lines
         assert any("told to stop: waiting for a checkpoint" in line for line in lines), lines
 
 
@@ -126,7 +128,15 @@ def test_it_leaves_while_it_waits_for_the_coordinator(tmp_path: Path) -> None:
         assert "listening" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         code, _ = ended(process)
+    assert code == 75
+
+
+def test_a_job_that_is_done_already_is_a_success(coordinator: FakeCoordinator) -> None:
+    coordinator.failures.append(JobDone("the job of run directory runs/x is done"))
+    with shard("--coordinator", coordinator.address) as process:
+        code, lines = ended(process)
     assert code == 0
+    assert any("the job of run directory runs/x is done" in line for line in lines)
 
 
 def test_bad_input_is_one_line(coordinator: FakeCoordinator) -> None:

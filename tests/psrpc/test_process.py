@@ -51,7 +51,8 @@ def own_handlers() -> Iterator[None]:
 def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.Signals) -> None:
     lock, came, done = threading.Lock(), threading.Event(), threading.Event()
 
-    def stop() -> None:
+    def stop(heard: int) -> None:
+        assert heard == number
         came.set()
         # The limit ends a test that fails; nobody waits so long otherwise.
         if lock.acquire(timeout=5):
@@ -68,7 +69,7 @@ def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.S
 def test_a_signal_is_heard_while_the_main_thread_waits() -> None:
     """As it is one that comes just before that wait begins: neither interrupts it."""
     waiting, came = threading.Event(), threading.Event()
-    on_stop_signals(came.set)
+    on_stop_signals(lambda _number: came.set())
 
     def signalled() -> None:
         waiting.wait()

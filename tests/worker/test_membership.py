@@ -145,11 +145,19 @@ def test_a_signal_and_the_end_of_the_job_come_before_all_else() -> None:
     with pytest.raises(JobFailed):
         member.check()
     member.stop()
-    with pytest.raises(Stopped, match="told to stop"):
+    with pytest.raises(Stopped, match="told to stop") as told:
         member.check()
+    assert told.value.status == 75
     assert member.interrupted
     stopped = joined()
     over = pb.Shutdown(reason="stopped by a signal")
     stopped.heard(beat(stopped), pb.HeartbeatWorkerResponse(shutdown=over))
-    with pytest.raises(Stopped, match="the job was stopped by a signal"):
+    with pytest.raises(Stopped, match="the job was stopped by a signal") as told:
         stopped.check()
+    assert told.value.status == 130
+    done = joined()
+    done.stop()
+    done.heard(beat(done), pb.HeartbeatWorkerResponse(shutdown=pb.Shutdown()))
+    with pytest.raises(Stopped) as told:
+        done.check()
+    assert told.value.status == 0
