@@ -291,6 +291,9 @@ class Cluster:
             if not rotten:
                 return
             self.counts[TOGETHER] += rotten > 1
+        coordinator = self.lives.get("coordinator")
+        if kind == "interrupt" and not (coordinator and coordinator.process.alive):
+            return
         self.faults.fired[kind] += 1
         self.schedule.trace(kind, process)
         match kind:
@@ -310,6 +313,12 @@ class Cluster:
                 self.disk.lose({process.name})
             case "terminate":
                 process.do(self.lives[process.name].terminate)
+            case "terminate all":
+                for one in everybody:
+                    one.do(self.lives[one.name].terminate)
+            case "interrupt":
+                assert isinstance(coordinator, Coordinator)
+                coordinator.process.do(coordinator.interrupt)
             case "pause and crash":
                 # Who goes on afterwards knows nothing of what has happened.
                 process.stop()

@@ -124,7 +124,15 @@ class Coordinator:
         return f"{self.course.phase}, waits for {self.course.waiting_for() or 'nothing'}"
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """SIGTERM: the run goes on with the next start."""
+        if self.course is None:
+            self.process.kill()
+        else:
+            self.course.drain()
+            self._settle()
+
+    def interrupt(self) -> None:
+        """SIGINT: the job stops."""
         if self.course is None:
             self.process.kill()
         else:
@@ -279,6 +287,10 @@ class Coordinator:
                 self._cluster.network.echo("coordinator")
         if course.phase in ENDED and self.process.alive:
             self._cluster.job_ended(course)
+        elif course.drained and self.process.alive:
+            invariants.check_drained(self._store)
+            self._cluster.counts["coordinators drained"] += 1
+            self._cluster.process_ended(self.process, "drained")
 
     def _hand_out(self, stream: Stream, connection: Connection) -> None:
         try:

@@ -26,6 +26,9 @@ RATES: Mapping[str, tuple[float, float]] = {
 }
 """Kind -> least and greatest chance for each occasion, in a run that has this kind at all."""
 
+SIGNALS = ("terminate all", "interrupt")
+"""Those of :data:`PLANNED` that came last."""
+
 PLANNED = (
     "crash",
     "crash of some",
@@ -37,6 +40,7 @@ PLANNED = (
     "pause and crash",
     "pause and replacement",
     "rot",
+    *SIGNALS,
 )
 """Kinds that come at moments drawn beforehand."""
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from coordinator.course import Course
 from coordinator.saving import CHECKPOINTS
-from coordinator.store import GENERATION, Store
+from coordinator.store import ENDED, GENERATION, Store
 from coordinator.work import Begin, Command, Decision, Round, Train
 from pserver.requests import PushRequest, PushResult, Snapshot, Values
 from psrpc.batch import BatchId
@@ -244,6 +244,11 @@ class Invariants:
         """Nobody does what may not be done: no process ends as one that was wrong."""
         if isinstance(why, PsError) and not isinstance(why, EXPECTED) and not why.retryable:
             self._fail(f"{process} ends by {why!r}")
+
+    def check_drained(self, store: Store) -> None:
+        """A run whose coordinator drains has not ended: the same command goes on."""
+        if store.get(ENDED) is not None:
+            self._fail(f"a drained run is marked as ended: {store.get(ENDED)}")
 
     def check_progress(self, generation: int, step: int) -> None:
         """What the status page says never goes back, over restarts of the coordinator too."""

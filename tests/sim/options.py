@@ -8,7 +8,7 @@ from random import Random
 
 from psrpc.checkpoint_every import CheckpointEvery
 from psrpc.policy import ASYNC, Policy
-from tests.sim.faults import PLANNED, RATES
+from tests.sim.faults import PLANNED, RATES, SIGNALS
 from tests.sim.policies import draw_plan
 
 MOST_BATCHES = 20
@@ -135,7 +135,7 @@ def draw(random: Random) -> Options:
         if not calm and random.random() < 0.4:
             rates[kind] = least * (greatest / least) ** random.random()
     planned = {}
-    for kind in PLANNED:
+    for kind in PLANNED[: -len(SIGNALS)]:
         if not calm and random.random() < 0.3:
             planned[kind] = random.randint(1, 2)
     shards, workers = random.randint(1, 3), random.randint(1, 4)
@@ -173,9 +173,18 @@ def draw(random: Random) -> Options:
         planned=planned,
     )
     options = _with_policies(random, options)
-    # Last, so that everything else of a seed is as it was before there were tables, and intervals
-    # in time.
-    return _with_interval(random, _with_tables(random, options))
+    # Last, so that everything else of a seed is as it was before there were tables, intervals in
+    # time, and signals.
+    options = _with_interval(random, _with_tables(random, options))
+    return _with_signals(random, options)
+
+
+def _with_signals(random: Random, options: Options) -> Options:
+    """The same, maybe with a node that is drained and a job that is stopped."""
+    kinds = [kind for kind in SIGNALS if random.random() < 0.2]
+    if not options.planned:
+        return options
+    return replace(options, planned={**options.planned, **dict.fromkeys(kinds, 1)})
 
 
 def _with_interval(random: Random, options: Options) -> Options:
