@@ -230,9 +230,11 @@ def test_a_refusal_is_heard_by_processes_that_hold_nothing(
 
         return once
 
-    with reserved_address() as address, pytest.raises(InvalidJob, match="cannot use 2 shards"):
+    calls = [call(CoordinatorClient.get_job), call(register), call(heartbeat)]
+    with reserved_address() as address:
         wanted = auto(tmp_path / "run", shards=2, bind=address)
-        hear(wanted, [call(CoordinatorClient.get_job), call(register), call(heartbeat)])
+        with pytest.raises(InvalidJob, match="cannot use 2 shards"):
+            hear(wanted, calls)
     assert [type(error) for error in heard] == [InvalidJob, InvalidJob, CoordinatorUnreachable]
     assert all("refuses to start: " in str(error) for error in heard)
     assert not (tmp_path / "run").exists()

@@ -75,7 +75,7 @@ def test_a_failed_job_gives_its_reason_in_one_line(coordinator: FakeCoordinator)
     assert (code, lines[-1]) == (1, "error PS601: job failed: loss diverged")
 
 
-def test_a_job_that_was_stopped_is_neither_a_success_nor_a_failure(coordinator: FakeCoordinator) -> None:
+def test_a_job_that_was_stopped_is_no_success(coordinator: FakeCoordinator) -> None:
     coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown(reason="stopped by a signal")))
     with shard("--coordinator", coordinator.address) as process:
         code, lines = ended(process)
