@@ -120,14 +120,15 @@ def test_a_drain_saves_and_leaves_a_run_that_has_not_ended(tmp_path: Path) -> No
     shard = coordinator.shards[0]
     assert shard.beat(leaving=True) == (False, False)
     worker.lease(worker.train(batches))
-    coordinator.tick()
-    assert not coordinator.course.drained  # its checkpoint is not committed yet
+    drained = [coordinator.course.drained]  # its checkpoint is not committed yet
     coordinator.settle()
-    assert coordinator.course.drained
+    drained.append(coordinator.course.drained)
+    assert drained == [False, True]
     assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
-    assert not coordinator.course.departures.all_told
+    told = [coordinator.course.departures.all_told]
     assert shard.beat(leaving=True) == (False, True)
-    assert coordinator.course.departures.all_told
+    told.append(coordinator.course.departures.all_told)
+    assert told == [False, True]
     # For all others it is as if this coordinator had been killed.
     assert coordinator.store.get(ENDED) is None
     assert [shard.ended for shard in coordinator.shards] == [None] * 2

@@ -144,6 +144,7 @@ def hear(
     """What members hear from a coordinator that serves no run, and its exit status; a signal then
     ends it, which may stay longer."""
     heard: list[PsError] = []
+    over = threading.Event()
 
     def ask() -> None:
         with CoordinatorClient(wanted.bind) as client:
@@ -152,13 +153,15 @@ def hear(
                     client.persist(lambda call=call: call(client), 30, lambda _: None)  # type: ignore[misc]
                 except PsError as error:
                     heard.append(error)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=ask)
     thread.start()
     try:
         return heard, asyncio.run(serve.serve(wanted))
     finally:
+        over.set()
         thread.join(60)
 
 
