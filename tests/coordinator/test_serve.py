@@ -262,7 +262,7 @@ def test_a_bad_job_leaves_no_run_directory(
 @pytest.mark.usefixtures("described")
 def test_a_ledger_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_text("no database, and long enough to be seen as such" * 9)
-    with pytest.raises(JobFailed, match="run directory cannot be used: file is not a database"):
+    with pytest.raises(JobFailed, match="is damaged: file is not a database"):
         asyncio.run(serve.serve(options(tmp_path, resume=True)))
 
 
