@@ -16,8 +16,8 @@ from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.experiment import Experiment, Figures, Found, have, misses
 from benchmarks.table import MISSING, markdown, number
 from coordinator.client import CoordinatorClient
-from coordinator.summary import read_summary
 from psrpc.errors import PsError
+from psrpc.runs import read_summary
 from psrpc.v1 import coordinator_pb2 as pb
 
 JOB = ROOT / "examples" / "mnist_dnn.py"

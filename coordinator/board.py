@@ -15,6 +15,7 @@ from coordinator.points import Point, columns
 from coordinator.recorder import Recorder
 from coordinator.status_page import as_json
 from psrpc.logs import get_logger
+from psrpc.storage import read_json, replace_text
 from psrpc.v1.coordinator_pb2 import (
     Curves,
     DashboardEvent,
@@ -129,12 +130,10 @@ class Board:
             if self._recorder is None or self._path is None:
                 return
             path, document = self._path, self._recorder.to_json()
-        temporary = path.with_name(f".{path.name}.tmp")
         # One at a time, but nobody who looks waits for the disk.
         with self._saving:
             try:
-                temporary.write_text(json.dumps(document, separators=(",", ":")))
-                temporary.replace(path)
+                replace_text(path, json.dumps(document, separators=(",", ":")))
                 self._refused = False
             except OSError as error:
                 if not self._refused:
@@ -154,8 +153,6 @@ def _curves(points: Sequence[Point]) -> Curves:
 def _read(path: Path) -> Any:
     """None where there is nothing that can be read."""
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, LARGEST)
+    except (OSError, ValueError):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from coordinator.checkpoint_diff import diff_checkpoints
 from coordinator.checkpoints import WRITTEN_UTC
-from coordinator.description import JobDescription, parse_description
+from coordinator.description import JobDescription, read_description
 from coordinator.pruning import Pruner
 from coordinator.retention import Kept, Objective, best_of
 from coordinator.run_directory import LEDGER, RunDirectory
@@ -26,11 +27,13 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.store import Store, unreadable_ledger
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
+from psrpc.document import anything, record
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
 from psrpc.runs import JOB, newest_run
+from psrpc.storage import cause_of, read_json
 
 UNLIMITED = 1 << 16
 """Columns of what is no terminal."""
@@ -114,7 +117,7 @@ def _rows(tables: Mapping[str, int], evicted: Mapping[str, int]) -> str:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    source: Path = args.source.resolve()
+    source = Path(os.path.realpath(args.source))
     if (source / MANIFEST).exists():
         checkpoints, refused = [(source, read_manifest(source))], []
     else:
@@ -173,7 +176,7 @@ def _named(name: Path, run_dir: Path | None) -> Path:
     """The directory ``name``; where there is none, the checkpoint of that name."""
     if run_dir is not None and not name.exists():
         name = run_dir / CHECKPOINTS / name
-    return name.resolve()
+    return Path(os.path.realpath(name))
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -226,9 +229,12 @@ def _kept(found: Found) -> list[Kept]:
 def _description(run_dir: Path) -> JobDescription:
     path = run_dir / JOB
     try:
-        return parse_description(json.dumps(json.loads(path.read_text())["description"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InvalidJob(f"{path} does not say what the job keeps") from None
+        kept = record({"description": anything}, more=True)(read_json(path), "")
+        return read_description(kept["description"])
+    except (OSError, ValueError) as error:
+        raise InvalidJob(f"{path} does not say what the job keeps: {cause_of(error)}") from None
+    except InvalidJob as error:
+        raise InvalidJob(f"{path} does not say what the job keeps: {error}") from None
 
 
 def _objective_of(run_dir: Path) -> Objective | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from psrpc.storage import check_regular, open_regular
 from psrpc.told import told_lines
 
 POLL_S = 0.02
@@ -56,9 +58,21 @@ class Exited:
         return [_shown(line) for line in self._output() if not _LOG_LINE.match(line)]
 
     def _output(self) -> list[str]:
-        with self.log.open("rb") as log:
+        with open_regular(self.log) as log:
             log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - OUTPUT_BYTES))
             return log.read().decode(errors="replace").splitlines()
+
+
+def _opened(log: Path) -> io.BufferedWriter:
+    """A log to be added to. Raises OSError; nothing reads a FIFO that is in its place."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(log, flags, 0o666)
+    try:
+        check_regular(os.fstat(handle).st_mode, log)
+        return os.fdopen(handle, "ab")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def _shown(line: str) -> str:
@@ -105,7 +119,7 @@ class Children:
         """
         assert name not in self._alive, name
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with _opened(log) as output:
             log_start = output.tell()
             process = subprocess.Popen(
                 list(command),

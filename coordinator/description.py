@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from typing import Any, Literal, get_args
 from coordinator.retention import Objective
 from psrpc.batch import batches_per_epoch
 from psrpc.checkpoint_every import SaveInterval, read_checkpoint_every
+from psrpc.document import Check, anything, listed, maybe, parse_json, shown, text, whole
 from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
+from psrpc.plan_form import variable
 from psrpc.policy import Mode, Policy
 from psrpc.process import with_malloc_settings
 from psrpc.tables import FULL_EVERY, TableSpec
@@ -109,16 +110,23 @@ class JobDescription:
         return batches_per_epoch(self.train_records, self.unit)
 
 
-def parse_description(text: str) -> JobDescription:
+def parse_description(said: str) -> JobDescription:
     """Reads and checks the JSON.
 
     Raises:
         InvalidJob: not such a description; names the field.
     """
     try:
-        document = json.loads(text)
-    except ValueError:
-        raise InvalidJob(f"`worker describe` printed {text[:200]!r}, which is not JSON") from None
+        document = parse_json(said.encode())
+    except ValueError as error:
+        raise InvalidJob(
+            f"`worker describe` printed {said[:200]!r}, which is not JSON: {error}"
+        ) from None
+    return read_description(document)
+
+
+def read_description(document: Any) -> JobDescription:
+    """The description in a JSON value, such as one that was kept. Raises InvalidJob."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidJob(f"the job's description is not of format {FORMAT}; same version of both?")
     read = _Reader(document)
@@ -137,23 +145,23 @@ def parse_description(text: str) -> JobDescription:
         optimizer=read.field("optimizer", dict),
         engine=read.choice("engine", get_args(Engine)),
         placement=read.choice("placement", get_args(Placement)),
-        needs_single_shard=document.get("needs_single_shard"),
+        needs_single_shard=read.checked("needs_single_shard", maybe(text)),
         checkpoint_every=_interval(document.get("checkpoint_every")),
         keep_checkpoints=read.whole("keep_checkpoints", 1),
         keep_best=_objective(document.get("keep_best")),
-        intra_op_threads=document.get("intra_op_threads") or 0,
+        intra_op_threads=read.checked("intra_op_threads", maybe(whole())) or 0,
         wire_dtype=read.choice("wire_dtype", get_args(WireDtype)),
         total_updates=read.whole("total_updates", 1),
-        metrics=tuple(read.field("metrics", list)),
+        metrics=tuple(read.checked("metrics", listed(text))),
         document=document,
         then=_rule(document.get("then"), epochs),
         local_steps=read.whole("local_steps", 1, absent=1),
         full_checkpoint_every=read.whole("full_checkpoint_every", 1, absent=FULL_EVERY),
         scale_lr=read.choice("scale_lr", get_args(ScaleLr), absent=True),
         warmup_epochs=read.positive("warmup_epochs"),
-        tables=tuple(_table(table) for table in document.get("tables") or ()),
+        tables=tuple(map(_table, read.checked("tables", maybe(listed(anything))) or ())),
         rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
-        slots=None if document.get("slots") is None else tuple(read.field("slots", list)),
+        slots=None if document.get("slots") is None else tuple(read.checked("slots", listed(text))),
     )
 
 
@@ -170,6 +178,12 @@ class _Reader:
                 f"the job's description has {name} = {value!r}; expected {kind.__name__}"
             )
         return value
+
+    def checked(self, name: str, check: Check) -> Any:
+        try:
+            return check(self._document.get(name), name)
+        except ValueError as error:
+            raise InvalidJob(f"the job's description is wrong: {error}") from None
 
     def text(self, name: str) -> str:
         return str(self.field(name, str))
@@ -209,7 +223,7 @@ def _rule(document: Any, epochs: int) -> Rule | None:
         return None
     try:
         policy, epoch = Policy.from_json(document["policy"]), document["epoch"]
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         raise InvalidJob(f"the job's description has then = {document!r}") from None
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 < epoch < epochs:
         raise InvalidJob(
@@ -235,24 +249,23 @@ def _objective(document: Any) -> Objective | None:
         raise InvalidJob(f"the job's description has keep_best = {document!r}") from None
 
 
-def _variable(document: dict[str, Any]) -> VariableSpec:
+def _variable(document: Any) -> VariableSpec:
     try:
-        return VariableSpec(
-            document["name"],
-            tuple(int(extent) for extent in document["shape"]),
-            document["dtype"],
-            document["role"],
-            document.get("constraint"),
-        )
-    except (KeyError, TypeError, ValueError):
-        raise InvalidJob(f"the job's description has the variable {document!r}") from None
+        found = variable(document, "")
+    except ValueError as error:
+        raise InvalidJob(
+            f"the job's description has the variable {shown(document)}: {error}"
+        ) from None
+    return VariableSpec(**(found | {"shape": tuple(found["shape"])}))
 
 
 def _table(document: Any) -> TableSpec:
     try:
         return TableSpec.from_json(document)
-    except TypeError:
-        raise InvalidJob(f"the job's description has the table {document!r}") from None
+    except ValueError as error:
+        raise InvalidJob(
+            f"the job's description has the table {shown(document)}: {error}"
+        ) from None
 
 
 def describe_command(

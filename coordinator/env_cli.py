@@ -14,8 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from psrpc.document import anything, mapped
 from psrpc.errors import InvalidArgument
 from psrpc.runs import JOB
+from psrpc.storage import cause_of, read_json
 from psrpc.version import SOFTWARE
 
 PACKAGES = (
@@ -140,11 +142,11 @@ def _gpus() -> list[str]:
 
 def _run(run_dir: Path) -> dict[str, Any]:
     try:
-        document = json.loads((run_dir / JOB).read_text())
+        document = mapped(anything)(read_json(run_dir / JOB), "")
     except (OSError, ValueError) as error:
         raise InvalidArgument(
-            f"{run_dir} does not say what it was started with ({JOB}: {error}); expected the "
-            "directory of a run",
+            f"{run_dir} does not say what it was started with ({JOB}: {cause_of(error)}); expected "
+            "the directory of a run",
             code="PS125",
         ) from None
     # The description has the whole model; what was typed says more in less.

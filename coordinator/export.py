@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.table_export import export_evicted, export_tables, export_variables
 from coordinator.wording import counted
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
+from psrpc.document import record, text
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.manifest import find_checkpoints
 from psrpc.runs import JOB
+from psrpc.storage import cause_of, read_bounded, read_json
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,7 +109,7 @@ def find_source(source: Path, step: int | None, job: str | None) -> Source:
     checkpoint, manifest, remarks = _choose(source, step)
     path = job if job is not None else _job_of(checkpoint.parent.parent)
     try:
-        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        digest = hashlib.sha256(read_bounded(Path(path))).hexdigest()
     except OSError as error:
         raise InvalidJob(
             f"cannot read the job file {path}: {error.strerror}; say where it is with --job FILE",
@@ -149,10 +150,10 @@ def _job_of(run_dir: Path) -> str:
     """The job's path as the run was given it."""
     path = run_dir / JOB
     try:
-        return str(json.loads(path.read_text())["job"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(record({"job": text}, more=True)(read_json(path), "")["job"])
+    except (OSError, ValueError) as error:
         raise InvalidJob(
-            f"{path} does not say where the job file is; say it with --job FILE"
+            f"{path} does not say where the job file is ({cause_of(error)}); say it with --job FILE"
         ) from None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from psrpc.errors import InvalidArgument
 from psrpc.runs import ADDRESS, JOB, RUNS, newest_run
+from psrpc.storage import open_regular, unreadable
 from psrpc.told import told, told_lines
 
 LOGS = "logs"
@@ -71,7 +72,10 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.name = path.stem
-        self._file = path.open("rb")
+        try:
+            self._file = open_regular(path)
+        except OSError as error:
+            raise InvalidArgument(unreadable(path, error), code="PS406") from None
         self._stamp = 0.0
         self._rest = b""
 
@@ -83,7 +87,7 @@ class Log:
         """The lines that have come since the last call, each with its time. One without a time, as
         of a traceback, has that of the line before. One that is not whole yet is kept for later,
         unless this is the ``last`` call."""
-        for raw in self._file:
+        while raw := self._file.readline(LONGEST):
             self._rest = (self._rest + raw)[:LONGEST]
             if raw.endswith(b"\n"):
                 yield self._stamped()
@@ -102,17 +106,18 @@ def stamp_of(line: str) -> float | None:
     from datetime import datetime
 
     if line.startswith("{"):
-        import json
+        from psrpc.document import anything, mapped, parse_json
 
         try:
-            said = json.loads(line).get("timestamp", "")
-        except (ValueError, AttributeError):
+            # What processes count may be NaN.
+            said = mapped(anything)(parse_json(line.encode(), finite=False), "").get("timestamp")
+        except ValueError:
             return None
     else:
         said = line.partition(" ")[0]
     try:
         return datetime.fromisoformat(said).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

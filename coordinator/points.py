@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+from psrpc.document import listed, maybe, real, record, whole
 
 RECENT = 600
 """Points that are kept as they came."""
@@ -94,13 +95,14 @@ class Points:
         """As it was stored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not such a document.
+            ValueError: it is not such a document.
         """
+        _KEPT(document, "")
         made = Points()
         made._recent.extend(rows(document["recent"]))
         made._whole = rows(document["whole"])
-        made.width = int(document["width"])
-        if made.width < 1 or len(made._whole) >= made._most:
+        made.width = document["width"]
+        if len(made._whole) >= made._most:
             raise ValueError(f"{len(made._whole)} points of width {made.width}")
         return made
 
@@ -112,24 +114,18 @@ def columns(points: Sequence[Point]) -> dict[str, list[float | None]]:
 
 
 def rows(document: Mapping[str, Sequence[float | None]]) -> list[Point]:
-    """The inverse of :func:`columns`. Raises KeyError, TypeError or ValueError."""
-    kept = [[_number(entry) for entry in document[field.name]] for field in fields(Point)]
-    found = []
-    for at, step, *means in zip(*kept, strict=True):
-        if at is None or step is None:
-            raise ValueError("a point without its place")
-        found.append(Point(at, int(step), *means))
-    return found
+    """The inverse of :func:`columns`. Raises ValueError."""
+    kept: Any = _COLUMNS(document, "")
+    return [Point(*point) for point in zip(*(kept[f.name] for f in fields(Point)), strict=True)]
+
+
+_COLUMNS = record(
+    {"at": listed(real), "step": listed(whole())} | dict.fromkeys(MEANS, listed(maybe(real))),
+    more=True,
+)
+_KEPT = record({"width": whole(1), "whole": _COLUMNS, "recent": _COLUMNS}, more=True)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _number(entry: object) -> float | None:
-    if entry is None:
-        return None
-    if isinstance(entry, bool) or not isinstance(entry, int | float) or not math.isfinite(entry):
-        raise ValueError(f"{entry!r} is no number")
-    return entry

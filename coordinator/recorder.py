@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.points import Point, Points
 from coordinator.timeline import KINDS, Event, events_between
 from coordinator.wording import duration
+from psrpc.document import Check, anything, choice, listed, maybe, real, record, text, whole
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 FORMAT = 1
@@ -75,12 +76,12 @@ class Recorder:
         """Goes on from what an earlier coordinator of the same run has left; False, and nothing
         has changed, if it is not that."""
         try:
-            if document["format"] != FORMAT or document["run_id"] != self.run_id:
+            if _KEPT(document, "")["run_id"] != self.run_id:
                 return False
             looked = document["looked"]
             points = Points.from_json(document["points"])
             events = [_read_event(event) for event in document["events"][-EVENTS:]]
-        except (KeyError, TypeError, ValueError):
+        except ValueError:
             return False
         self.points = points
         for event in events:
@@ -88,7 +89,7 @@ class Recorder:
         self._number = max((event["number"] for event in events), default=0)
         step = points.recent[-1].step if points.recent else 0
         away = ""
-        if isinstance(looked, int | float) and 0 <= looked <= now:
+        if looked is not None and 0 <= looked <= now:
             away = f", {duration(now - looked)} after it was last seen"
             # Nothing is known of the time between.
             self.points.add(Point(now, step))
@@ -137,13 +138,23 @@ def _mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:
 
 
 def _read_event(event: Mapping[str, Any]) -> dict[str, Any]:
-    kind, text = event["kind"], event["text"]
-    if kind not in KINDS or not isinstance(text, str):
-        raise ValueError(f"{event!r} is no event")
-    return {
-        "number": int(event["number"]),
-        "at": float(event["at"]),
-        "step": int(event["step"]),
-        "kind": kind,
-        "text": text[:LONGEST_TEXT],
-    }
+    return {key: event[key] for key in _FIELDS} | {"text": event["text"][:LONGEST_TEXT]}
+
+
+_FIELDS: Mapping[str, Check] = {
+    "number": whole(),
+    "at": real,
+    "step": whole(),
+    "kind": choice(*KINDS),
+    "text": text,
+}
+_KEPT = record(
+    {
+        "format": whole(FORMAT, FORMAT),
+        "run_id": text,
+        "looked": maybe(real),
+        "points": anything,
+        "events": listed(record(_FIELDS, more=True)),
+    },
+    more=True,
+)

@@ -8,14 +8,15 @@ was, and a worker whose job, data or settings are others than that is refused in
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.description import JobDescription, parse_description
+from coordinator.description import JobDescription, read_description
+from psrpc.document import anything, mapped
 from psrpc.errors import InvalidJob
 from psrpc.runs import JOB
+from psrpc.storage import read_json
 from psrpc.version import SOFTWARE
 
 
@@ -36,13 +37,13 @@ def remembered(
     """The job of the run in ``run_dir``, if it was started just so, from the same bytes of the job
     file and by the same software; None where it has to be described."""
     try:
-        kept = json.loads((run_dir / JOB).read_text())
+        kept = mapped(anything)(read_json(run_dir / JOB), "")
         sha256 = hashlib.sha256(job.read_bytes()).hexdigest()
         same = _command(job, overrides, mode, replicas)
         if any(kept.get(key) != value for key, value in same.items()):
             return None
-        description = parse_description(json.dumps(kept["description"]))
-    except (OSError, ValueError, KeyError, AttributeError, InvalidJob):
+        description = read_description(kept.get("description"))
+    except (OSError, ValueError, InvalidJob):
         return None
     return description if description.job_sha256 == sha256 else None
 

@@ -12,10 +12,20 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
-from psrpc.runs import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, newest_run
+from psrpc.runs import (
+    ADDRESS,
+    JOB,
+    LOCK,
+    LONGEST_TOKEN,
+    PLAINTEXT,
+    RUNS,
+    STARTING,
+    TOKEN,
+    newest_run,
+)
+from psrpc.storage import read_bounded, replace_text
 
 LEDGER = "ledger.sqlite"
-TOKEN = "token"
 
 
 def new_run_directory(name: str, utc: datetime) -> Path:
@@ -115,10 +125,10 @@ class RunDirectory:
         self._unlock()
 
     def token(self) -> str:
-        """The secret that is there; empty if there is none."""
+        """The secret that is there; empty if there is none that can be read."""
         try:
-            return (self.path / TOKEN).read_text()
-        except FileNotFoundError:
+            return read_bounded(self.path / TOKEN, LONGEST_TOKEN).decode("ascii")
+        except (OSError, ValueError):
             return ""
 
     def new_token(self) -> str:
@@ -149,14 +159,12 @@ class RunDirectory:
 
     def _write(self, name: str, text: str) -> None:
         path = self.path / name
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_text() == text:
+        with contextlib.suppress(OSError):
+            if read_bounded(path) == text.encode():
                 # The disk may be full; its time still says that it was written now.
                 os.utime(path)
                 return
-        temporary = self.path / f".{name}.tmp"
-        temporary.write_text(text)
-        temporary.replace(path)
+        replace_text(path, text)
 
     def _unlock(self) -> None:
         if self._lock is not None:

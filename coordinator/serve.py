@@ -44,7 +44,7 @@ from coordinator.server import Server
 from coordinator.settling import check_not_ended, settle
 from coordinator.stopping import STOPPED
 from coordinator.store import DamagedLedger, Store
-from coordinator.summary import read_summary, still_holds, summarize, write_summary
+from coordinator.summary import still_holds, summarize, write_summary
 from psrpc.channel import check_metrics, format_address, parse_address
 from psrpc.clock import MonotonicClock
 from psrpc.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code
@@ -54,7 +54,7 @@ from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
-from psrpc.runs import newest_run, unfinished_run
+from psrpc.runs import newest_run, read_summary, unfinished_run
 from psrpc.security import PLAINTEXT, Security
 from psrpc.security_options import from_arguments
 from psrpc.v1 import coordinator_pb2 as pb

@@ -23,6 +23,7 @@ from psrpc.document import (
     maybe,
     parse_json,
     real,
+    real_or_nan,
     record,
     text,
     whole,
@@ -363,7 +364,7 @@ class Store:
             self._checked(name, text, "evaluation")
             self._checked(step, whole(), "global_step")
             if up_to_step is None or step <= up_to_step:
-                newest[name] = (name, step, self._read(results, mapped(real), "results"))
+                newest[name] = (name, step, self._read(results, mapped(real_or_nan), "results"))
         return sorted(newest.values(), key=lambda row: row[1])
 
     def put_checkpoint(self, name: str, generation: int, global_step: int) -> None:
@@ -393,7 +394,7 @@ class Store:
     def scores(self, metric: str) -> dict[tuple[int, int], float]:
         """The results of one metric, by generation and global step."""
         rows = self._run("SELECT generation, global_step, results FROM evaluations")
-        found = ((row[:2], self._read(row[2], mapped(real), "results")) for row in rows)
+        found = ((row[:2], self._read(row[2], mapped(real_or_nan), "results")) for row in rows)
         return {key: results[metric] for key, results in found if metric in results}
 
     def _read(self, value: object, check: Check, what: str) -> Any:

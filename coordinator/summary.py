@@ -16,6 +16,7 @@ from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
 from coordinator.stopping import STOPPED
 from psrpc.runs import SUMMARY
+from psrpc.storage import replace_text
 
 
 def summarize(course: Course) -> dict[str, Any]:
@@ -105,15 +106,6 @@ def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
     }
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary of a run; empty when there is none that can be read."""
-    try:
-        summary = json.loads((run_dir / SUMMARY).read_text())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
-
-
 def still_holds(before: Mapping[str, Any], course: Course) -> bool:
     """Whether the summary ``before`` is still that of the run: it was done, and has only been
     served since, or gone on with when nothing was left to do."""
@@ -126,10 +118,8 @@ def still_holds(before: Mapping[str, Any], course: Course) -> bool:
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Writes the file whole: a reader sees the old one or the new one."""
-    temporary = run_dir / f".{SUMMARY}.tmp"
-    temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(run_dir / SUMMARY)
+    """Writes the file whole. Raises OSError."""
+    replace_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
 def _resume(course: Course) -> str:

@@ -14,10 +14,9 @@ from coordinator.outcome import Outcome
 from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
 from coordinator.screen import Screen
 from coordinator.stopping import STOPPED
-from coordinator.summary import read_summary
 from coordinator.vitals import COORDINATOR
 from psrpc.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
-from psrpc.runs import SUMMARY
+from psrpc.runs import SUMMARY, read_summary
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from psrpc.waiting import Announcer
 

@@ -8,10 +8,11 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -34,7 +35,6 @@ from coordinator.run_directory import (
 from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
 from coordinator.settling import check_not_ended
-from coordinator.summary import read_summary
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
 from coordinator.wording import step_of
@@ -44,7 +44,7 @@ from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
 from psrpc.observing import OFF
 from psrpc.process import on_stop_signals
-from psrpc.runs import CERTS, SUMMARY, unfinished_run
+from psrpc.runs import CERTS, SUMMARY, read_summary, unfinished_run
 from psrpc.security import Security
 from psrpc.security_options import from_arguments
 
@@ -213,12 +213,12 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
         if status != INTERRUPTED:
             reason, details, before = str(summary["reason"]), [], "job failed: "
     elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
-        write_failure(run_dir, Path(options.job).stem, reason, summary)
+        _written(partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
         summary = read_summary(run_dir)
     # The coordinator has written it once more, since it still holds.
     served = bool(summary) and summary == earlier.summary
     if summary and not served:
-        write_restarts(run_dir, outcome.restarts, summary)
+        _written(partial(write_restarts, run_dir, outcome.restarts, summary))
         summary = read_summary(run_dir)
     if summary.get("global_step"):
         show_result(summary, run_dir)
@@ -232,6 +232,14 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
         _say(_lost(summary))
         _say(f"go on with: {resume_command(options)}")
     return status
+
+
+def _written(write: Callable[[], None]) -> None:
+    """A disk that refuses takes the summary, not the result."""
+    try:
+        write()
+    except OSError as error:
+        _say(f"warning: {SUMMARY} cannot be written: {disk_reason(error)}")
 
 
 def _lost(summary: Mapping[str, Any]) -> str:

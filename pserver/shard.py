@@ -25,6 +25,8 @@ from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan
 from psrpc.process import incarnation
+from psrpc.runs import LONGEST_TOKEN, TOKEN
+from psrpc.storage import cause_of, read_bounded
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
@@ -112,12 +114,12 @@ def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
     Raises:
         InvalidJob: it does not; names both paths.
     """
-    path = run_dir / "token"
+    path = run_dir / TOKEN
     try:
-        found = path.read_text().strip()
+        found = read_bounded(path, LONGEST_TOKEN).decode("ascii").strip()
         why = "holds another token"
-    except OSError as error:
-        found, why = None, f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:
+        found, why = None, f"cannot be read ({cause_of(error)})"
     if found != token:
         raise InvalidJob(
             f"{path} {why}: this shard does not share the coordinator's run directory"

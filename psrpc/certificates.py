@@ -11,6 +11,7 @@ from typing import Any
 
 from psrpc.errors import InvalidArgument
 from psrpc.identity import Identity, Role, job_of_ca
+from psrpc.storage import open_regular
 
 CA_CERTIFICATE = "ca.crt"
 CA_KEY = "ca.key"
@@ -153,7 +154,7 @@ def read_file(path: Path, why: str = "") -> bytes:
         why: what more to say where there is none.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         if (path.parent / CA_CERTIFICATE).exists():

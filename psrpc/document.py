@@ -137,7 +137,15 @@ def whole(least: int = 0, most: int = MOST_WHOLE) -> Check:
 
 
 def real(value: Any, where: str) -> float:
-    """Passes an integer or a float."""
+    """Passes an integer or a finite float."""
+    if not math.isfinite(real_or_nan(value, where)):
+        raise wrong(value, where, "a finite number")
+    number: float = value
+    return number
+
+
+def real_or_nan(value: Any, where: str) -> float:
+    """Passes an integer or a float, such as a loss."""
     if type(value) not in (int, float):
         raise wrong(value, where, "a number")
     number: float = value

@@ -29,14 +29,16 @@ def shape(value: Any, where: str) -> list[int]:
 
 _KIND = {"name": text, "dtype": text, "role": choice("trainable", "state")}
 _PLACES = listed(whole())
+
+variable = record(_KIND | {"shape": shape}, {"constraint": maybe(mapped(anything))})
+"""Passes a variable of a plan."""
+
 _CHECK = record(
     {
         "format": whole(1, 1),
         "shards": whole(1, MAX_SHARDS),
         "placement": choice("cut", "whole"),
-        "variables": listed(
-            record(_KIND | {"shape": shape}, {"constraint": maybe(mapped(anything))})
-        ),
+        "variables": listed(variable),
         "arenas": listed(record(_KIND | dict.fromkeys(("order", "starts", "cuts"), _PLACES))),
     },
     {"tables": listed(anything)},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from psrpc.document import anything, listed, mapped, maybe, real, record, text, whole
+from psrpc.storage import read_json, unreadable
 
 RUNS = Path("runs")
 ADDRESS = "address"
@@ -18,6 +20,10 @@ PLAINTEXT = "plaintext"
 """There while a coordinator answers without certificates, whether or not the run has some."""
 
 SUMMARY = "summary.json"
+
+TOKEN = "token"
+
+LONGEST_TOKEN = 1024
 
 LOCK = "lock"
 """Held by the coordinator of the run."""
@@ -63,7 +69,7 @@ def unfinished_run(job: str) -> Path | None:
 
 def _is_held(lock: Path) -> bool:
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -77,10 +83,78 @@ def _is_held(lock: Path) -> bool:
 
 def read_ending(run_dir: Path) -> dict[str, Any]:
     """What ``summary.json`` says of a run that has ended; empty if it has not, or was started again
-    since."""
+    since, or what it says cannot be read, see :func:`why_unreadable`."""
     if is_starting(run_dir) or _written_ns(run_dir / SUMMARY) < _written_ns(run_dir / JOB):
         return {}
-    return _read(run_dir / SUMMARY)
+    return read_summary(run_dir)
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """The summary of a run; empty when there is none that can be read."""
+    try:
+        return _summary(run_dir)
+    except (OSError, ValueError):
+        return {}
+
+
+def why_unreadable(run_dir: Path) -> str:
+    """What is wrong with the summary of a run; empty if nothing is, or there is none."""
+    try:
+        _summary(run_dir)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        return unreadable(run_dir / SUMMARY, error)
+    return ""
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = _SUMMARY(read_json(run_dir / SUMMARY), "")
+    return found
+
+
+_COUNT = maybe(whole())
+_SMALL = maybe(whole(0, (1 << 32) - 1))
+_REAL = maybe(real)
+_NAMES = maybe(listed(text))
+_EVALUATION = record({"evaluation": text, "global_step": whole()}, more=True)
+
+
+def _evaluation(value: Any, where: str) -> Any:
+    """Passes an evaluation, whose other keys are metrics."""
+    found = dict(_EVALUATION(value, where))
+    del found["evaluation"], found["global_step"]
+    mapped(_REAL)(found, where)
+    return value
+
+
+_SUMMARY = record(
+    {},
+    {
+        **dict.fromkeys(("run_id", "job", "phase", "reason", "mode", "checkpoint"), maybe(text)),
+        **dict.fromkeys(("replicas", "epoch", "epochs", "shards", "workers", "tables"), _SMALL),
+        **dict.fromkeys(("global_step", "total_steps", "eval_step", "batches"), _COUNT),
+        **dict.fromkeys(("examples", "refused", "skipped", "failed", "generation"), _COUNT),
+        **dict.fromkeys(("loss", "wall_s", "train_s", "steps_per_s", "examples_per_s"), _REAL),
+        "mean_staleness": _REAL,
+        "policy": maybe(record({}, {"policy": _COUNT, "words": maybe(text)}, more=True)),
+        "eval": maybe(mapped(_REAL)),
+        "evaluations": maybe(listed(_evaluation)),
+        "staleness_counts": maybe(listed(whole())),
+        "warnings": _NAMES,
+        "growing_tables": _NAMES,
+        "restarts": maybe(mapped(whole())),
+        "counted": maybe(
+            record(
+                dict.fromkeys(("batches", "counted", "skipped", "twice"), whole())
+                | dict.fromkeys(("missing_batches", "skipped_batches"), listed(text)),
+                more=True,
+            )
+        ),
+    },
+    more=True,
+)
+"""What is read of ``summary.json``; versions write more of it, or less."""
 
 
 def ending_in_words(ending: dict[str, Any]) -> str:
@@ -90,15 +164,10 @@ def ending_in_words(ending: dict[str, Any]) -> str:
 
 
 def _job_name(path: Path) -> str:
-    return Path(str(_read(path).get("job", ""))).stem
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
+        return Path(str(mapped(anything)(read_json(path), "").get("job", ""))).stem
     except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return ""
 
 
 def _written_ns(path: Path) -> int:

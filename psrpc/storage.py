@@ -183,6 +183,25 @@ def read_json(path: Path, most: int = LARGEST) -> Any:
     return parse_json(read_bounded(path, most))
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Writes a small file whole: a reader sees the old one or the new one. What else has its
+    temporary name, left by a crash or put there, is removed.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
 def unreadable(path: Path, error: OSError | ValueError) -> str:
     """A line that names a file that cannot be read, and why."""
-    return f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+    return f"{path} cannot be read: {cause_of(error)}"
+
+
+def cause_of(error: OSError | ValueError) -> str:
+    """Why a file cannot be read, without its name."""
+    return str(getattr(error, "strerror", None) or error)

@@ -22,13 +22,17 @@ from psrpc.runs import (
     is_starting,
     newest_run,
     read_ending,
+    why_unreadable,
 )
 from psrpc.security_options import add_security_arguments, from_arguments
+from psrpc.storage import read_bounded, unreadable
 
 if TYPE_CHECKING:
     from psrpc.security import Security
 
 VARIABLE = "PSERVER_COORDINATOR"
+
+LONGEST_ADDRESS = 1024
 
 DEFAULT = f"${VARIABLE}, else as the newest run under {RUNS}/ says, else localhost:5000"
 """Where a coordinator is looked for, in words."""
@@ -74,9 +78,12 @@ def find_coordinator(args: argparse.Namespace, environment: Mapping[str, str] = 
         address = args.coordinator or environment.get(VARIABLE) or f"localhost:{COORDINATOR_PORT}"
         return format_address(*parse_address(address, default_port=COORDINATOR_PORT))
     try:
-        return (run_dir / ADDRESS).read_text().strip()
-    except OSError:
+        return read_bounded(run_dir / ADDRESS, LONGEST_ADDRESS).decode("ascii").strip()
+    except FileNotFoundError:
         raise not_running(run_dir) from None
+    except (OSError, ValueError) as error:
+        why = unreadable(run_dir / ADDRESS, error)
+        raise not_running(run_dir, PsError(why, code="PS406")) from None
 
 
 def find_security(
@@ -125,6 +132,8 @@ def not_running(run_dir: Path, cause: PsError | None = None) -> CoordinatorUnrea
         )
     elif is_starting(run_dir):
         how = "the run is being started, and its coordinator reads the job first; ask again"
+    elif damage := why_unreadable(run_dir):
+        how = f"how the run has ended is not known, {damage}"
     elif not (run_dir / JOB).exists():
         how = (
             f"no run has begun there (it has no {JOB})"

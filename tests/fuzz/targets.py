@@ -25,7 +25,9 @@ from psrpc.rows_reader import RowsReader
 from psrpc.shard_reader import ShardReader
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.psrpc.forging import checkpoint, documents, forged, places, put
 from tests.psrpc.test_corruption import NEW, Memory, pristine
+from tests.psrpc.test_forgery import check
 from tests.worker.test_job import make_job
 from worker.overrides import FIELDS, override_job, override_optimizer
 
@@ -77,8 +79,22 @@ def manifest(data: bytes) -> None:
 
 def plan(data: bytes) -> None:
     """What a shard is told to hold."""
-    with suppress(PsError, KeyError, TypeError, ValueError, AttributeError):
+    with suppress(PsError):
         Plan.from_json(data)
+
+
+def forgery(data: bytes) -> None:
+    """A checkpoint in which somebody has replaced a value and made sizes and checksums fit: which
+    document, which place, and the value in JSON, or as text."""
+    names = sorted(documents())
+    name = names[data[0] % len(names)] if data else names[0]
+    inside = list(places(documents()[name]))
+    where = inside[int.from_bytes(data[1:3], "big") % len(inside)]
+    try:
+        value = json.loads(data[3:])
+    except (ValueError, RecursionError):
+        value = data[3:].decode(errors="replace")
+    check(checkpoint(name, forged(documents()[name], where, put(value))))
 
 
 def rows_file(data: bytes) -> None:
@@ -118,6 +134,7 @@ _job = cache(make_job)
 TARGETS: dict[str, Target] = {
     "codec": codec,
     "encoding": encoding,
+    "forgery": forgery,
     "manifest": manifest,
     "overrides": overrides,
     "plan": plan,
@@ -133,6 +150,8 @@ def seeds(target: str) -> tuple[bytes, ...]:
     text = files[NEW / MANIFEST]
     if target == "manifest":
         return (text,)
+    if target == "forgery":
+        return tuple(bytes([n, 0, 7 * n]) + b"[-1, {}]" for n in range(len(documents())))
     if target == "plan":
         return (json.dumps(json.loads(text)["plan"]).encode(),)
     if target in ("rows_file", "shard_file"):
