@@ -66,6 +66,7 @@ class ProgressLog:
         self._last: GetJobStatusResponse | None = None
         self._printed_at = -math.inf
         self._stragglers: set[str] = set()
+        self._stuck: set[str] = set()
 
     def lines(self, status: GetJobStatusResponse, now: float) -> list[str]:
         """What is new in ``status``, which follows the one of the call before.
@@ -81,6 +82,7 @@ class ProgressLog:
         self._last.CopyFrom(status)
         found = [event.text for event in events_between(last, status)]
         found += self._new_stragglers(status)
+        found += self._newly_stuck(status)
         step_made = status.global_step != last.global_step
         epoch_ended = status.epoch != last.epoch and step_made
         due = now - self._printed_at >= self._every_s
@@ -88,6 +90,13 @@ class ProgressLog:
             found.append(_progress(status))
             self._printed_at = now
         return found
+
+    def _newly_stuck(self, status: GetJobStatusResponse) -> list[str]:
+        """Each is said once for as long as it lasts."""
+        lines = {line.partition(" (for ")[0]: line for line in status.stuck}
+        new = [f"stuck: {line}" for what, line in lines.items() if what not in self._stuck]
+        self._stuck = set(lines)
+        return new
 
     def _new_stragglers(self, status: GetJobStatusResponse) -> list[str]:
         """Each is named once: how slow it is changes all the time."""

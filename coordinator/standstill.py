@@ -53,6 +53,6 @@ def stands_still(position: Position, now: float) -> str:
     if stood_s <= limit_s:
         return ""
     return (
-        f"has been {position.phase} for {duration(stood_s)} without moving; its median step takes "
-        f"{duration(position.median_step_s)}, and {duration(limit_s)} are allowed"
+        f"has been {position.phase} without moving (for {duration(stood_s)}); its median step "
+        f"takes {duration(position.median_step_s)}, and {duration(limit_s)} are allowed"
     )

@@ -254,6 +254,20 @@ def test_the_loss_comes_first() -> None:
     assert metrics({"accuracy": 1.0, "loss": 0.5}) == "loss 0.5000, accuracy 1.0000"
 
 
+def test_a_worker_that_is_stuck_is_named_whenever_it_is_anew() -> None:
+    cut = "worker-1 on b cannot reach shard 1 at c:1 (for 5.0 s), other workers can"
+    status = training(stuck=[cut], global_step=1)
+    assert f"stuck: {cut}" in text(status)
+    log = ProgressLog()
+    assert f"stuck: {cut}" in log.lines(status, 0.0)
+    status.stuck[0] = cut.replace("5.0", "6.0")
+    assert log.lines(status, 0.1) == []
+    del status.stuck[:]
+    assert log.lines(status, 0.2) == []
+    status.stuck.append(cut)
+    assert log.lines(status, 0.3) == [f"stuck: {cut}"]
+
+
 def test_a_straggler_is_named_once() -> None:
     slow = "worker-1 takes 4.9 times as long per example as the median"
     status = training(stragglers=[slow], global_step=1)

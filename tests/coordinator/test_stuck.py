@@ -249,7 +249,7 @@ def test_a_route_is_broken_or_a_shard_is_unreached() -> None:
     ("phase", "median_s", "stood_s", "why"),
     [
         ("computing", 1.0, LEAST_S, ""),
-        ("computing", 1.0, LEAST_S + 1, "has been computing for 1:01 without moving"),
+        ("computing", 1.0, LEAST_S + 1, "has been computing without moving (for 1:01)"),
         ("exchanging", 1.0, LEAST_S + 1, "its median step takes 1.0 s, and 1:00 are allowed"),
         ("computing", TWO_MINUTES, 10 * TWO_MINUTES, ""),
         ("computing", TWO_MINUTES, 10 * TWO_MINUTES + 1, "and 20:00 are allowed"),
@@ -297,7 +297,7 @@ def test_a_worker_that_stands_still_loses_its_work_whatever_its_heartbeats_say(
             still.lease(still.train([held]))
         return
     [line] = stuck(coordinator)
-    assert line.startswith("worker-0 on h has been computing for 1:04 without moving")
+    assert line.startswith("worker-0 on h has been computing without moving (for 1:04)")
     assert other.round().attempt.batch == held.batch
     # It moves: its own commit counts, since it comes first.
     alive(coordinator, still, at=("exchanging", 8, 0.3))

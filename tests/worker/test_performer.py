@@ -47,6 +47,10 @@ def test_batches_are_done_once_without_tensorflow(shm: bool) -> None:
         assert set(running.coordinator.reports()) == {1, 2, 3, 4}
         (left,) = running.coordinator.of(pb.LeaveWorkerRequest)
         assert (left.reason, left.fatal) == ("the job is done", False)
+        # Phases of a batch: it is read, its rows are fetched, it is computed and exchanged.
+        position = running.coordinator.of(pb.HeartbeatWorkerRequest)[-1].position
+        assert position.position > 4 * 4
+        assert position.median_step_s > 0
 
 
 def two_then(event: Callable[[ScriptedCoordinator, Shards], None]) -> Leases:
