@@ -204,6 +204,7 @@ def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
             tables[number].load_candidates(
                 np.concatenate([piece.ids for piece in pieces]),
                 np.concatenate([piece.counts for piece in pieces]),
+                np.concatenate([piece.touched for piece in pieces]),
             )
     except BaseException:
         tables.forget()

@@ -27,10 +27,12 @@ class Removed:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Ids that have been counted and have no row; pieces of one table belong together."""
+    """Ids that have been counted and have no row, and the version that named each last; pieces of
+    one table belong together."""
 
     ids: Ids
     counts: Counts
+    touched: Counts
 
 
 RowsStep = Removed | RowsBlock | Candidates
@@ -246,8 +248,8 @@ def _steps(reader: RowsReader, table: int, last: bool) -> Iterator[RowsStep]:
     yield from reader.blocks(table)
     if last:
         # Each part has all that there were when it was written.
-        for ids, counts in reader.candidates(table):
-            yield Candidates(ids, counts)
+        for ids, counts, touched in reader.candidates(table):
+            yield Candidates(ids, counts, touched)
 
 
 def _own(step: RowsStep, shard: int, shards: int) -> RowsStep:
@@ -255,8 +257,8 @@ def _own(step: RowsStep, shard: int, shards: int) -> RowsStep:
     match step:
         case Removed(ids):
             return Removed(ids[where])
-        case Candidates(ids, counts):
-            return Candidates(ids[where], counts[where])
+        case Candidates(ids, counts, touched):
+            return Candidates(ids[where], counts[where], touched[where])
         case RowsBlock():
             return step.chosen(where)
 

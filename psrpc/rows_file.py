@@ -3,9 +3,12 @@
 Part 0 holds all rows of all tables of the shard, part N > 0 those that were touched since part
 N - 1, and the ids that were removed since. Of table NAME there are the tensors ``table/NAME/ids``,
 ``/values``, ``/slot/SLOT``, ``/counts`` and ``/touched``, one row each; ``/removed`` (ids that are
-to be taken out before the part's rows are put in); ``/candidates/ids`` and ``/candidates/counts``,
-whole in every part. Names are labels and never parsed; what there is stands in the metadata. All
-of it is load-bearing. :mod:`psrpc.rows_reader` reads them.
+to be taken out before the part's rows are put in); ``/candidates/ids``, ``/candidates/counts`` and
+``/candidates/touched``, whole in every part. Names are labels and never parsed; what there is
+stands in the metadata. All of it is load-bearing. :mod:`psrpc.rows_reader` reads them.
+
+``counts`` and ``touched`` decide which rows and candidates make room for others, so a restored
+table evicts what it would have evicted anyway. Format 1 lacks ``/candidates/touched``.
 
 A file of evicted rows has the same form, that of a part 0; :mod:`psrpc.evicted_file` reads it.
 """
@@ -29,7 +32,10 @@ from psrpc.shard_file import NDArray, WrittenFile, array_bytes
 from psrpc.storage import DISK, Storage
 from psrpc.tables import MAX_WIDTH, Ids, TableSpec
 
-FORMAT = 1
+FORMAT = 2
+
+UNTOUCHED_CANDIDATES = 1
+"""The older format that is read, too."""
 
 WRITE_NBYTES = 1 << 20
 """Bytes of one column that are asked for at once: under a lock, a millisecond's worth."""
@@ -41,8 +47,8 @@ def _no_ids() -> Ids:
     return np.zeros(0, np.int64)
 
 
-def _no_candidates() -> tuple[Ids, Counts]:
-    return _no_ids(), np.zeros(0, np.uint32)
+def _no_candidates() -> tuple[Ids, Counts, Counts]:
+    return _no_ids(), np.zeros(0, np.uint32), np.zeros(0, np.uint32)
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,8 @@ class TableRows:
             ``slot/SLOT``, ``counts`` or ``touched``, in the form that :func:`columns_of` has for
             it. Always in the same order. It may wait, and may raise CheckpointError.
         removed: ids that are to be taken out first.
-        candidates: ids that have been counted and have no row, and their counts.
+        candidates: ids that have been counted and have no row, their counts, and the version that
+            named each last.
     """
 
     spec: TableSpec
@@ -64,14 +71,15 @@ class TableRows:
     slots: Mapping[str, int]
     read: Callable[[str, int, int], NDArray]
     removed: Ids = field(default_factory=_no_ids)
-    candidates: tuple[Ids, Counts] = field(default_factory=_no_candidates)
+    candidates: tuple[Ids, Counts, Counts] = field(default_factory=_no_candidates)
 
 
 @dataclass(frozen=True)
 class RowsHeader:
     """The metadata of a part. ``after`` is the SHA-256 of the part before it, empty of part 0;
     ``tables`` are the specs of all tables, ``slots`` the widths of each one's slots, ``rows`` how
-    many rows each has on the shard, those of earlier parts with them."""
+    many rows each has on the shard, those of earlier parts with them. ``format`` is what the file
+    is, or will be, written in."""
 
     shard: int
     shards: int
@@ -85,11 +93,11 @@ class RowsHeader:
     tables: Sequence[TableSpec]
     slots: Sequence[Mapping[str, int]]
     rows: Sequence[int]
+    format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {
-            "format": FORMAT,
             **vars(self),
             "tables": [table.to_json() for table in self.tables],
             "slots": [dict(slots) for slots in self.slots],
@@ -100,7 +108,6 @@ class RowsHeader:
     def from_json(document: Mapping[str, Any]) -> RowsHeader:
         """The inverse of :meth:`to_json`. Raises ValueError; names the field."""
         found = dict(_HEADER(document, "its header"))
-        del found["format"]
         found["tables"] = tuple(TableSpec.from_json(table) for table in found["tables"])
         if not len(found["tables"]) == len(found["slots"]) == len(found["rows"]):
             raise ValueError("tables, slots and rows are not of the same number")
@@ -111,7 +118,7 @@ class RowsHeader:
 
 _HEADER = record(
     {
-        "format": whole(FORMAT, FORMAT),
+        "format": whole(UNTOUCHED_CANDIDATES, FORMAT),
         "shard": whole(),
         "shards": whole(),
         "plan_hash": text,
@@ -147,6 +154,18 @@ def columns_of(spec: TableSpec, slots: Mapping[str, int]) -> dict[str, tuple[str
         "counts": ("uint32", ()),
         "touched": ("uint32", ()),
     }
+
+
+def candidate_columns(format_: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The columns of candidates in a file of this format, as :func:`columns_of`."""
+    columns: dict[str, tuple[str, tuple[int, ...]]] = {
+        "candidates/ids": ("int64", ()),
+        "candidates/counts": ("uint32", ()),
+        "candidates/touched": ("uint32", ()),
+    }
+    if format_ == UNTOUCHED_CANDIDATES:
+        del columns["candidates/touched"]
+    return columns
 
 
 def row_nbytes(spec: TableSpec, slots: Mapping[str, int]) -> int:
@@ -196,11 +215,12 @@ def _tensors(tables: Sequence[TableRows]) -> list[tuple[Placed, Callable[[], Ite
         for column, (dtype, shape) in columns_of(table.spec, table.slots).items():
             placed = Placed(tensor_name(name, column), dtype, (table.rows, *shape))
             found.append((placed, partial(_blocks, table, column, dtype, shape)))
-        ids, counts = table.candidates
+        ids, counts, touched = table.candidates
         for column, array in (
             ("removed", np.asarray(table.removed, np.int64)),
             ("candidates/ids", np.asarray(ids, np.int64)),
             ("candidates/counts", np.asarray(counts, np.uint32)),
+            ("candidates/touched", np.asarray(touched, np.uint32)),
         ):
             placed = Placed(tensor_name(name, column), array.dtype.name, array.shape)
             found.append((placed, partial(iter, (array,))))

@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.errors import CheckpointError
-from psrpc.rows_file import Counts, RowsHeader, columns_of, row_nbytes, tensor_name
+from psrpc.rows_file import (
+    Counts,
+    RowsHeader,
+    candidate_columns,
+    columns_of,
+    row_nbytes,
+    tensor_name,
+)
 from psrpc.safetensors_form import Placed, header_length, parse_header
 from psrpc.shard_file import NDArray
 from psrpc.storage import DISK, Storage
@@ -130,12 +137,16 @@ class RowsReader:
         for block in range(self._count(table, "removed")):
             yield self._piece(table, "removed", block)
 
-    def candidates(self, table: int) -> Iterator[tuple[Ids, Counts]]:
-        """Ids that have been counted and have no row, and their counts, as :meth:`blocks`."""
+    def candidates(self, table: int) -> Iterator[tuple[Ids, Counts, Counts]]:
+        """Ids that have been counted and have no row, their counts, and the version that named
+        each last (0 in a file that does not know it), as :meth:`blocks`."""
+        known = "candidates/touched" in candidate_columns(self.header.format)
         for block in range(self._count(table, "candidates/ids")):
+            counts = self._piece(table, "candidates/counts", block)
             yield (
                 self._piece(table, "candidates/ids", block),
-                self._piece(table, "candidates/counts", block),
+                counts,
+                self._piece(table, "candidates/touched", block) if known else np.zeros_like(counts),
             )
 
     def _open(self, nbytes: int) -> None:
@@ -167,7 +178,7 @@ class RowsReader:
             groups: list[tuple[int, Mapping[str, tuple[str, tuple[int, ...]]]]] = [
                 (nbytes, columns_of(spec, slots)),
                 (8, {"removed": ("int64", ())}),
-                (12, {"candidates/ids": ("int64", ()), "candidates/counts": ("uint32", ())}),
+                (16, candidate_columns(self.header.format)),
             ]
             for each, columns in groups:
                 rows: int | None = None

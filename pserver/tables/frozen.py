@@ -12,7 +12,7 @@ from pserver.tables.evicted import newest
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
 from pserver.tables.memory import Column
-from pserver.tables.part import Counts, Floats, TablePart
+from pserver.tables.part import Counted, Floats, TablePart
 from pserver.tables.removals import Removals
 from pserver.tables.row_store import RowStore
 from psrpc.tables import Ids
@@ -37,7 +37,7 @@ class FrozenTable:
         self,
         store: RowStore,
         initial: InitialRows,
-        candidates: Callable[[], tuple[Ids, Counts]],
+        candidates: Callable[[], Counted],
         removals: Removals,
         evicted: tuple[tuple[int, TablePart], ...],
         version: int,
@@ -70,9 +70,9 @@ class FrozenTable:
         return self._rows
 
     @property
-    def candidates(self) -> tuple[Ids, Counts]:
-        """Ids that were counted and not admitted, in no order, and their counts, uint32. Found
-        anew by each call, for which the lock need not be held."""
+    def candidates(self) -> Counted:
+        """Ids that were counted and not admitted, in no order. Found anew by each call, for which
+        the lock need not be held."""
         return self._candidates()
 
     @property

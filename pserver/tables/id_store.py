@@ -83,6 +83,12 @@ class IdStore:
         self.index.insert(ids, at, self.ids.rows())
         return at
 
+    def put_marks(self, at: Slots, counts: Counts, touched: Counts) -> None:
+        """Sets how often the ids in the slots ``at``, distinct, were named, and by which version
+        last."""
+        self.counts.rows()[at] = counts
+        self.touched.rows()[at] = np.minimum(touched, np.uint32(NEWEST)) + np.uint32(1)
+
     def remove(self, at: Slots) -> None:
         """Takes out the ids that have these slots, which others may have then."""
         self.index.remove(self.ids.rows()[at], at)

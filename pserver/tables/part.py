@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,20 @@ class TablePart:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+class Counted(NamedTuple):
+    """Ids that were counted and have no row yet, in arrays of their own.
+
+    Attributes:
+        ids: int64 ``[n]``, distinct, in any order.
+        counts: uint32 ``[n]``, applied pushes that named the id.
+        touched: uint32 ``[n]``, the version that named the id last.
+    """
+
+    ids: Ids
+    counts: Counts
+    touched: Counts
 
 
 def check_part(

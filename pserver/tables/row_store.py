@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pserver.tables.direct_index import MAX_VOCABULARY, DirectIndex
 from pserver.tables.hash_index import Slots
-from pserver.tables.id_store import NEWEST, IdStore
+from pserver.tables.id_store import IdStore
 from pserver.tables.memory import Column, scatter
 from pserver.tables.part import TablePart
 
@@ -66,8 +66,7 @@ class RowStore(IdStore):
     def put(self, at: Slots, part: TablePart) -> None:
         """Writes ``part`` to the slots ``at``, which are distinct. The index is left as it is."""
         self.ids.rows()[at] = part.ids
-        self.counts.rows()[at] = part.counts
-        self.touched.rows()[at] = np.minimum(part.touched, np.uint32(NEWEST)) + np.uint32(1)
+        self.put_marks(at, part.counts, part.touched)
         scatter(self.values.rows(), at, part.values)
         for name, column in self.slots.items():
             scatter(column.rows(), at, part.slots[name])

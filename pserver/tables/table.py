@@ -11,7 +11,7 @@ from pserver.tables.eviction import victims
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
-from pserver.tables.part import Counts, Floats, TablePart, check_part
+from pserver.tables.part import Counted, Counts, Floats, TablePart, check_part
 from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
@@ -21,7 +21,10 @@ from psrpc.lanes import in_lanes
 from psrpc.tables import Ids, Rows, TableSpec
 
 MAX_CANDIDATES = 1 << 22
-"""Ids that a shard counts without rows; with ``max_rows`` at most four for each row."""
+"""Ids that a shard counts without rows."""
+
+CANDIDATES_PER_ROW = 4
+"""The same of a table with ``max_rows``, for each row."""
 
 _MAX_SLOTS = 2**31 - 2
 _MAX_REMOVED = 1 << 22
@@ -38,7 +41,7 @@ class Table:
     Attributes:
         created: rows that pushes have created.
         evicted: rows that had to make room.
-        version: the last that has touched a row.
+        version: the last that has touched a row or a candidate.
 
     Raises:
         InvalidJob: the optimizer or the initializer cannot be.
@@ -56,7 +59,7 @@ class Table:
         self._initial = InitialRows(spec)
         self._update = RowUpdate(spec, scratch or Scratch())
         self._evicted = Evicted()
-        self._candidates = Candidates(min(MAX_CANDIDATES, 4 * self._limit))
+        self._candidates = Candidates(min(MAX_CANDIDATES, CANDIDATES_PER_ROW * self._limit))
         self.forget()
 
     def __len__(self) -> int:
@@ -206,23 +209,25 @@ class Table:
         at = self._store.find(ids)
         self._remove(at[at >= 0])
 
-    def candidates(self) -> tuple[Ids, Counts]:
-        """Ids, in no order, that were counted and have no row yet, and their counts, uint32."""
+    def candidates(self) -> Counted:
+        """Ids, in no order, that were counted and have no row yet."""
         return self._candidates.items()
 
-    def load_candidates(self, ids: Ids, counts: Counts) -> None:
-        """Takes candidates of a checkpoint.
+    def load_candidates(self, ids: Ids, counts: Counts, touched: Counts) -> None:
+        """Takes candidates of a checkpoint, see :class:`pserver.tables.part.Counted`.
 
         Raises:
             ResourceExhausted: there is no memory. Nothing was changed.
         """
         try:
-            self._candidates.load(ids, counts)
+            self._candidates.load(Counted(ids, counts, touched))
         except OSError as error:
             raise ResourceExhausted(
                 f"table {self.spec.name!r}: no memory for {len(ids)} ids that are counted on shard "
                 f"{self._shard} ({error}); use more shards"
             ) from error
+        # Whatever comes next is newer than they are, too.
+        self.version = max(self.version, int(touched.max(initial=0)))
 
     def freeze(self) -> FrozenTable:
         """The table as it is now, to be closed. Costs next to nothing, but for the candidates,

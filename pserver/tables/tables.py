@@ -128,7 +128,7 @@ class Tables:
 
     @property
     def version(self) -> int:
-        """The last that has touched a row of any table; 0 where none has."""
+        """The last that has touched a row or a candidate of any table; 0 where none has."""
         return max((table.version for table in self.tables), default=0)
 
     def forget(self) -> None:

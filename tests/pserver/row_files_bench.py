@@ -21,6 +21,7 @@ from psrpc.storage import DISK, Storage
 from psrpc.tables import FULL_EVERY, Rows, TableSpec, shard_of
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of
+from tests.pserver.tables.table_cases import marks_of
 from tests.psrpc.manifests import RUN, manifest_of
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}
@@ -31,7 +32,7 @@ TABLES = (
     TableSpec("item", 2, None, UNIFORM, ADAGRAD, max_rows=60, eviction="age"),
 )
 VARIABLES = (VariableSpec("bias", (4,), "float32", "trainable"),)
-Everything = list[tuple[dict[int, tuple[bytes, ...]], dict[int, int]]]
+Everything = list[tuple[dict[int, tuple[bytes, ...]], dict[int, tuple[int, int]]]]
 
 
 def plan_of(shards: int, tables: tuple[TableSpec, ...] = TABLES) -> Plan:
@@ -39,12 +40,12 @@ def plan_of(shards: int, tables: tuple[TableSpec, ...] = TABLES) -> Plan:
 
 
 def everything(tables: Tables | FrozenTables) -> Everything:
-    """All rows of all tables, and their candidates."""
+    """All rows of all tables, and their candidates: how often each was named, and when last."""
     frozen = tables if isinstance(tables, FrozenTables) else tables.freeze()
     found: Everything = []
     for table in frozen.tables:
         part = table.block(table.since(-1))
-        found.append((_rows(part), dict(zip(*(a.tolist() for a in table.candidates), strict=True))))
+        found.append((_rows(part), marks_of(table.candidates)))
     if frozen is not tables:
         frozen.close()
     return found
@@ -117,7 +118,7 @@ class Job:
     def order(self, base: str = "", name: str = "") -> SnapshotOrder:
         name = name or f"step-{self.version:08d}"
         directory = f"checkpoints/.tmp-{name}"
-        (self.root / directory).mkdir(parents=True, exist_ok=True)
+        self.storage.make_directory(self.root / directory)
         return SnapshotOrder(name, True, False, directory, self.version, base, self.most)
 
     def report(self, base: str = "") -> list[pb.ReportSnapshotRequest]:
@@ -146,17 +147,20 @@ class Job:
         manifest = manifest_of(self.plan, files, self.version)
         manifest = replace(manifest, generation=self.generation)
         checkpoints = self.root / "checkpoints"
-        commit(checkpoints / f".tmp-{manifest.name}", checkpoints / manifest.name, manifest)
+        temporary = checkpoints / f".tmp-{manifest.name}"
+        commit(temporary, checkpoints / manifest.name, manifest, self.storage)
         return f"checkpoints/{manifest.name}"
 
     def parts(self, checkpoint: str) -> list[int]:
-        return [len(file.rows) for file in read_manifest(self.root / checkpoint).files]
+        return [
+            len(file.rows) for file in read_manifest(self.root / checkpoint, self.storage).files
+        ]
 
     def restored(self, checkpoint: str, shards: int) -> Iterator[Tables]:
         plan = plan_of(shards, self.tables)
         for shard in range(shards):
             tables = Tables(plan, shard)
-            files = SnapshotFiles(identity_of(shard), plan, RUN, self.root)
+            files = SnapshotFiles(identity_of(shard), plan, RUN, self.root, self.storage)
             load = files.read(checkpoint).load_rows
             assert load is not None
             load(tables)

@@ -52,6 +52,10 @@ class Row:
         )
 
 
+Contents = list[tuple[dict[int, Row], dict[int, tuple[int, int]]]]
+"""Rows and candidates of each table."""
+
+
 @dataclass
 class DictTable:
     """A table, or what one shard has of it."""
@@ -60,7 +64,8 @@ class DictTable:
     slots: Mapping[str, int]
     rows: dict[int, Row] = field(default_factory=dict)
     removed: list[tuple[int, int]] = field(default_factory=list)
-    candidates: dict[int, int] = field(default_factory=dict)
+    candidates: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Count and version."""
 
     def touch(self, ids: Iterable[int], version: int) -> None:
         for id_ in ids:
@@ -94,7 +99,8 @@ class DictTable:
         }
         for name, width in self.slots.items():
             columns[f"slot/{name}"] = _stack([row.slots[name] for row in rows], width)
-        candidates = {i: n for i, n in self.candidates.items() if _shard(i, shards) == shard}
+        own = {i: marks for i, marks in self.candidates.items() if _shard(i, shards) == shard}
+        counts, touched = np.array(list(own.values()), np.uint32).reshape(-1, 2).T
         gone = [i for at, i in self.removed if at > since >= 0 and _shard(i, shards) == shard]
         return TableRows(
             self.spec,
@@ -102,7 +108,7 @@ class DictTable:
             self.slots,
             lambda column, start, stop: columns[column][start:stop],
             np.array(gone, np.int64),
-            (np.array(list(candidates), np.int64), np.array(list(candidates.values()), np.uint32)),
+            (np.array(list(own), np.int64), counts, touched),
         )
 
     def take(self, step: RowsStep) -> None:
@@ -111,8 +117,9 @@ class DictTable:
             case Removed(ids):
                 for id_ in ids.tolist():
                     self.rows.pop(id_, None)
-            case Candidates(ids, counts):
-                self.candidates.update(zip(ids.tolist(), counts.tolist(), strict=True))
+            case Candidates(ids, counts, touched):
+                marks = zip(counts.tolist(), touched.tolist(), strict=True)
+                self.candidates.update(zip(ids.tolist(), marks, strict=True))
             case RowsBlock():
                 for n, id_ in enumerate(step.ids.tolist()):
                     slots = {name: array[n] for name, array in step.slots.items()}
@@ -209,18 +216,18 @@ def trained() -> Iterator[tuple[int, list[DictTable]]]:
     user.touch(range(-20, 20), 3)
     user.touch([1 << 62, -(1 << 63)], 4)
     items.touch(range(0, 60, 2), 5)
-    user.candidates = {1000: 1, 1001: 2}
+    user.candidates = {1000: (1, 4), 1001: (2, 9)}
     yield 10, tables
     user.touch(range(5), 12)
     user.remove([-20, -19, 3], 13)
     user.touch([-19, 77], 14)
-    user.candidates = {1001: 3, 1002: 1}
+    user.candidates = {1001: (3, 11), 1002: (1, 20)}
     yield 20, tables
     user.remove([77], 21)
     items.remove([0, 2], 22)
     items.touch([2, 11], 23)
     user.touch([3], 24)
-    user.candidates = {1002: 2}
+    user.candidates = {1002: (2, 26)}
     yield 30, tables
 
 
@@ -233,7 +240,7 @@ def chain(root: Path, plan: Plan, storage: Storage = DISK) -> tuple[list[Path], 
     return found, tables
 
 
-def rows_of(tables: Sequence[DictTable]) -> list[tuple[dict[int, Row], dict[int, int]]]:
+def rows_of(tables: Sequence[DictTable]) -> Contents:
     return [(table.rows, table.candidates) for table in tables]
 
 
@@ -245,7 +252,7 @@ def mine(tables: Sequence[DictTable], shard: int, shards: int) -> list[DictTable
             table.slots,
             {i: row for i, row in table.rows.items() if _shard(i, shards) == shard},
             [],
-            {i: n for i, n in table.candidates.items() if _shard(i, shards) == shard},
+            {i: marks for i, marks in table.candidates.items() if _shard(i, shards) == shard},
         )
         for table in tables
     ]

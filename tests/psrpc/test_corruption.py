@@ -24,7 +24,7 @@ from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.rows_chain import load_rows
 from psrpc.rows_file import rows_file_name
 from psrpc.storage import Written
-from tests.psrpc.rows import TABLES, Row, mine, restored, rows_of, trained, write_checkpoint
+from tests.psrpc.rows import TABLES, Contents, mine, restored, rows_of, trained, write_checkpoint
 
 ROOT = Path("/checkpoints")
 SHARDS = 2
@@ -104,7 +104,7 @@ def write(disk: Memory, run: str = "run-1", plan: Plan = PLAN) -> None:
 
 
 @cache
-def rows_at(step: int, shard: int, shards: int) -> list[tuple[dict[int, Row], dict[int, int]]]:
+def rows_at(step: int, shard: int, shards: int) -> Contents:
     """What a shard has of the tables at a step."""
     tables = next(tables for at, tables in trained() if at == step)
     return rows_of(mine(tables, shard, shards))

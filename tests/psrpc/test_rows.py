@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from psrpc.rows_chain import (
     table_ids,
 )
 from psrpc.rows_reader import RowsBlock, RowsReader
+from psrpc.safetensors_form import header_bytes, parse_header
 from psrpc.shard_file import NDArray
 from psrpc.storage import Disk
 from tests.psrpc.rows import (
@@ -100,8 +102,61 @@ def test_a_part_is_plain_safetensors(tmp_path: Path) -> None:
     assert found["table/user/values"].shape == (6, 3)
     assert found["table/user/slot/m"].dtype == np.float32
     assert found["table/user/candidates/counts"].tolist() == [3, 1]
+    assert found["table/user/candidates/touched"].tolist() == [11, 20]
     assert found["table/items/new/slot/accumulator"].shape == (0, 1)
     assert found["table/items/new/touched"].dtype == np.uint32
+
+
+def _as_format_1(data: bytes) -> bytes:
+    """A part as it was written before candidates had versions."""
+    length = int.from_bytes(data[:8], "little")
+    metadata, placed = parse_header(data[8 : 8 + length], len(data) - 8 - length)
+    kept = [tensor for tensor in placed if not tensor.name.endswith("/candidates/touched")]
+    assert len(placed) - len(kept) == len(TABLES)
+    bodies = (data[8 + length + t.start :][: t.nbytes] for t in kept)
+    return header_bytes(metadata | {"format": 1}, kept) + b"".join(bodies)
+
+
+def _rewritten(directory: Path, change: Callable[[bytes], bytes]) -> None:
+    """Changes a checkpoint's part 0, of shard 0, and seals it."""
+    manifest = read_manifest(directory)
+    (file,) = manifest.files
+    (entry,) = file.rows
+    data = change((directory / entry.name).read_bytes())
+    (directory / entry.name).unlink()  # the others' links stay as they are
+    (directory / entry.name).write_bytes(data)
+    entry = replace(entry, nbytes=len(data), sha256=sha256(data).hexdigest())
+    changed = replace(manifest, files=(replace(file, rows=(entry,)),))
+    (directory / MANIFEST).write_bytes(changed.to_json())
+
+
+def test_a_checkpoint_of_before_candidates_had_versions_loads(tmp_path: Path) -> None:
+    directory, *_ = chain(tmp_path, plan_of(1))[0]
+    plans = [(plan_of(shards), shard) for shards in (1, 2) for shard in range(shards)]
+    now = [restored(load_rows(directory, *where)) for where in plans]
+    _rewritten(directory, _as_format_1)
+    verify(directory, read_manifest(directory))
+    before = [restored(load_rows(directory, *where)) for where in plans]
+    assert any(table.candidates for tables in now for table in tables)
+    for tables in now:
+        for table in tables:
+            table.candidates = {i: (count, 0) for i, (count, _) in table.candidates.items()}
+    assert [rows_of(tables) for tables in before] == [rows_of(tables) for tables in now]
+
+
+@pytest.mark.parametrize("format_", [0, 1, 3, "2", None])
+def test_a_part_has_what_its_format_says(tmp_path: Path, format_: object) -> None:
+    directory, *_ = chain(tmp_path, plan_of(1))[0]
+
+    def other(data: bytes) -> bytes:
+        length = int.from_bytes(data[:8], "little")
+        metadata, placed = parse_header(data[8 : 8 + length], len(data) - 8 - length)
+        return header_bytes(metadata | {"format": format_}, placed) + data[8 + length :]
+
+    _rewritten(directory, other)
+    expected = "candidates/touched.* are unknown" if format_ == 1 else "format is .* from 1 to 2"
+    with pytest.raises(CheckpointError, match=expected):
+        list(load_rows(directory, plan_of(1), 0))
 
 
 def test_every_tensor_lies_aligned(tmp_path: Path) -> None:
@@ -306,7 +361,9 @@ def test_a_file_that_changes_between_two_looks_is_refused(tmp_path: Path) -> Non
             [list(reader.blocks(table)) for table in (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["values", "ids", "slot/accumulator", "candidates/counts"])
+@pytest.mark.parametrize(
+    "name", ["values", "ids", "slot/accumulator", "candidates/counts", "candidates/touched"]
+)
 def test_a_header_that_does_not_fit_its_tensors_is_refused(tmp_path: Path, name: str) -> None:
     """Whoever wrote it with a digest of its own."""
     directories, _ = chain(tmp_path, plan_of(1))

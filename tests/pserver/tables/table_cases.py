@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.tables.initial import InitialRows
+from pserver.tables.part import Counted
+from pserver.tables.table import CANDIDATES_PER_ROW, MAX_CANDIDATES
 from psrpc.tables import Ids, Rows, TableSpec, mix
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.5, "high": 0.5}}
@@ -26,6 +28,12 @@ def spec(**changes: Any) -> TableSpec:
         "optimizer": optimizer(),
     }
     return TableSpec(**fields | changes)
+
+
+def marks_of(counted: Counted) -> dict[int, tuple[int, int]]:
+    """How often each candidate was named, and by which version last."""
+    ids, counts, touched = (array.tolist() for array in counted)
+    return dict(zip(ids, zip(counts, touched, strict=True), strict=True))
 
 
 def ids_of(*ids: int) -> Ids:
@@ -54,16 +62,17 @@ class Model:
 
     OPTIMIZER = optimizer(momentum=0.5)
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, max_candidates: int = MAX_CANDIDATES) -> None:
         self.spec = spec
+        self._most = min(max_candidates, CANDIDATES_PER_ROW * (spec.max_rows or max_candidates))
         self.rows: dict[int, Row] = {}
-        self.candidates: dict[int, int] = {}
+        self.candidates: dict[int, tuple[int, int]] = {}
         self.removed: list[tuple[int, int]] = []
         self.evicted: dict[int, Row] = {}
         self._initial = InitialRows(spec)
 
     def copy(self) -> Model:
-        other = Model(self.spec)
+        other = Model(self.spec, self._most)
         other.rows = {i: row.copy() for i, row in self.rows.items()}
         other.candidates = dict(self.candidates)
         other.removed = list(self.removed)
@@ -86,9 +95,15 @@ class Model:
                 self.rows[i].count += 1
                 self.rows[i].touched = version
                 continue
-            self.candidates[i] = self.candidates.get(i, 0) + 1
-            if self.candidates[i] >= self.spec.min_count:
-                new.append((i, self.candidates.pop(i)))
+            count = self.candidates.pop(i, (0, 0))[0] + 1
+            if count >= self.spec.min_count:
+                new.append((i, count))
+            else:
+                self.candidates[i] = (count, version)
+        if (over := len(self.candidates) - self._most) > 0:
+            known = sorted(self.candidates, key=lambda i: (*self.candidates[i], _hash(i)))
+            for i in known[: over + self._most // 16]:
+                del self.candidates[i]
         limit = self.spec.max_rows
         if limit is not None and len(self.rows) + len(new) > limit:
             others = sorted(self.rows.keys() - set(named), key=self._worth)
@@ -109,4 +124,8 @@ class Model:
         row = self.rows[i]
         first = (row.touched, row.count)
         order = first if self.spec.eviction == "age" else first[::-1]
-        return (*order, int(mix(ids_of(i))[0]))
+        return (*order, _hash(i))
+
+
+def _hash(i: int) -> int:
+    return int(mix(ids_of(i))[0])

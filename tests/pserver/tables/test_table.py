@@ -12,7 +12,7 @@ from pserver.tables import table as table_module
 from pserver.tables.table import Table
 from psrpc.errors import CheckpointError, InvalidArgument, ResourceExhausted
 from psrpc.tables import Ids, Rows, shard_of
-from tests.pserver.tables.table_cases import gradients, ids_of, optimizer, spec
+from tests.pserver.tables.table_cases import gradients, ids_of, marks_of, optimizer, spec
 
 
 def content(table: Table) -> dict[Any, Any]:
@@ -22,7 +22,7 @@ def content(table: Table) -> dict[Any, Any]:
     columns = (part.values, *part.slots.values(), part.counts, part.touched)
     return {
         int(i): [column[k].tolist() for column in columns] for k, i in enumerate(part.ids.tolist())
-    } | {"candidates": dict(zip(*(a.tolist() for a in table.candidates()), strict=True))}
+    } | {"candidates": marks_of(table.candidates())}
 
 
 def apply(table: Table, *ids: int, version: int = 1) -> None:
@@ -130,8 +130,7 @@ def test_a_frozen_table_has_the_candidates_of_its_moment() -> None:
     apply(table, 6, version=2)
     frozen = table.freeze()
     apply(table, 5, 6, 7, version=3)
-    ids, counts = frozen.candidates
-    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {5: 1, 6: 2}
+    assert marks_of(frozen.candidates) == {5: (1, 1), 6: (2, 2)}
     frozen.close()
 
 
@@ -156,7 +155,7 @@ def test_memory_for_candidates_that_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(table._candidates._store, "reserve", refuse)
     with pytest.raises(ResourceExhausted, match="'items': no memory for 2 ids that are counted"):
-        table.load_candidates(ids_of(1, 2), np.ones(2, np.uint32))
+        table.load_candidates(ids_of(1, 2), np.ones(2, np.uint32), np.ones(2, np.uint32))
     assert content(table) == {"candidates": {}}
 
 
@@ -168,16 +167,36 @@ def test_candidates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in range(3, 30):
         apply(table, *range(100 * version, 100 * version + 30), version=version)
         assert len(table.candidates()[0]) <= 64
-    ids, counts = table.candidates()
-    kept = dict(zip(ids.tolist(), counts.tolist(), strict=True))
-    assert [kept[i] for i in range(20)] == [2] * 20, "those with the greatest count stay"
+    kept = marks_of(table.candidates())
+    assert [kept[i] for i in range(20)] == [(2, 2)] * 20, "those with the greatest count stay"
     assert len(table) == 0
-    dropped = 20 + 27 * 30 - len(ids)
+    dropped = 20 + 27 * 30 - len(kept)
     assert table.candidates_dropped == dropped
     table.forget()
     assert table.candidates()[0].tolist() == []
     apply(table, *range(80), version=1)
     assert table.candidates_dropped == dropped + 80 - len(table.candidates()[0]), "it never falls"
+
+
+def test_a_restored_table_forgets_the_candidates_that_it_would_have_forgotten() -> None:
+    its = spec(min_count=2, max_rows=4, eviction="age")
+    table, other = Table(its, 0, 1), Table(its, 0, 1)
+    for version in range(1, 17):
+        apply(table, version, version=version)
+    other.load_candidates(*table.candidates())
+    assert other.version == 16, "versions go on from here, whatever the shard's own becomes"
+    for which in (table, other):
+        apply(which, 100, version=17)
+    assert content(other) == content(table)
+    assert marks_of(table.candidates()).keys() == {*range(3, 17), 100}
+
+
+def test_candidates_of_a_checkpoint_without_versions_are_the_oldest() -> None:
+    table = Table(spec(min_count=2, max_rows=1, eviction="age"), 0, 1)
+    table.load_candidates(ids_of(1, 2), np.ones(2, np.uint32), np.zeros(2, np.uint32))
+    for version in range(1, 4):
+        apply(table, 10 + version, version=version)
+    assert {11, 12, 13} <= marks_of(table.candidates()).keys()
 
 
 @pytest.mark.parametrize(("eviction", "gone"), [("age", {1, 2}), ("frequency", {3, 4})])

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pserver.tables import table as table_module
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.part import TablePart
 from pserver.tables.table import Table
 from psrpc.tables import Rows, TableSpec
-from tests.pserver.tables.table_cases import Model, ids_of, spec
+from tests.pserver.tables.table_cases import Model, ids_of, marks_of, spec
 
 WIDTH = 3
 ALL = ids_of(-(2**63), *range(-5, 40), 2**63 - 1)
+CANDIDATES = 12
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "unlimited": {},
@@ -69,8 +71,7 @@ def check_frozen(frozen: FrozenTable, model: Model, since: int) -> None:
     found = frozen.removed_since(since)
     assert found is not None
     assert found.tolist() == sorted(removed)
-    ids, counts = frozen.candidates
-    assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == model.candidates
+    assert marks_of(frozen.candidates) == model.candidates
 
 
 def restored(table: Table, spec: TableSpec) -> Table:
@@ -91,8 +92,13 @@ def restored(table: Table, spec: TableSpec) -> Table:
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(steps=steps)
 def test_a_table_is_a_dict_of_rows(kind: str, steps: list[tuple[Any, ...]]) -> None:
-    its = spec(optimizer=Model.OPTIMIZER, **KINDS[kind])
-    table, model = Table(its, 0, 1), Model(its)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_module, "MAX_CANDIDATES", CANDIDATES)
+        check(spec(optimizer=Model.OPTIMIZER, **KINDS[kind]), steps)
+
+
+def check(its: TableSpec, steps: list[tuple[Any, ...]]) -> None:
+    table, model = Table(its, 0, 1), Model(its, CANDIDATES)
     table.apply(Rows(ids_of(), np.empty((0, WIDTH), np.float32)), 1.0, 0, 0)
     opened: list[tuple[FrozenTable, Model, int]] = []
     for version, step in enumerate(steps, 1):
@@ -116,7 +122,7 @@ def test_a_table_is_a_dict_of_rows(kind: str, steps: list[tuple[Any, ...]]) -> N
             case ("forget",):
                 table.forget()
                 table.apply(Rows(ids_of(), np.empty((0, WIDTH), np.float32)), 1.0, 0, 0)
-                model = Model(its)
+                model = Model(its, CANDIDATES)
         assert len(table) == len(model.rows)
     for frozen, before, since in opened:
         check_frozen(frozen, before, since)
