@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from random import Random
+from typing import get_args
 
+from pserver.tables.table import CANDIDATES_PER_ROW
 from psrpc.checkpoint_every import CheckpointEvery
 from psrpc.policy import ASYNC, Policy
+from psrpc.tables import Eviction
 from tests.sim.faults import PLANNED, RATES, SIGNALS
 from tests.sim.policies import draw_plan
+from tests.sim.table_witness import PLAIN, RECENT, Recent
 
 MOST_BATCHES = 20
 """Updates of one run: with more, the sums of the witness would not be exact in float32."""
@@ -27,7 +31,7 @@ class Options:
     after a call that had no answer. ``far`` has the processes that messages take long to, and how
     long at most. The job has the first ``tables`` embedding tables of
     ``tests.sim.table_witness``; with ``prefetch`` rows of a batch come while the one before it is
-    computed."""
+    computed; ``recent`` is what its last table is like."""
 
     policy: Policy
     then: Policy | None
@@ -57,6 +61,7 @@ class Options:
     planned: Mapping[str, int]
     tables: int = 0
     prefetch: bool = False
+    recent: Recent = PLAIN
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -174,9 +179,9 @@ def draw(random: Random) -> Options:
     )
     options = _with_policies(random, options)
     # Last, so that everything else of a seed is as it was before there were tables, intervals in
-    # time, and signals.
+    # time, signals, and ids that come again.
     options = _with_interval(random, _with_tables(random, options))
-    return _with_signals(random, options)
+    return _with_recent(random, _with_signals(random, options))
 
 
 def _with_signals(random: Random, options: Options) -> Options:
@@ -202,6 +207,22 @@ def _with_tables(random: Random, options: Options) -> Options:
     if any(policy.delay_compensation for policy in options.policies):
         return options
     return replace(options, tables=random.choice((2, 4, 4)), prefetch=random.random() < 0.3)
+
+
+def _with_recent(random: Random, options: Options) -> Options:
+    """The same, maybe with ids that come again in the table that evicts. Where its rows take two
+    updates to come into being, there are more such ids than a shard counts, if the job has as many
+    records."""
+    if options.tables <= RECENT:
+        return options
+    eviction = random.choice(get_args(Eviction))
+    records = options.records * options.epochs
+    if records < 2 or random.random() < 0.3:
+        return replace(options, recent=Recent(eviction=eviction))
+    count = random.choice((1, 2, 2))
+    counted = CANDIDATES_PER_ROW * options.most_rows // options.shards
+    least = counted + 1 if count > 1 and counted < records else 2
+    return replace(options, recent=Recent(random.randint(least, records), count, eviction))
 
 
 def _with_policies(random: Random, options: Options) -> Options:

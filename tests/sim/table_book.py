@@ -114,7 +114,7 @@ class TableBook:
                 self._fail(f"{who} has {len(held[RECENT].rows.ids)} rows; at most {most}")
 
     def _check_rare(self, who: object, held: Contents, updates: int) -> None:
-        rows, (_, counts) = held.rows, held.candidates
+        rows, counts = held.rows, held.candidates.counts
         if updates < MIN_COUNT:
             if len(rows.ids) or counts.sum() != updates:
                 self._fail(f"{who} has counted {counts.tolist()} of {updates} updates of a rare id")
@@ -235,21 +235,20 @@ class TableBook:
         if self._options.tables:
             held = contents_now(tables)
             self._agree(who, shard, held, part, trained, int(held[PAIR].rows.counts.sum()))
-            self._cluster.counts["rows evicted"] += sum(table.evicted for table in tables.tables)
+            counts = self._cluster.counts
+            counts["rows evicted"] += sum(table.evicted for table in tables.tables)
+            counts["candidates dropped"] += sum(t.candidates_dropped for t in tables.tables)
 
     def check_bits(self, who: object, tables: Tables, final: Tables) -> None:
         """Sync: rows end with the bits that they have without faults."""
-        for number, (one, other) in enumerate(
-            zip(contents_now(tables), contents_now(final), strict=True)
+        for spec, one, other in zip(
+            tables.specs, contents_now(tables), contents_now(final), strict=True
         ):
-            if number == RECENT:
-                # Who makes room depends on where rows lie, which a restart changes.
-                continue
-            # Versions go on after a restart from where it began.
-            same = replace(other, rows=replace(other.rows, touched=one.rows.touched))
-            different = one.differs(same)
+            different = one.differs(other)
             if different:
-                self._fail(f"{who} ends with other rows than without faults: {different}")
+                self._fail(
+                    f"{who} ends with another table {spec.name!r} than without faults: {different}"
+                )
 
 
 def _plus(rows: int, part: NDArray) -> NDArray:

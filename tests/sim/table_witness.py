@@ -5,7 +5,8 @@ record. The gradient of a batch is the number of its records that a row stands f
 every row holds how often its records were trained. ``pair``: one row for each shard, which gets the
 opposite of what ``plus`` of the arenas gets, so the two sum to zero in everything that is of one
 version. ``rare``: one row, touched by every update, that comes into being with the second. Of
-``recent`` there are fewer rows than records: some make room for others.
+``recent`` there are fewer rows than records: some make room for others, and may come again; where
+a row takes two updates, so may ids that are counted.
 
 With momentum the sum of all updates of a row is (1 - m) p + m v, as on arenas; but here only an
 update that touches the row changes v.
@@ -23,11 +24,11 @@ import numpy.typing as npt
 
 from pserver.table_ids import TableIds
 from pserver.tables.frozen import FrozenTable
-from pserver.tables.part import TablePart
+from pserver.tables.part import Counted, TablePart
 from pserver.tables.tables import Tables
 from psrpc.batch import BatchId
 from psrpc.plan import Plan
-from psrpc.tables import Ids, TableSpec, mix, shard_of
+from psrpc.tables import Eviction, Ids, TableSpec, mix, shard_of
 
 NDArray = npt.NDArray[Any]
 
@@ -49,11 +50,24 @@ VELOCITY = "momentums"
 _EDGES = np.array([0, -1, 1, 2**63 - 1, -(2**63)], np.int64)
 
 
+@dataclass(frozen=True)
+class Recent:
+    """The table ``recent``: record n has the id of n modulo ``recurring`` (0: each has its own), a
+    row takes ``min_count`` updates to come into being."""
+
+    recurring: int = 0
+    min_count: int = 1
+    eviction: Eviction = "frequency"
+
+
+PLAIN = Recent()
+
+
 def specs(
-    number: int, optimizer: Mapping[str, Any], unit: int, recent: int
+    number: int, optimizer: Mapping[str, Any], unit: int, most_rows: int, recent: Recent
 ) -> tuple[TableSpec, ...]:
     """The first ``number`` tables. A row of ``pair`` has ``unit`` elements; ``recent`` has at most
-    ``recent`` rows, over all shards."""
+    ``most_rows`` rows, over all shards."""
 
     def constant(value: float) -> dict[str, Any]:
         return {"class_name": "constant", "config": {"value": value}}
@@ -64,7 +78,15 @@ def specs(
         TableSpec("pair", unit, None, constant(0.0), optimizer),
         TableSpec("rare", 1, None, constant(0.0), optimizer, min_count=MIN_COUNT),
         TableSpec(
-            "recent", 2, None, uniform, optimizer, seed=7, max_rows=recent, eviction="frequency"
+            "recent",
+            2,
+            None,
+            uniform,
+            optimizer,
+            seed=7,
+            min_count=recent.min_count,
+            max_rows=most_rows,
+            eviction=recent.eviction,
         ),
     )
     return tables[:number]
@@ -96,10 +118,10 @@ def shard_ids(shards: int, records: int) -> tuple[ShardIds, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """All that a table holds: rows by ascending id, and ids that were counted, with counts."""
+    """All that a table holds: rows, and ids that were counted, by ascending id."""
 
     rows: TablePart
-    candidates: tuple[Ids, NDArray]
+    candidates: Counted
 
     def differs(self, other: Contents) -> str:
         """What is not the same bits; empty if all is."""
@@ -108,8 +130,9 @@ class Contents:
             ("values", self.rows.values, other.rows.values),
             ("counts", self.rows.counts, other.rows.counts),
             ("touched", self.rows.touched, other.rows.touched),
-            ("candidates", self.candidates[0], other.candidates[0]),
-            ("their counts", self.candidates[1], other.candidates[1]),
+            ("candidates", self.candidates.ids, other.candidates.ids),
+            ("their counts", self.candidates.counts, other.candidates.counts),
+            ("their versions", self.candidates.touched, other.candidates.touched),
             *((slot, array, other.rows.slots[slot]) for slot, array in self.rows.slots.items()),
         ]
         for what, one, two in pairs:
@@ -133,10 +156,9 @@ def contents_now(tables: Tables) -> tuple[Contents, ...]:
     return tuple(found)
 
 
-def _sorted(part: TablePart, candidates: tuple[Ids, NDArray]) -> Contents:
+def _sorted(part: TablePart, candidates: Counted) -> Contents:
     order = np.argsort(part.ids)
-    ids, counts = candidates
-    by_id = np.argsort(ids)
+    by_id = np.argsort(candidates.ids)
     return Contents(
         TablePart(
             part.ids[order],
@@ -145,16 +167,23 @@ def _sorted(part: TablePart, candidates: tuple[Ids, NDArray]) -> Contents:
             part.counts[order],
             part.touched[order],
         ),
-        (ids[by_id], counts[by_id]),
+        Counted(
+            candidates.ids[by_id],
+            candidates.counts[by_id],
+            candidates.touched[by_id],
+        ),
     )
 
 
 class TableWitness:
     """The tables of one job: the ids and gradients of its batches."""
 
-    def __init__(self, plan: Plan, records: int, entries: Callable[[BatchId], slice]) -> None:
+    def __init__(
+        self, plan: Plan, records: int, entries: Callable[[BatchId], slice], recurring: int
+    ) -> None:
         """``records`` are of all epochs; ``entries`` says which of them a batch has."""
         self.ids = shard_ids(plan.shards, records)
+        self._recurring = recurring or records
         self._tables = len(plan.tables)
         self._entries = entries
 
@@ -171,7 +200,7 @@ class TableWitness:
     def _wanted(self, trained: NDArray, shard: int) -> TableIds:
         ids = self.ids[shard]
         seen, _ = self.seen(trained, shard)
-        of = (seen, ids.single, ids.single, np.sort(ids.own[trained]))
+        of = (seen, ids.single, ids.single, self._recent(trained, shard))
         return tuple(enumerate(of[: self._tables]))
 
     def gradients(
@@ -193,9 +222,13 @@ class TableWitness:
             -(counts * by)[:, None] * COLUMNS,
             -plus[None, :],
             np.full((1, 1), -1.0, np.float32),
-            np.full((batch.count, 2), -1.0, np.float32),
+            np.full((len(self._recent(trained, shard)), 2), -1.0, np.float32),
         )
         return of[: self._tables]
+
+    def _recent(self, trained: NDArray, shard: int) -> Ids:
+        which = np.unique(np.flatnonzero(trained) % self._recurring)
+        return np.sort(self.ids[shard].own[which])
 
     def seen(self, trained: NDArray, shard: int) -> tuple[Ids, NDArray]:
         """Rows of ``seen`` once these records were ``trained``, a mask: the ids, ascending, and how

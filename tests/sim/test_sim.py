@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 import structlog
@@ -18,7 +19,8 @@ from coordinator.engine import POLL_S, Caller, Engine
 from coordinator.work import Wait, Work
 from pserver.applied import AppliedSet
 from psrpc.batch import BatchId
-from psrpc.policy import SETTINGS
+from psrpc.policy import SETTINGS, Policy
+from psrpc.tables import Eviction
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.cluster import TOGETHER, Cluster
 from tests.sim.coordinator import Coordinator
@@ -27,6 +29,7 @@ from tests.sim.faults import PLANNED, RATES, Faults
 from tests.sim.options import draw
 from tests.sim.run import Verdict, run_options, run_seed, silence
 from tests.sim.schedule import Process, Schedule
+from tests.sim.table_witness import Recent
 from tests.sim.worker import Worker
 
 SEEDS = 500
@@ -145,6 +148,45 @@ def test_tables_go_through_all_that_there_is() -> None:
         if all(seen[what] >= 3 for what in TABLES):
             return
     pytest.fail(f"rows have not seen everything: {seen}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eviction", get_args(Eviction))
+def test_who_makes_room_is_the_same_after_a_restore(eviction: Eviction) -> None:
+    """Also of more candidates than a shard counts."""
+    seen: Counter[str] = Counter()
+    for seed in range(100):
+        options = replace(
+            draw(Random(seed)),
+            # A record in each round, and each id comes twice.
+            policy=Policy(mode="sync", replicas=1),
+            then=None,
+            changes=(),
+            tables=4,
+            recent=Recent(recurring=10, min_count=2, eviction=eviction),
+            shards=1,
+            workers=1,
+            batches=10,
+            epochs=2,
+            batch_size=1,
+            local_steps=1,
+            records=10,
+            skipped=(),
+            checkpoint_every=3,
+            batch_s=1.0,
+            rates={},
+            planned={"crash of some": 2},
+            far={},
+            early=False,
+            faults_s=20.0,
+        )
+        verdict = run_options(seed, options)
+        assert not verdict.failure, str(verdict)
+        if verdict.counts["rows restored"]:
+            seen += verdict.counts
+        if seen["rows restored"] >= 3 and seen["candidates dropped"] >= 3:
+            return
+    pytest.fail(f"candidates were not dropped after a restore: {seen}")
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from psrpc.batch import BatchId, cut_batch
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.tables import Rows
 from tests.sim.options import Options
-from tests.sim.table_witness import TableWitness, specs
+from tests.sim.table_witness import PLAIN, Recent, TableWitness, specs
 
 NDArray = npt.NDArray[Any]
 
@@ -49,7 +49,12 @@ def optimizer(momentum: bool) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def witness_plan(
-    shards: int, records: int, tables: int = 0, momentum: bool = False, most_rows: int = 1
+    shards: int,
+    records: int,
+    tables: int = 0,
+    momentum: bool = False,
+    most_rows: int = 1,
+    recent: Recent = PLAIN,
 ) -> Plan:
     """The same three variables on every shard, each of whole units. ``records`` are of all
     epochs."""
@@ -62,7 +67,7 @@ def witness_plan(
         ],
         shards,
         "cut",
-        specs(tables, optimizer(momentum), UNIT, most_rows),
+        specs(tables, optimizer(momentum), UNIT, most_rows, recent),
     )
 
 
@@ -74,9 +79,14 @@ class Witness:
         self.records = records = options.records * options.epochs
         """Of all epochs."""
         self.plan = witness_plan(
-            options.shards, records, options.tables, options.momentum, options.most_rows
+            options.shards,
+            records,
+            options.tables,
+            options.momentum,
+            options.most_rows,
+            options.recent,
         )
-        self.tables = TableWitness(self.plan, records, self.entries)
+        self.tables = TableWitness(self.plan, records, self.entries, options.recent.recurring)
         self.batches = [
             cut_batch(epoch, index, options.records, options.batch_records)
             for epoch in range(options.epochs)
@@ -190,8 +200,10 @@ class Witness:
         engine.load({ARENA: np.zeros(plan.arenas[0].length, np.float32)})
         parameters = np.zeros(self.plan.arenas[0].length, np.float32)
         tables = [Tables(self.plan, shard) for shard in range(options.shards)]
+        version = 0
         for epoch in range(options.epochs):
             for first in range(0, options.batches, options.policy.open):
+                version += 1
                 members = self._round_of(self.batches[epoch * options.batches + first])
                 if not members:
                     continue
@@ -207,7 +219,7 @@ class Witness:
                         mine.append(Part(weight, {}, self._rows(batch, gradient, shard)))
                 updates = engine.slots().iterations
                 for own, mine in zip(tables, rows, strict=True):
-                    own.apply(mean_rows(tuple(mine)), 1.0, updates, updates + 1)
+                    own.apply(mean_rows(tuple(mine)), 1.0, updates, version)
                 engine.apply(weighted_mean(tuple(parts)))
                 self.shard_part(parameters, 0)[:] = engine.snapshot()[ARENA]
         slots = engine.slots().elements
