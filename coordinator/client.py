@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
+from threading import Event
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ from psrpc.reach import why_unreachable
 from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
+from psrpc.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from psrpc.waiting import Announcer
@@ -108,11 +108,14 @@ class CoordinatorClient:
     Both are ``retryable``, and every RPC of the service is safe to repeat.
     """
 
-    def __init__(self, address: str, security: Security = PLAINTEXT) -> None:
+    def __init__(
+        self, address: str, security: Security = PLAINTEXT, threads: Threads = THREADS
+    ) -> None:
         """``address`` is HOST:PORT, ``security`` this process's; nothing is connected before the
         first call."""
         self.address = address
         self.security = security
+        self._threads = threads
         self._channel = open_channel(address, security, Role.COORDINATOR)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._closed = False
@@ -233,7 +236,7 @@ class CoordinatorClient:
         call: Callable[[], Result],
         connect_timeout_s: float,
         announce: Callable[[str], object],
-        stopped: threading.Event | None = None,
+        stopped: Event | None = None,
         effect: str = "",
     ) -> Result:
         """Repeats ``call`` while the coordinator cannot be reached, or reads its job.
@@ -267,12 +270,12 @@ class CoordinatorClient:
         def failed(reason: str) -> None:
             if isinstance(last, Preparing):
                 silence.over()
-                reading.waiting(reason, time.monotonic())
+                reading.waiting(reason, self._threads.now())
                 return
             if not self.reached:
                 self.raise_if_hopeless()
             reading.over()
-            silence.waiting(reason, time.monotonic())
+            silence.waiting(reason, self._threads.now())
 
         def once() -> Result:
             nonlocal last
@@ -314,7 +317,7 @@ class CoordinatorClient:
             once,
             RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
             give_up,
-            stop=stopped or threading.Event(),
+            stop=stopped or self._threads.event(),
             announce=failed,
             # One that answers is there; what it waits for is the caller's to know.
             again=lambda error: (
@@ -322,6 +325,8 @@ class CoordinatorClient:
                 and (isinstance(error, Preparing) or not isinstance(error, NotReady))
             ),
             alive=lambda error: isinstance(error, Preparing),
+            now=self._threads.now,
+            chance=self._threads.chance,
         )
 
     def why_unreachable(self) -> PsError | None:

@@ -37,6 +37,7 @@ from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.security import PLAINTEXT, Security
 from psrpc.status import error_from_rpc
 from psrpc.tables import MAX_IDS, Rows
+from psrpc.threads import THREADS, Threads
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -117,6 +118,7 @@ class ShardClient:
         announce: Callable[[str], object] = lambda _reason: None,
         failed: Callable[[], object] = lambda: None,
         sent: Callable[[], object] = lambda: None,
+        threads: Threads = THREADS,
     ) -> None:
         """Args:
         address: HOST:PORT; nothing is connected before the first call.
@@ -137,15 +139,34 @@ class ShardClient:
         self._retry = retry or RetryPolicy()
         self._deadline_s = deadline_s
         self._patience_ms = int(deadline_s * 900)
-        self._stop = stop or threading.Event()
+        self._threads = threads
+        self._stop = stop or threads.event()
         self.announce = announce
         self._failed = failed
         self._targets: dict[int, tuple[Arrays, Target]] = {}
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
+        self._open(address, security, workspace, sent)
+
+    def _open(
+        self,
+        address: str,
+        security: Security,
+        workspace: Workspace | None,
+        sent: Callable[[], object],
+    ) -> None:
+        """Makes ready what calls go through."""
         self._channel = open_channel(address, security, Role.SHARD)
         self._exchanger = Exchanger(
-            self._channel, address, security, self.peer, plan, shard, workspace, deadline_s, sent
+            self._channel,
+            address,
+            security,
+            self.peer,
+            self._plan,
+            self._shard,
+            workspace,
+            self._deadline_s,
+            sent,
         )
         path = f"/{wire.SERVICE}/"
         made = pb.InitializeResponse.FromString
@@ -309,8 +330,15 @@ class ShardClient:
                 return tries.last
             return ShardUnreachable(f"{self.peer} did not answer {tries}")
 
-        call = self._try(call)
-        return persist(call, self._retry, give_up, stop=self._stop, announce=self.announce)
+        return persist(
+            self._try(call),
+            self._retry,
+            give_up,
+            stop=self._stop,
+            announce=self.announce,
+            now=self._threads.now,
+            chance=self._threads.chance,
+        )
 
     def _try(self, call: Callable[[], Result]) -> Callable[[], Result]:
         def tried() -> Result:

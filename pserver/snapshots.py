@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.rows_chain import load_rows
 from psrpc.storage import DISK, Storage
+from psrpc.threads import THREADS, Threads
 from psrpc.tracing import span
 from psrpc.v1 import coordinator_pb2 as pb
 
@@ -182,19 +182,22 @@ class SnapshotWriter:
     """
 
     def __init__(
-        self, files: SnapshotFiles, report: Callable[[pb.ReportSnapshotRequest], object]
+        self,
+        files: SnapshotFiles,
+        report: Callable[[pb.ReportSnapshotRequest], object],
+        threads: Threads = THREADS,
     ) -> None:
         """``report`` sends to the coordinator, again and again while that cannot be reached."""
         self._files = files
         self._report = report
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         # Guarded by its lock:
         self._generation = 0
         self._work: deque[_Work] = deque()
         self._held = 0  # snapshots in _work, and the one that is being written
         self._closed = False
         self._reports: dict[str, pb.ReportSnapshotRequest] = {}
-        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+        self._thread = threads.thread(self._run, "snapshots")
 
     def start(self) -> None:
         """Begins to work."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from pserver.client import ShardClient
 from pserver.workspace import Workspace
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
@@ -49,6 +51,7 @@ def join(
     *,
     shm: bool,
     prefetch_rows: bool,
+    connect: Callable[..., ShardClient],
 ) -> Joined:
     """Gets ready to work in ``cluster``, once all of its shards answer; see
     :class:`worker.performer.Performer`."""
@@ -60,10 +63,18 @@ def join(
         if workspace.why:
             log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
         source.prepare(plan, workspace)
-        shards = stack.enter_context(Router(cluster, plan, standing, workspace, source.waiting))
+        shards = stack.enter_context(
+            Router(cluster, plan, standing, workspace, source.waiting, connect)
+        )
         shards.reach()
         leases = Leases(standing, source, times)
         rows = stack.enter_context(
-            RowFetcher(source, shards, tables=bool(plan.tables), prefetch=prefetch_rows)
+            RowFetcher(
+                source,
+                shards,
+                tables=bool(plan.tables),
+                prefetch=prefetch_rows,
+                threads=standing.threads,
+            )
         )
         return Joined(shards, leases, rows, stack.pop_all())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
+from contextlib import suppress
 
 from psrpc.batch import BatchId
 from psrpc.v1 import coordinator_pb2 as pb
@@ -26,7 +27,7 @@ class Leases:
         self._standing = standing
         self._source = source
         self._times = times
-        self._pool = ThreadPoolExecutor(1, "lease")
+        self._pool = standing.threads.pool(1, "lease")
         # The lease that was asked for ahead of time, and whether its batches are expected.
         self._following: Future[pb.Lease] | None = None
         self._expected = False
@@ -65,7 +66,8 @@ class Leases:
         waits = self._standing.waits
         with self._times.outside("barrier"), waits.on("work from the coordinator"):
             while not following.done():
-                wait([following], TICK_S)
+                with suppress(TimeoutError):
+                    following.exception(TICK_S)
                 self._standing.check()
         self.look_ahead()
         self._following = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from pserver.client import Outcome, PushResult
+from pserver.client import Outcome, PushResult, ShardClient
 from psrpc.batch import BatchId
 from psrpc.encoding import Gradient
 from psrpc.errors import RoundPassed
@@ -67,6 +67,7 @@ class Performer:
         shm: bool = True,
         slow_down: float = 1.0,
         prefetch_rows: bool = False,
+        connect: Callable[..., ShardClient] = ShardClient,
     ) -> None:
         """Args:
         source: of the gradients; this object's from now on.
@@ -76,6 +77,7 @@ class Performer:
         shm: share memory with shards on this host.
         slow_down: make every step take so many times as long to compute, at least 1.
         prefetch_rows: receive rows of tables for the next batch while one is computed (async).
+        connect: makes the client of a shard.
         """
         self._source = source
         self._standing = standing
@@ -88,6 +90,7 @@ class Performer:
         self._shm = shm
         self._slow_down = slow_down
         self._prefetch_rows = prefetch_rows
+        self._connect = connect
         self._built = False
         self._joined: Joined | None = None
         self._gradients: tuple[Gradient, ...] = ()
@@ -156,6 +159,7 @@ class Performer:
             self._times,
             shm=self._shm,
             prefetch_rows=self._prefetch_rows,
+            connect=self._connect,
         )
 
     def _rejoin(self, action: Rejoin) -> None:

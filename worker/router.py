@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
@@ -56,11 +56,13 @@ class Router:
         standing: Standing,
         workspace: Workspace | None = None,
         waiting: Callable[[bool], object] = lambda _now: None,
+        connect: Callable[..., ShardClient] = ShardClient,
     ) -> None:
         """``waiting`` is called, by any thread, with True when the requests of a push or a pull of
-        parameters have gone to all shards, and with False when all have answered."""
+        parameters have gone to all shards, and with False when all have answered. ``connect`` makes
+        the client of a shard."""
         self._standing = standing
-        self._abort = threading.Event()
+        self._abort = standing.threads.event()
         self._waiting = waiting
         # Shards whose requests have yet to go; changed under the lock.
         self._unsent: set[int] = set()
@@ -71,7 +73,7 @@ class Router:
         self._pulling = False
         retry = RetryPolicy(budget_s=standing.connect_timeout_s)
         self._clients = [
-            ShardClient(
+            connect(
                 shard.address,
                 shard.incarnation,
                 plan,
@@ -83,6 +85,7 @@ class Router:
                 announce=self._announcer(index),
                 failed=partial(standing.routes.failed, index),
                 sent=partial(self._sent, index),
+                threads=standing.threads,
             )
             for index, shard in enumerate(cluster.shards)
         ]
@@ -93,7 +96,7 @@ class Router:
         ]
         self._versions = [0] * len(self._clients)
         # The calling thread takes shard 0.
-        self._pool = ThreadPoolExecutor(max(1, len(self._clients) - 1), "shard")
+        self._pool = standing.threads.pool(max(1, len(self._clients) - 1), "shard")
 
     def __enter__(self) -> Router:
         self._standing.interrupt_with(self._interrupt)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
 
 from psrpc.batch import BatchId
+from psrpc.threads import THREADS, Threads
 from worker.gradient_source import GradientSource
 from worker.router import Router
 from worker.row_sets import ReceivedRows
@@ -22,14 +22,20 @@ class RowFetcher:
     """
 
     def __init__(
-        self, source: GradientSource, shards: Router, *, tables: bool, prefetch: bool
+        self,
+        source: GradientSource,
+        shards: Router,
+        *,
+        tables: bool,
+        prefetch: bool,
+        threads: Threads = THREADS,
     ) -> None:
         """``prefetch``: receive the rows of the next batch while one is computed."""
         self._source = source
         self._shards = shards
         self._tables = tables
         self._kept: tuple[BatchId, ReceivedRows] | None = None
-        self._pool = ThreadPoolExecutor(1, "rows") if tables and prefetch else None
+        self._pool = threads.pool(1, "rows") if tables and prefetch else None
 
     def __enter__(self) -> RowFetcher:
         return self
@@ -90,6 +96,6 @@ class RowFetcher:
             yield
         finally:
             # As long as the router waits for a shard; then it is this thread's again.
-            wait([fetched])
+            fetched.exception()
         fetched.result()
         self.came(following, rows)

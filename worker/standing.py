@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
@@ -14,6 +13,7 @@ from coordinator.client import HEARTBEAT_CALL_S, CoordinatorClient
 from psrpc.errors import Forming, NotReady, PsError, ShardUnreachable
 from psrpc.exit_status import DRAINED
 from psrpc.logs import get_logger, set_role
+from psrpc.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.actions import WorkDone
 from worker.done import DoneBatch
@@ -57,13 +57,17 @@ class Standing:
         incarnation: int,
         connect_timeout_s: float,
         times: Callable[[], pb.WorkerTimes] = pb.WorkerTimes,
+        threads: Threads = THREADS,
+        routes: Routes | None = None,
     ) -> None:
-        """``times`` says where this worker's time has gone; any thread may call it."""
+        """``times`` says where this worker's time has gone; any thread may call it. ``threads`` are
+        the worker's, and ``routes`` those that it finds out about."""
         self.waits = Waits(lambda reason, waited_s: log.info(_waiting_line(reason, waited_s)))
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
+        self.threads = threads
         self.membership = Membership(incarnation)
-        self.routes = Routes()
+        self.routes = routes or Routes()
         self.position: Callable[[], pb.WorkerPosition | None] = lambda: None
         """How far the trainer's thread has come; any thread may call it."""
         self.transports: Callable[[], list[pb.Transport]] = list
@@ -71,18 +75,18 @@ class Standing:
         self._client = client
         self._times = times
         self._lock = threading.Lock()
-        self._interrupted = threading.Event()
+        self._interrupted = threads.event()
         self._interrupts: set[Interrupt] = set()
         self._hurried = False
-        self._wake = threading.Event()
-        self._closing = threading.Event()
+        self._wake = threads.event()
+        self._closing = threads.event()
         # Threads of their own: a heartbeat that hangs must not silence the announcements, nor must
         # a probe.
         self._threads = [
-            threading.Thread(target=self._beat, name="heartbeat", daemon=True),
-            threading.Thread(target=self._announce, name="announce", daemon=True),
+            threads.thread(self._beat, "heartbeat"),
+            threads.thread(self._announce, "announce"),
         ]
-        self._prober = threading.Thread(target=self._probe, name="probe", daemon=True)
+        self._prober = threads.thread(self._probe, "probe")
 
     def __enter__(self) -> Standing:
         for thread in (*self._threads, self._prober):
@@ -223,7 +227,7 @@ class Standing:
                     cluster = self.persist(lambda: self._client.get_cluster(request))
                     break
                 except NotReady as error:
-                    now = time.monotonic()
+                    now = self.threads.now()
                     if isinstance(error, Forming):
                         away_since = None
                     elif away_since is None:
@@ -316,7 +320,7 @@ class Standing:
 
     def _announce(self) -> None:
         while not self._closing.wait(TICK_S):
-            self.waits.tick(time.monotonic())
+            self.waits.tick(self.threads.now())
 
     def _probe(self) -> None:
         while not self._closing.wait(TICK_S):

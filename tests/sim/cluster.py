@@ -21,6 +21,7 @@ from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults
+from tests.sim.fibers import Fibers
 from tests.sim.invariants import SLOT, Invariants, Violation
 from tests.sim.network import Network
 from tests.sim.operator import Operator
@@ -110,6 +111,7 @@ class Cluster:
         """When the job must have ended, in seconds."""
         self._resuming = False
         self._starts = 0
+        self._fibers: list[tuple[Process, Fibers]] = []
 
     # -- a run -------------------------------------------------------------------------------
 
@@ -133,6 +135,13 @@ class Cluster:
         if self.ended != "done":
             raise Violation(f"the job ends as {self.ended}")
         self.invariants.check_end()
+
+    def close(self) -> None:
+        """Ends what still goes on."""
+        for process, fibers in self._fibers:
+            process.kill()
+            fibers.end()
+        self.store.close()
 
     def begin_faults(self) -> None:
         """From now on things go wrong; the first call counts."""
@@ -263,6 +272,8 @@ class Cluster:
             life = Shard(self, process, index, f"shard:{port}")
         else:
             life = Worker(self, process)
+        if isinstance(life, Shard | Worker):
+            self._fibers.append((process, life.fibers))
         self.lives[name] = life
         process.at_death(lambda: self._died(process))
         process.spawn(life.live(), lambda why: self.process_ended(process, why))

@@ -85,6 +85,7 @@ class Coordinator:
         self._streams: list[tuple[Stream, Connection]] = []
         self._bell = SimulatedBell()
         self.course: Course | None = None
+        self._plan = cluster.witness.plan.to_json()
         self._echoed = 0
 
     def live(self) -> Steps:
@@ -190,6 +191,7 @@ class Coordinator:
                 pb.GetClusterResponse(
                     generation=run.generation,
                     policy=run.policy,
+                    plan=self._plan,
                     shards=[
                         pb.ShardAddress(address=s.address, incarnation=s.incarnation)
                         for s in shards

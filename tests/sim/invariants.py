@@ -11,7 +11,7 @@ from coordinator.course import Course
 from coordinator.saving import CHECKPOINTS
 from coordinator.store import ENDED, GENERATION, Store
 from coordinator.work import Begin, Command, Decision, Round, Train
-from pserver.requests import PushRequest, PushResult, Snapshot, Values
+from pserver.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
 from psrpc.batch import BatchId
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
@@ -52,11 +52,13 @@ class Invariants:
         self._cluster = cluster
         self._witness = cluster.witness
         self._options = cluster.options
-        self.policies = PolicyBook(cluster, self._fail)
-        self.tables = TableBook(cluster, self._fail)
+        self.policies = PolicyBook(cluster, self.fail)
+        self.tables = TableBook(cluster, self.fail)
         self._shards: dict[str, tuple[int, int, int]] = {}
         self._workers: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._leases: dict[int, tuple[str, str]] = {}
+        self._taken: set[tuple[str, int, str]] = set()
+        """Snapshots: by whom, in which generation, which."""
         self._begun: dict[int, tuple[int, Any]] = {}
         self._decided: dict[tuple[int, int], Any] = {}
         self._newest: dict[tuple[int, BatchId], int] = {}
@@ -74,18 +76,18 @@ class Invariants:
         standing, staged = engine._held.standing, len(engine._rounds)
         most = 2 * engine.identity.settings.open
         if staged > most:
-            self._fail(f"{shard.process} stages {staged} attempts; at most {most}")
+            self.fail(f"{shard.process} stages {staged} attempts; at most {most}")
         name = repr(shard.process)
         now = (standing.generation, standing.version, engine._counters.skipped)
         before = self._shards.get(name)
         if now == before and not begun:
             return
         if before is not None and now[:2] < before[:2]:
-            self._fail(f"{name} goes back from (generation, version) {before[:2]} to {now[:2]}")
+            self.fail(f"{name} goes back from (generation, version) {before[:2]} to {now[:2]}")
         self._shards[name] = now
         self.policies.check_shard(shard)
         if begun and staged:
-            self._fail(f"{name} begins with {staged} attempts staged")
+            self.fail(f"{name} begins with {staged} attempts staged")
         if not standing.initialized:
             return
         applied = engine.applied().to_epochs()
@@ -110,13 +112,20 @@ class Invariants:
             stands = (standing.version, applied if self._options.alike else None)
             there = self._begun.setdefault(standing.generation, stands)
             if there != stands:
-                self._fail(
+                self.fail(
                     f"{name} begins generation {standing.generation} at {stands}, another one at"
                     f" {there}"
                 )
 
-    def check_snapshot(self, shard: Shard, snapshot: Snapshot) -> tuple[Contents, ...] | None:
-        """A cut agrees on parameters, slots, applied-set and rows; returns the rows."""
+    def check_snapshot(
+        self, shard: Shard, order: SnapshotOrder, snapshot: Snapshot
+    ) -> tuple[Contents, ...] | None:
+        """An order is carried out once. A cut agrees on parameters, slots, applied-set and rows;
+        returns the rows."""
+        taken = (repr(shard.process), snapshot.values.generation, order.name)
+        if taken in self._taken:
+            self.fail(f"{taken[0]} takes {order.name} once more, of {snapshot.values.version}")
+        self._taken.add(taken)
         slots, part = snapshot.slots, snapshot.values.arrays[ARENA]
         who, applied = f"a snapshot of {shard.process}", list(snapshot.applied)
         velocity = slots.elements[SLOT][ARENA] if self._options.momentum else None
@@ -130,28 +139,28 @@ class Invariants:
         witness = self._witness
         found, expected = witness.updates(part, velocity), witness.expected(applied)
         if _differ(found, expected):
-            self._fail(
+            self.fail(
                 f"{who} has trained {_counts(found)}; its applied-set says {_counts(expected)}"
             )
         if self._options.policy.taken == 1 and len(self._options.policies) == 1:
             batches = sum(expected[witness.entries(batch).start] for batch in witness.batches)
             if updates != batches:
-                self._fail(f"{who} has made {updates} updates for {int(batches)} batches")
+                self.fail(f"{who} has made {updates} updates for {int(batches)} batches")
         if witness.torn(part):
-            self._fail(f"{who} has a torn pair")
+            self.fail(f"{who} has a torn pair")
 
     def check_pull(self, worker: Worker, parameters: NDArray, source: int | str | None) -> None:
         """The pair sums to zero on every shard; in rounds, across all shards."""
         witness = self._witness
         parts = [witness.shard_part(parameters, k) for k in range(self._options.shards)]
         if any(witness.torn(part) for part in parts):
-            self._fail(f"{worker.process} pulled a torn pair ({source})")
+            self.fail(f"{worker.process} pulled a torn pair ({source})")
         if (
             self._options.alike
             and source is not None
             and any(part.tobytes() != parts[0].tobytes() for part in parts)
         ):
-            self._fail(f"{worker.process} pulled {source} from shards that differ")
+            self.fail(f"{worker.process} pulled {source} from shards that differ")
 
     def check_worker(
         self, worker: Worker, generation: int, versions: tuple[int, ...] | None
@@ -160,13 +169,13 @@ class Invariants:
         name = repr(worker.process)
         before, held = self._workers.get(name, (0, ()))
         if generation < before:
-            self._fail(f"{name} goes back from generation {before} to {generation}")
+            self.fail(f"{name} goes back from generation {before} to {generation}")
         if versions is None:
             versions = held if generation == before else ()
         elif generation == before and any(
             new < old for new, old in zip(versions, held, strict=False)
         ):
-            self._fail(f"{name} goes back from versions {held} to {versions}")
+            self.fail(f"{name} goes back from versions {held} to {versions}")
         self._workers[name] = (generation, versions)
 
     def check_accepted(self, shard: Shard, header: PushRequest, result: PushResult) -> None:
@@ -177,24 +186,22 @@ class Invariants:
         assert shard.engine is not None
         fence, generation = header.fence, shard.engine.report().generation
         if (fence.generation, fence.shard_incarnation) != (generation, shard.process.incarnation):
-            self._fail(
+            self.fail(
                 f"{shard.process} in generation {generation} takes a push of generation "
                 f"{fence.generation} for incarnation {fence.shard_incarnation}"
             )
         settings = self.policies.settings(fence.policy)
         oldest = settings.max_staleness
         if oldest is not None and result.outcome == "applied" and result.staleness > oldest:
-            self._fail(f"{shard.process} applies {header.attempt} of staleness {result.staleness}")
+            self.fail(f"{shard.process} applies {header.attempt} of staleness {result.staleness}")
         newest = self._newest.get((generation, header.batch), 0)
         if header.attempt.attempt < newest and not settings.speculate:
-            self._fail(
-                f"{shard.process} takes {header.attempt} although attempt {newest} is leased"
-            )
+            self.fail(f"{shard.process} takes {header.attempt} although attempt {newest} is leased")
 
     def check_values(self, worker: Worker, values: Values, generation: int) -> None:
         """Parameters are of the generation that they were asked for in."""
         if values.generation != generation:
-            self._fail(f"{worker.process} pulled generation {values.generation} in {generation}")
+            self.fail(f"{worker.process} pulled generation {values.generation} in {generation}")
 
     def check_handed_out(self, course: Course, worker: str, work: Train | Round) -> None:
         """The coordinator leases; attempts rise."""
@@ -214,12 +221,12 @@ class Invariants:
             given = (repr(worker.process), f"{batch.epoch}:{batch.first}")
             before = self._leases.setdefault(attempt.attempt, given)
             if before != given:
-                self._fail(f"attempt {attempt.attempt} was given to {before}, then to {given}")
+                self.fail(f"attempt {attempt.attempt} was given to {before}, then to {given}")
 
     def check_told(self, store: Store, command: Command) -> None:
         """What a restarted coordinator must know is stored before anyone else knows it."""
         if isinstance(command, Begin) and (store.get(GENERATION) or 0) < command.generation:
-            self._fail(f"{command} is told before its generation is stored")
+            self.fail(f"{command} is told before its generation is stored")
         if isinstance(command, Begin):
             self.policies.check_told(store, command)
         if isinstance(command, Decision):
@@ -231,19 +238,19 @@ class Invariants:
             decision.generation,
             decision.round,
         ):
-            self._fail(f"{decision} is told before it is stored")
+            self.fail(f"{decision} is told before it is stored")
         key = (decision.generation, decision.round)
         there = self._decided.get(key)
         if there is None:
             self._decided[key] = decision
             self.policies.check_decision(self._cluster.policy, decision)
         elif there != decision:
-            self._fail(f"round {key} was decided as {there}, then as {decision}")
+            self.fail(f"round {key} was decided as {there}, then as {decision}")
 
     def check_ending(self, process: Process, why: object) -> None:
         """Nobody does what may not be done: no process ends as one that was wrong."""
         if isinstance(why, PsError) and not isinstance(why, EXPECTED) and not why.retryable:
-            self._fail(f"{process} ends by {why!r}")
+            self.fail(f"{process} ends by {why!r}")
 
     def check_drained(self, store: Store) -> None:
         """A run whose coordinator drains has not ended: the same command goes on."""
@@ -253,7 +260,7 @@ class Invariants:
     def check_progress(self, generation: int, step: int) -> None:
         """What the status page says never goes back, over restarts of the coordinator too."""
         if (generation, step) < self._point:
-            self._fail(f"the job goes back from {self._point} to {(generation, step)}")
+            self.fail(f"the job goes back from {self._point} to {(generation, step)}")
         self._point = (generation, step)
 
     def check_done(self, course: Course) -> None:
@@ -266,7 +273,7 @@ class Invariants:
             applied = engine.applied()
             for batch in self._witness.batches:
                 if ledger._todo.is_done(batch) and not applied.contains(batch):
-                    self._fail(f"{batch} is held for done, and {name} does not have it")
+                    self.fail(f"{batch} is held for done, and {name} does not have it")
 
     def begin(self, course: Course) -> None:
         """A coordinator begins. What it knows of the newest checkpoint may be an older one."""
@@ -278,7 +285,7 @@ class Invariants:
             self._checkpoint = name
             lacking = self._cluster.disk.lacking(RUN_DIR / name)
             if lacking:
-                self._fail(f"{name} is said to be committed, and {lacking} would not last")
+                self.fail(f"{name} is said to be committed, and {lacking} would not last")
             self.tables.check_committed(name)
 
     def check_end(self) -> None:
@@ -290,15 +297,15 @@ class Invariants:
         for name, shard, part, velocity, tables in self._cluster.final_parts():
             found = witness.updates(part, velocity)
             if _differ(found, whole):
-                self._fail(f"{name} ends with {_counts(found)}; expected {_counts(whole)}")
+                self.fail(f"{name} ends with {_counts(found)}; expected {_counts(whole)}")
             self.tables.check_trained(name, shard, tables, part, whole)
             if final is not None:
                 bits, slots, rows = final
                 self.tables.check_bits(name, tables, rows[shard])
                 if part.tobytes() != bits.tobytes():
-                    self._fail(f"{name} ends with other bits than without faults")
+                    self.fail(f"{name} ends with other bits than without faults")
                 if velocity is not None and velocity.tobytes() != _bytes(slots):
-                    self._fail(f"{name} ends with other slots than without faults")
+                    self.fail(f"{name} ends with other slots than without faults")
 
         self.policies.check_end(self._cluster.course.run)
         self._check_saved(whole)
@@ -315,7 +322,7 @@ class Invariants:
             velocity = state.elements[SLOT][ARENA] if self._options.momentum else None
             sums = self._witness.updates(state.values[ARENA], velocity)
             if _differ(sums, whole):
-                self._fail(f"{found} holds {_counts(sums)} of shard {shard}; {_counts(whole)}")
+                self.fail(f"{found} holds {_counts(sums)} of shard {shard}; {_counts(whole)}")
             if self._options.tables:
                 tables = self.tables.read(f"{CHECKPOINTS}/{found.name}", shard)
                 self.tables.check_trained(found, shard, tables, state.values[ARENA], whole)
@@ -326,14 +333,15 @@ class Invariants:
             return
         values = self._cluster.results.get("final")
         if values is None:
-            self._fail(f"the final state is not evaluated, only {sorted(self._cluster.results)}")
+            self.fail(f"the final state is not evaluated, only {sorted(self._cluster.results)}")
         elif self._options.alike or not self._options.momentum:
             parts = [final.values for final in self._cluster.final_parts()]
             loss = sum(float(part[: self._witness.rows].sum()) for part in parts)
             if len(parts) == self._options.shards and abs(values["loss"] - loss) > EXACT:
-                self._fail(f"the final evaluation is {values['loss']}; expected {loss}")
+                self.fail(f"the final evaluation is {values['loss']}; expected {loss}")
 
-    def _fail(self, what: str) -> NoReturn:
+    def fail(self, what: str) -> NoReturn:
+        """A promise was broken."""
         raise Violation(f"at {self._cluster.schedule.now():.3f} s: {what}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from psrpc.errors import DeadlinePassed, PsError, Unreachable
 from tests.sim.faults import Faults
-from tests.sim.schedule import Effect, Process, Schedule, Task
+from tests.sim.schedule import Effect, Process, Schedule, Waiter
 
 FAST_S, SLOW_S = 0.0005, 0.004
 """A message takes as long as this, unless it is delayed."""
@@ -92,7 +92,7 @@ class Network:
             PsError: as the other side raised it.
         """
 
-        def effect(task: Task) -> None:
+        def effect(task: Waiter) -> None:
             Call(self, task, address, method, request, deadline_s, under_way).begin()
 
         return effect
@@ -145,7 +145,7 @@ class Call:
     def __init__(
         self,
         network: Network,
-        task: Task,
+        task: Waiter,
         address: str,
         method: str,
         request: Any,

@@ -13,6 +13,7 @@ from random import Random
 
 import structlog
 
+from psrpc.logs import set_role
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
 from tests.sim.options import Options, draw
@@ -55,6 +56,8 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
     failure, began = "", time.process_time()
     # A run is short, and a tenth of it would go into looking for its garbage.
     gc.disable()
+    # A worker that joins anew looks for garbage, which is among what the run has made.
+    gc.freeze()
     try:
         cluster.run()
     except (Violation, Livelock) as broken:
@@ -62,13 +65,16 @@ def run_options(seed: int, options: Options, show: Callable[[str], None] | None 
     except Exception:
         failure = f"at {cluster.schedule.now():.3f} s: {traceback.format_exc()}"
     finally:
-        cluster.store.close()
+        digest = cluster.schedule.digest()
+        cluster.close()
+        set_role("")
+        gc.unfreeze()
         gc.enable()
     return Verdict(
         seed,
         options,
         failure,
-        cluster.schedule.digest(),
+        digest,
         cluster.schedule.now(),
         cluster.schedule.events,
         time.process_time() - began,

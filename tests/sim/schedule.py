@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from psrpc.clock import ManualClock
 from psrpc.errors import PsError
 
-Effect: TypeAlias = "Callable[[Task], None]"
-"""What a task yields: it arranges for ``resume`` or ``fail`` to be called later."""
+Effect: TypeAlias = "Callable[[Waiter], None]"
+"""What a thread waits for: it arranges for ``resume`` to be called later."""
 
 Steps: TypeAlias = Generator[Effect, Any, Any]
 
@@ -24,6 +24,15 @@ MOST_AT_ONCE = 10_000
 
 class Livelock(Exception):
     """Things happen without end at one instant: time does not go on."""
+
+
+class Waiter(Protocol):
+    """A thread of a process that waits for an effect."""
+
+    process: Process
+
+    def resume(self, value: Any) -> None:
+        """The effect has come to ``value``; an error is raised where it was waited for."""
 
 
 class Crash(BaseException):
@@ -98,7 +107,7 @@ class Task:
         self._ended = ended
 
     def resume(self, value: Any) -> None:
-        """The effect has come to ``value``; an error is raised where the effect was yielded."""
+        """See :class:`Waiter`."""
         try:
             if isinstance(value, PsError):
                 effect = self._steps.throw(value)
@@ -184,7 +193,7 @@ class Schedule:
 def gather(many: Sequence[Steps]) -> Effect:
     """The effect of doing several things side by side; comes to their results, in order."""
 
-    def effect(task: Task) -> None:
+    def effect(task: Waiter) -> None:
         results: list[Any] = [None] * len(many)
         left = len(many)
 
@@ -211,7 +220,7 @@ class Signal:
     def wait(self, timeout_s: float | None = None) -> Effect:
         """The effect of waiting for the next :meth:`send`, for ``timeout_s`` at most."""
 
-        def effect(task: Task) -> None:
+        def effect(task: Waiter) -> None:
             woken = False
 
             def wake() -> None:

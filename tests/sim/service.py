@@ -15,6 +15,7 @@ from pserver.requests import PullRequest, RowsRequest
 from pserver.table_ids import TableIds
 from psrpc.errors import NotReady, PsError
 from psrpc.plan import Plan
+from psrpc.v1 import parameter_server_pb2 as pb
 from tests.sim.network import Respond
 from tests.sim.witness import ARENA
 
@@ -102,6 +103,8 @@ class Service:
                     self._pull(_Parked(request, respond, until))
                     return
                 answer = engine.pull(request, 0.0)
+            elif method == "GetStatus":
+                answer = pb.GetStatusResponse()
             else:
                 header, tensors = request
                 sent = Sent(tensors, self.meanwhile)

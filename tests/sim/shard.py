@@ -16,7 +16,7 @@ from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.heartbeats import LEAVING_S
 from pserver.obedience import obey
-from pserver.requests import RestoredState, Snapshot
+from pserver.requests import RestoredState, Snapshot, SnapshotOrder
 from pserver.snapshots import SnapshotFiles
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.errors import (
@@ -34,6 +34,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from tests.sim.counting import CountingEngine, CountingTables
 from tests.sim.disk import View
+from tests.sim.fibers import Fibers
 from tests.sim.place import CALL_S, COORDINATOR
 from tests.sim.schedule import Effect, Process, Signal, Steps
 from tests.sim.service import Service
@@ -52,6 +53,7 @@ class Shard:
 
     def __init__(self, cluster: Cluster, process: Process, index: int, address: str) -> None:
         self.process = process
+        self.fibers = Fibers(process)
         self.index = index
         self.address = address
         self.engine: ShardEngine | None = None
@@ -108,7 +110,7 @@ class Shard:
         if not self._cluster.options.known:
             own = self._cluster.witness.tables.ids[self.index].own
             self.engine._held.tables = CountingTables(plan, self.index, own)
-        self.process.spawn(self._writer.run())
+        self._writer.start()
         why: PsError | None = yield from self._follow(self.engine)
         return why
 
@@ -289,9 +291,9 @@ class Shard:
 
     # -- snapshots ---------------------------------------------------------------------------
 
-    def cut(self, snapshot: Snapshot) -> tuple[Contents, ...] | None:
+    def cut(self, order: SnapshotOrder, snapshot: Snapshot) -> tuple[Contents, ...] | None:
         """A snapshot was taken; returns the rows that are to be written with it."""
-        return self._cluster.invariants.check_snapshot(self, snapshot)
+        return self._cluster.invariants.check_snapshot(self, order, snapshot)
 
     def written(self, report: pb.ReportSnapshotRequest, rows: tuple[Contents, ...] | None) -> None:
         """It was written, or could not be."""

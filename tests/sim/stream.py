@@ -8,7 +8,7 @@ from typing import Any
 
 from psrpc.errors import PsError, Unreachable
 from tests.sim.network import Network
-from tests.sim.schedule import Effect, Process, Task
+from tests.sim.schedule import Effect, Process, Waiter
 
 
 class Stream:
@@ -19,7 +19,7 @@ class Stream:
         self._sender = sender
         self._reader = reader
         self._arrived: deque[Any] = deque()
-        self._waiting: Task | None = None
+        self._waiting: Waiter | None = None
         self._last = 0.0
         self._broken = False
         self._over = False
@@ -48,7 +48,7 @@ class Stream:
     def receive(self) -> Effect:
         """The next message. Raises Unreachable once the stream has broken."""
 
-        def effect(task: Task) -> None:
+        def effect(task: Waiter) -> None:
             if self._arrived:
                 self._network.schedule.after(
                     0.0, task.process, task.resume, self._arrived.popleft()

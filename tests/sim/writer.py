@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from pserver.requests import Snapshot, SnapshotOrder
 from pserver.snapshots import SnapshotFiles, SnapshotWriter
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.sim.schedule import Signal, Steps
 from tests.sim.table_witness import Contents
 
 if TYPE_CHECKING:
@@ -18,38 +17,43 @@ WRITE_S = (0.001, 0.3)
 
 
 class Writer(SnapshotWriter):
-    """The real one, with a task in place of its thread."""
+    """The real one, on a simulated thread. Looks at each snapshot as it is taken and written."""
 
     def __init__(self, files: SnapshotFiles, shard: Shard) -> None:
-        self._outgoing: list[pb.ReportSnapshotRequest] = []
-        self._cuts: dict[str, tuple[Contents, ...] | None] = {}
-        super().__init__(files, self._outgoing.append)
         self.files = files
         self._shard = shard
-        self._handed = Signal(shard.process.schedule)
+        self._cuts: dict[str, tuple[Contents, ...] | None] = {}
+        slow: Any = _SlowFiles(files, self._wait, self._written)
+        super().__init__(slow, self._send, shard.fibers)
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
-        self._cuts[order.name] = self._shard.cut(snapshot)
+        self._cuts[order.name] = self._shard.cut(order, snapshot)
         super().taken(order, snapshot)
 
-    def _put(self, work: Any) -> None:
-        super()._put(work)
-        self._handed.send()
-
-    def run(self) -> Steps:
-        """Writes and reports, one after the other."""
+    def _wait(self) -> None:
         schedule = self._shard.process.schedule
-        while True:
-            while not self._work:
-                yield self._handed.wait()
-            work = self._work.popleft()
-            report = work.report
-            if work.snapshot is not None:
-                yield schedule.sleep(schedule.random.uniform(*WRITE_S))
-                report = self.files.write(work.order, work.snapshot)
-                self._shard.written(report, self._cuts[work.order.name])
-                self._held -= 1
-            self._tell(report)
-            while self._outgoing:
-                yield from self._shard.report(self._outgoing.pop())
+        self._shard.fibers.sleep(schedule.random.uniform(*WRITE_S))
+
+    def _written(self, report: pb.ReportSnapshotRequest) -> None:
+        self._shard.written(report, self._cuts[report.name])
+
+    def _send(self, report: pb.ReportSnapshotRequest) -> None:
+        self._shard.fibers.follow(self._shard.report(report))
+
+
+class _SlowFiles:
+    """Those of a shard, which take their time."""
+
+    def __init__(self, files: SnapshotFiles, wait: Any, written: Any) -> None:
+        self.report = files.report
+        self._files = files
+        self._wait = wait
+        self._written = written
+
+    def write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
+        """See :class:`SnapshotFiles`."""
+        self._wait()
+        report = self._files.write(order, snapshot)
+        self._written(report)
+        return report

@@ -1,0 +1,197 @@
+"""How a simulated worker calls: the real clients, over the simulated network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from coordinator.client import CoordinatorClient
+from pserver import wire
+from pserver.client import ShardClient
+from pserver.exchanger import Target
+from pserver.requests import PushRequest, Values
+from pserver.rows_wanted import RowsWanted
+from pserver.table_ids import from_table_ids
+from pserver.workspace import Workspace
+from psrpc.encoding import Gradient
+from psrpc.errors import DeadlinePassed, PsError, SegmentLost, Unreachable
+from psrpc.security import PLAINTEXT, Security
+from psrpc.tables import Rows
+from psrpc.v1 import parameter_server_pb2 as pb
+from tests.sim.network import Call
+from tests.sim.place import COORDINATOR, EXCHANGE_S
+from tests.sim.service import Tensors
+from tests.sim.witness import ARENA
+
+if TYPE_CHECKING:
+    from tests.sim.worker import Worker
+
+Response = TypeVar("Response", bound=Message)
+
+
+class ToCoordinator(CoordinatorClient):
+    """What a worker says to its coordinator."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.address = COORDINATOR
+        self.security = PLAINTEXT
+        self.reached = False
+        self._worker = worker
+        self._threads = worker.fibers
+        self._stub: Any = _Names()
+
+    def why_unreachable(self) -> PsError | None:
+        """See :class:`CoordinatorClient`: nothing that is known."""
+        return None
+
+    def _call(
+        self, method: Any, request: Message, expected: type[Response], timeout_s: float
+    ) -> Response:
+        network = self._worker.cluster.network
+        response = self._worker.fibers.wait(network.call(COORDINATOR, method, request, timeout_s))
+        assert isinstance(response, expected)
+        self.reached = True
+        if method in ("LeaseWork", "CommitBatch"):
+            answer: Any = response
+            self._worker.cluster.invariants.check_lease(self._worker, answer.lease)
+        return response
+
+
+class _Names:
+    """The methods of a stub, which are their names here."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+class ToShard(ShardClient):
+    """What a worker says to one shard."""
+
+    def __init__(self, worker: Worker, *args: Any, **options: Any) -> None:
+        self._worker = worker
+        super().__init__(*args, **options)
+
+    def _open(
+        self,
+        address: str,
+        security: Security,
+        workspace: Workspace | None,
+        sent: Callable[[], object],
+    ) -> None:
+        exchanger: Any = _Exchanger(self._worker, address, self._shard, sent)
+        self._exchanger = self._channel = exchanger
+        self._initialize = exchanger.initialize
+        self._get_status = exchanger.get_status
+
+
+class _Exchanger:
+    """In place of :class:`pserver.exchanger.Exchanger`."""
+
+    attached = False
+    transport = None
+
+    def __init__(
+        self, worker: Worker, address: str, shard: int, sent: Callable[[], object]
+    ) -> None:
+        self._worker = worker
+        self._address = address
+        self._shard = shard
+        self._sent = sent
+        self._given_up = ""
+        self._under_way: set[Call] = set()
+
+    def close(self) -> None:
+        """An exchange that is under way fails."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        """An exchange that is under way fails."""
+        for call in list(self._under_way):
+            call.give_up()
+
+    def initialize(self, stream: Iterator[bytes], timeout: float) -> pb.InitializeResponse:
+        """In place of the call."""
+        header, pieces = wire.read_stream(stream, pb.InitializeHeader)
+        arena = np.frombuffer(b"".join(bytes(piece.data) for piece in pieces), np.float32)
+        self._call("Initialize", (wire.from_initialize(header), Tensors(arena)), timeout)
+        return pb.InitializeResponse()
+
+    def get_status(self, request: pb.GetStatusRequest, timeout: float) -> pb.GetStatusResponse:
+        """In place of the call."""
+        status: pb.GetStatusResponse = self._call("GetStatus", request, timeout)
+        return status
+
+    def carry_out(
+        self,
+        header: pb.ExchangeHeader,
+        gradient: Gradient | None,
+        into: Target | None,
+        rows: Mapping[int, Rows] | None = None,
+        wanted: RowsWanted | None = None,
+    ) -> pb.ExchangeAnswer:
+        """See :class:`pserver.exchanger.Exchanger`."""
+        if self._given_up:
+            raise SegmentLost(self._given_up)
+        try:
+            if not header.HasField("push"):
+                request = wire.from_pull(header.pull)
+                self._count("rows pulled alone", request.rows_only)
+                self._count("rows prefetched", request.rows_only and self._worker.source.computes)
+                return self._received(self._call("Pull", request), into, wanted)
+            push = self._pushed(header, gradient, rows or {})
+            if not header.HasField("pull"):
+                result = self._call("Push", push)
+                return pb.ExchangeAnswer(push=wire.to_push_result(result))
+            self._count("rows pulled with a push", wanted is not None)
+            result, values = self._call("PushPull", push)
+            answer = self._received(values, into, wanted)
+            answer.push.CopyFrom(wire.to_push_result(result))
+            return answer
+        except (Unreachable, DeadlinePassed) as error:
+            if not self._worker.cluster.options.shared_memory:
+                raise
+            # The shard may still write there.
+            self._given_up = str(error)
+            raise SegmentLost(self._given_up) from None
+
+    def _call(self, method: str, request: Any, deadline_s: float = EXCHANGE_S) -> Any:
+        network = self._worker.cluster.network
+        call = network.call(self._address, method, request, deadline_s, self._under_way)
+        self._sent()
+        return self._worker.fibers.wait(call)
+
+    def _pushed(
+        self, header: pb.ExchangeHeader, gradient: Gradient | None, rows: Mapping[int, Rows]
+    ) -> tuple[PushRequest, Tensors]:
+        request = wire.from_push(header.push)
+        self._worker.source.check_base(self._shard, request)
+        return request, Tensors(
+            None if gradient is None else gradient[ARENA].parts[0],
+            tuple(rows[table].values for table, _ in request.rows),
+            from_table_ids(header.pull.rows),
+        )
+
+    def _received(
+        self, values: Values, into: Target | None, wanted: RowsWanted | None
+    ) -> pb.ExchangeAnswer:
+        """Puts what came where it belongs."""
+        worker, shard = self._worker, self._shard
+        generation = worker.standing.membership.generation
+        worker.cluster.invariants.check_values(worker, values, generation)
+        if into is not None:
+            np.copyto(into.mine[ARENA], values.arrays[ARENA])
+            worker.source.received(shard, into.mine[ARENA], values.version)
+        if wanted is not None:
+            for (table, _), came in zip(wanted.pairs, values.rows, strict=True):
+                np.copyto(wanted.into[table], came)
+                worker.source.received(shard, wanted.into[table], values.version)
+        header = pb.PullHeader(version=values.version, generation=values.generation)
+        return pb.ExchangeAnswer(pull=header)
+
+    def _count(self, what: str, happened: bool) -> None:
+        """Once for all shards."""
+        if happened and self._shard == 0:
+            self._worker.cluster.counts[what] += 1

@@ -1,0 +1,243 @@
+"""Where a simulated worker's gradients come from: the witness, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pserver.requests import PushRequest, Values
+from pserver.table_ids import TableIds
+from pserver.workspace import Workspace
+from psrpc.batch import BatchId
+from psrpc.encoding import Encoding, Gradient, plain
+from psrpc.plan import Plan
+from psrpc.tables import Rows
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.sim.table_witness import PAIR
+from tests.sim.witness import ARENA, NDArray
+from worker.data import Array
+from worker.gradient_source import Pull
+from worker.row_sets import ReceivedRows, RowSets
+from worker.rows import RowsNeeded
+
+if TYPE_CHECKING:
+    from tests.sim.worker import Worker
+
+NOT_READ = 0.1
+"""How often a batch has not been read ahead."""
+
+ROWS_NBYTES = 4096
+"""Of a batch; some have more."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A :class:`worker.gradient_source.Result`."""
+
+    gradients: tuple[Gradient, ...]
+    rows: Sequence[Mapping[int, Rows]]
+    finite: bool
+    loss: float = 1.0
+
+
+class Source:
+    """A :class:`worker.gradient_source.GradientSource`. It knows by itself of which versions the
+    parameters and rows are that it computes from."""
+
+    wire: Encoding = "plain"
+    spare: Mapping[str, Array]
+    _current: Mapping[str, Array]
+
+    def __init__(self, worker: Worker) -> None:
+        self.computes = False
+        self.pulled: tuple[int, ...] = ()
+        """The versions that were received by a pull last; what came before is not used any more."""
+        self._worker = worker
+        self._options = worker.cluster.options
+        self._witness = worker.cluster.witness
+        self._invariants = worker.cluster.invariants
+        self._shards = range(self._options.shards)
+        self._versions: dict[tuple[int, int], int] = {}
+        """Of what was received last, by shard and place in memory."""
+        self._bases: tuple[int, ...] = ()
+        self._rows: RowSets
+        self._evaluated: dict[str, Array] = {}
+
+    # -- what is computed from -----------------------------------------------------------------
+
+    @property
+    def parameters(self) -> NDArray:
+        """``[arena length]``: the current ones."""
+        return self._current[ARENA]
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each shard, the version of the current parameters."""
+        parts = [self._witness.shard_part(self.parameters, shard) for shard in self._shards]
+        return tuple(self._versions[shard, _place(parts[shard])] for shard in self._shards)
+
+    def received(self, shard: int, array: NDArray, version: int) -> None:
+        """``array`` has a shard's values of ``version`` now."""
+        self._versions[shard, _place(array)] = version
+
+    def check_base(self, shard: int, push: PushRequest) -> None:
+        """A gradient is of the older one of parameters and rows."""
+        if push.base_version != self._bases[shard]:
+            self._invariants.fail(
+                f"{self._worker.process} pushes {push.attempt} to shard {shard} as of version "
+                f"{push.base_version}; it was computed from version {self._bases[shard]}"
+            )
+
+    def _check_rows(self, rows: ReceivedRows, parameters: NDArray) -> tuple[int, ...]:
+        """The rows' versions. None is older than what was pulled last; with parameters of the same
+        version they are one moment's."""
+        found = []
+        for shard in self._shards:
+            parts = rows.needed.on_shard(shard)
+            version = self._versions[shard, _place(rows.values[PAIR][parts[PAIR]])]
+            found.append(version)
+            if self.pulled and version < self.pulled[shard]:
+                self._invariants.fail(
+                    f"{self._worker.process} uses rows of version {version} of shard {shard}, "
+                    f"after it has pulled version {self.pulled[shard]}"
+                )
+            part = self._witness.shard_part(parameters, shard)
+            if version == self._versions[shard, _place(part)]:
+                self._check_moment(shard, rows, version, part)
+        return tuple(found)
+
+    def _check_moment(self, shard: int, rows: ReceivedRows, version: int, part: NDArray) -> None:
+        parts = rows.needed.on_shard(shard)
+        ids = tuple((table, rows.needed.ids[table][at]) for table, at in parts.items())
+        came = tuple(rows.values[table][at] for table, at in parts.items())
+        self._invariants.tables.check_answer(
+            self._worker.process, shard, ids, Values(version, 0, {}, rows=came), part
+        )
+
+    # -- as the performer uses it --------------------------------------------------------------
+
+    def build(self) -> None:
+        """See GradientSource, as for all methods here."""
+
+    def rows_nbytes(self, _plan: Plan, /) -> int:
+        return ROWS_NBYTES
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        self._versions.clear()
+        self.pulled = ()
+        self._current, self.spare = workspace.sets
+        self._rows = RowSets(plan.tables, workspace.row_sets)
+        self._evaluated = {ARENA: self._witness.initial()}
+
+    def leave(self) -> None:
+        self._current = self.spare = {}
+
+    def initial_values(self) -> Mapping[str, Array]:
+        return {ARENA: self._witness.initial()}
+
+    def first_rows(self) -> str:
+        return ""
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        return
+
+    def forget(self) -> None:
+        return
+
+    def waiting(self, now: bool, /) -> None:
+        return
+
+    def read(self, batch: BatchId) -> BatchId:
+        return batch
+
+    def ahead(self, batch: BatchId, /) -> BatchId | None:
+        return batch if self._worker.fibers.chance() >= NOT_READ else None
+
+    def place(self, given: BatchId, /) -> ReceivedRows | None:
+        if not self._options.tables:
+            return None
+        return self._rows.place(self._needed(given))
+
+    def gradient(self, batch: BatchId, _given: BatchId, rows: ReceivedRows | None, /) -> Result:
+        self.computes = True
+        self._worker.fibers.sleep(self._options.batch_s)
+        self.computes = False
+        parameters = self.parameters
+        self._bases = self.versions
+        if rows is not None:
+            self._bases = tuple(map(min, self._bases, self._check_rows(rows, parameters)))
+        parts = [self._witness.gradient(batch, parameters, shard) for shard in self._shards]
+        gradients = [part for part in parts if part is not None]
+        return Result(
+            tuple({ARENA: plain(gradient)} for gradient in gradients),
+            tuple(
+                self._row_gradients(batch, gradient, shard)
+                for shard, gradient in enumerate(gradients)
+                if rows is not None
+            ),
+            batch not in self._witness.skipped,
+        )
+
+    def swap(self, version: int) -> None:
+        self._current, self.spare = self.spare, self._current
+        versions = self.versions
+        assert version == max(versions)
+        generation = self._worker.standing.membership.generation
+        self._invariants.check_worker(self._worker, generation, versions)
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        return
+
+    def take_back(self) -> None:
+        return
+
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        pull(task.snapshot, self._evaluated)
+        parameters = self._evaluated[ARENA]
+        self._invariants.check_pull(self._worker, parameters, task.snapshot)
+        if self._options.tables:
+            rows = RowSets(self._witness.plan.tables).place(self._needed(None))
+            pull(task.snapshot, None, rows=rows)
+            for shard, version in enumerate(rows.versions):
+                part = self._witness.shard_part(parameters, shard)
+                self._check_moment(shard, rows, version, part)
+        self._worker.fibers.sleep(self._options.batch_s)
+        records = task.stop - task.start
+        loss = self._witness.loss(parameters)
+        state = pb.MetricVariable(shape=[2], values=[loss * records, records])
+        return pb.EvaluateDone(
+            evaluation=task.evaluation,
+            task=task.task,
+            records=records,
+            states=pb.MetricStates(variables=[state]),
+        )
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        total, records = merge.states.variables[0].values
+        return pb.MergeDone(evaluation=merge.evaluation, results={"loss": total / records})
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _needed(self, batch: BatchId | None) -> RowsNeeded:
+        """The rows of ``batch``; None: of all records."""
+        tables = self._witness.tables
+        by_shard = [
+            tables.every(shard) if batch is None else tables.wanted(batch, shard)
+            for shard in self._shards
+        ]
+        ids = [[of[table][1] for of in by_shard] for table in range(self._options.tables)]
+        cuts = [np.cumsum([0, *map(len, parts)]).tolist() for parts in ids]
+        return RowsNeeded(tuple(map(np.concatenate, ids)), tuple(map(tuple, cuts)))
+
+    def _row_gradients(self, batch: BatchId, gradient: NDArray, shard: int) -> dict[int, Rows]:
+        wanted: TableIds = self._witness.tables.wanted(batch, shard)
+        values = self._witness.row_gradients(batch, gradient, shard)
+        return {table: Rows(ids, of) for (table, ids), of in zip(wanted, values, strict=True)}
+
+
+def _place(array: Any) -> int:
+    place: int = array.__array_interface__["data"][0]
+    return place
