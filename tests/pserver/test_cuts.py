@@ -131,6 +131,20 @@ def through_files(snapshot: Snapshot) -> RestoredState:
         return files.read("checkpoints/step-1")
 
 
+@pytest.mark.parametrize("order", [ORDER, replace(ORDER, write=False, keep=True)])
+def test_an_order_that_is_repeated_is_carried_out_once(order: SnapshotOrder) -> None:
+    """By then the state is another, and the files of the first may be committed."""
+    first = shard(sink := Sink())
+    training = Training(first)
+    training.push(0)
+    first.take_snapshot(order)
+    taken = state(sink.snapshots[order.name])
+    training.push(1)
+    first.take_snapshot(order)
+    assert state(sink.snapshots[order.name]) == taken
+    assert sink.repeats == [order.name]
+
+
 @pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(

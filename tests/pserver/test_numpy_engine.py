@@ -128,12 +128,14 @@ def test_a_snapshot_and_its_slots_stay_while_updates_go_on() -> None:
     assert not np.array_equal(engine.snapshot()["float32.trainable"], snapshot["float32.trainable"])
 
 
-def test_state_takes_deltas_and_no_optimizer_step() -> None:
+@pytest.mark.parametrize("rate_scale", [1.0, 0.5])
+def test_state_takes_deltas_and_no_optimizer_step(rate_scale: float) -> None:
+    """Whatever the rate: what BatchNorm has seen does not depend on it."""
     plan = make_plan(MODEL, 1, "cut")
     engine = make_engine("numpy", serialized("SGD", weight_decay=0.5), plan, 0)
     values = {a.name: np.ones(a.length, np.float32) for a in plan.arenas}
     engine.load(values)
-    engine.apply({name: np.full_like(v, 0.25) for name, v in values.items()})
+    engine.apply({name: np.full_like(v, 0.25) for name, v in values.items()}, rate_scale)
     np.testing.assert_array_equal(engine.snapshot()["float32.state"], np.full(7, 1.25))
 
 

@@ -70,12 +70,16 @@ class Fibers(Threads):
 
     def follow(self, steps: Steps) -> Any:
         """What ``steps`` return, each of which is waited for."""
-        try:
-            effect = next(steps)
-            while True:
-                effect = steps.send(_wait(effect))
-        except StopIteration as stop:
-            return stop.value
+        go_on: Callable[[], Effect] = partial(next, steps)
+        while True:
+            try:
+                effect = go_on()
+            except StopIteration as stop:
+                return stop.value
+            try:
+                go_on = partial(steps.send, _wait(effect))
+            except PsError as error:
+                go_on = partial(steps.throw, error)
 
     def sleep(self, seconds: float) -> None:
         """Does nothing for a while."""
