@@ -262,7 +262,7 @@ class Invariants:
     def check_drained(self, store: Store) -> None:
         """A run whose coordinator drains has not ended: the same command goes on."""
         if store.get(ENDED) is not None:
-            self._fail(f"a drained run is marked as ended: {store.get(ENDED)}")
+            self.fail(f"a drained run is marked as ended: {store.get(ENDED)}")
 
     def check_progress(self, generation: int, step: int) -> None:
         """What the status page says never goes back, over restarts of the coordinator too."""
