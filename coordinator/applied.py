@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from coordinator.work import Positions
 from psrpc.intervals import IntervalSet
+
+_NONE = (sys.maxsize, sys.maxsize)
 
 
 def common_positions(sets: Sequence[Positions]) -> dict[int, IntervalSet]:
@@ -26,15 +29,17 @@ def partial_positions(
     any are left out."""
     partial: dict[int, IntervalSet] = {}
     for epoch in sorted({epoch for one in sets for epoch in one}):
-        union = IntervalSet(interval for one in sets for interval in one.get(epoch, ()))
+        # In order, so that each is added at the end, and each of both is looked at once.
+        union = IntervalSet(sorted(i for one in sets for i in one.get(epoch, ())))
         left = IntervalSet()
+        inside = iter(common.get(epoch, ()))
+        first, last = next(inside, _NONE)
         for start, stop in union:
-            for first, last in common.get(epoch, ()):
-                if last <= start or first >= stop:
-                    continue
+            while first < stop:
                 if start < first:
                     left.add(start, first)
-                start = last
+                start = max(start, last)
+                first, last = next(inside, _NONE)
             if start < stop:
                 left.add(start, stop)
         if len(left):

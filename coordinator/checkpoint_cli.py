@@ -34,6 +34,7 @@ from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_man
 from psrpc.rows_chain import check_chain, table_sizes
 from psrpc.runs import JOB, newest_run
 from psrpc.storage import cause_of, read_json
+from psrpc.told import told
 
 UNLIMITED = 1 << 16
 """Columns of what is no terminal."""
@@ -68,7 +69,7 @@ def _ls(args: argparse.Namespace) -> int:
             str(row["global_step"]),
             "" if age is None else f"{duration(age)} ago",
             f"{row['nbytes'] / 1e6:.1f} MB",
-            *[_rows(row["tables"], row["evicted"])] * tables,
+            *[Text(told(_rows(row["tables"], row["evicted"])))] * tables,
             Text(", ".join(row["marks"]), "green"),
         )
     _console().print(table if rows else "no checkpoints")
@@ -163,9 +164,11 @@ def _diff(args: argparse.Namespace) -> int:
     for title in ("", "shape", "norm of difference", "greatest difference"):
         table.add_column(title, justify="right" if "difference" in title else "left", no_wrap=True)
     for row in difference.arrays:
-        table.add_row(row.name, row.shape, f"{row.norm:.6g}", f"{row.greatest:.6g}")
+        table.add_row(
+            Text(told(row.name)), Text(row.shape), f"{row.norm:.6g}", f"{row.greatest:.6g}"
+        )
     for line in difference.facts:
-        _console().print(Text(line), soft_wrap=True)
+        _console().print(Text(told(line)), soft_wrap=True)
     if difference.arrays:
         _console().print(table)
     _console().print(f"{difference.equal} equal, {len(difference.arrays)} different arrays")
@@ -267,7 +270,7 @@ def _age_s(manifest: Manifest, now: datetime) -> float | None:
 
 
 def _say(what: str, how: str, style: str) -> None:
-    _console().print(Text.assemble(f"{what}  ", (how, style)), soft_wrap=True)
+    _console().print(Text.assemble(f"{told(what)}  ", (told(how), style)), soft_wrap=True)
 
 
 def _console() -> Console:

@@ -181,7 +181,8 @@ class OpenBatches:
                 first = -(-start // self._batch_size)
                 last = self.per_epoch if stop >= self._records else stop // self._batch_size
             else:
-                first, last = start // self._batch_size, -(-stop // self._batch_size)
+                first = start // self._batch_size
+                last = min(-(-stop // self._batch_size), self.per_epoch)
             if first < last:
                 indices.add(first, last)
         return indices

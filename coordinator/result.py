@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from coordinator.stopping import STOPPED
 from coordinator.summary import write_summary
 from coordinator.wording import duration
+from psrpc.told import told
 from psrpc.v1 import coordinator_pb2 as pb
 
 
@@ -103,14 +105,15 @@ def result_table(summary: Mapping[str, Any], run_dir: Path) -> Table:
     """The figures of a finished run, two columns; what the summary lacks is left out."""
     # For those who stop a job that is no failure.
     phase = "stopped" if summary.get("reason") == STOPPED else summary.get("phase", "?")
-    table = Table("", "", title=f"{summary.get('job', run_dir.name)}: {phase}")
+    title = escape(told(f"{summary.get('job', run_dir.name)}: {phase}"))
+    table = Table("", "", title=title)
     table.show_header = False
     table.columns[1].justify = "right"
     # A path is of no use unless it is whole.
     table.columns[1].overflow = "fold"
     for label, value in _rows(summary, run_dir):
         if value is not None:
-            table.add_row(label, value)
+            table.add_row(escape(told(label)), escape(told(value)))
     return table
 
 

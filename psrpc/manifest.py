@@ -20,6 +20,7 @@ from psrpc.file_name import check_file_name
 from psrpc.plan import Plan
 from psrpc.rows_file import evicted_file_name, rows_file_name
 from psrpc.storage import DISK, Storage, read_bounded
+from psrpc.told import told
 
 FORMAT = 2
 """Of the manifest. Format 1 had no checksum, and is refused."""
@@ -427,6 +428,12 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
     refused: list[tuple[Path, str]] = []
     for name in names:
         if name.startswith("."):
+            continue
+        try:
+            check_file_name(name, f"a directory in {checkpoints}")
+        except InvalidArgument as error:
+            # It goes no further as it is, not even to a terminal.
+            refused.append((checkpoints / told(name).replace("\n", " "), str(error)))
             continue
         directory = checkpoints / name
         try:

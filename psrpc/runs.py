@@ -9,6 +9,7 @@ from typing import Any
 
 from psrpc.document import anything, listed, mapped, maybe, real, record, text, whole
 from psrpc.storage import read_json, unreadable
+from psrpc.told import told
 
 RUNS = Path("runs")
 ADDRESS = "address"
@@ -159,8 +160,8 @@ _SUMMARY = record(
 
 def ending_in_words(ending: dict[str, Any]) -> str:
     """``"done"``, or ``"failed: "`` and the reason."""
-    reason = ending.get("reason")
-    return f"{ending.get('phase') or 'ended'}" + (f": {reason}" if reason else "")
+    reason = told(ending.get("reason") or "")
+    return told(ending.get("phase") or "ended") + (f": {reason}" if reason else "")
 
 
 def _job_name(path: Path) -> str:

@@ -4,21 +4,27 @@ what is wrong, and a run goes on from an older checkpoint."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from coordinator.applied import common_positions, partial_positions
 from coordinator.board import NAME, Board
 from coordinator.checkpoints import choose_checkpoint
 from coordinator.cli import main
 from coordinator.description import read_description
+from coordinator.open_batches import OpenBatches
 from coordinator.remembered import remembered
 from coordinator.run_directory import LEDGER, RunDirectory, Starting
 from coordinator.store import Store
 from psrpc.errors import InvalidJob
-from psrpc.manifest import MANIFEST
+from psrpc.intervals import IntervalSet
+from psrpc.manifest import MANIFEST, find_checkpoints
 from psrpc.runs import newest_run, read_ending, read_summary, unfinished_run
 from psrpc.storage import replace_text
 from tests.coordinator.parts import describe, description_json
@@ -289,3 +295,51 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
     replace_text(tmp_path / "file", "two")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "two"
+
+
+def test_no_terminal_obeys_a_name_or_a_reason(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (b"step-\xff", b"step-\n\x1b[2J"):
+        (run_dir / "checkpoints" / os.fsdecode(name)).mkdir()
+    found = find_checkpoints(run_dir / "checkpoints")
+    assert [path.name for path, _ in found.manifests] == [NEWEST, "step-00000010"]
+    assert len(found.refused) == 2
+    (run_dir / "summary.json").write_text(
+        json.dumps(SUMMARY | {"reason": "\x1b[2J", "mode": "[red]\x1b"})
+    )
+    for command in (
+        ("checkpoint", "ls", run_dir),
+        ("checkpoint", "verify", run_dir),
+        ("export", run_dir, "--tables", run_dir / "tables"),
+        ("status", "--run-dir", run_dir),
+    ):
+        _, out, err = called(capsys, *command)
+        assert all(c == "\n" or c.isprintable() for c in (out + err).replace("\ufffd", "?"))
+
+
+positions = st.lists(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=5), min_size=1, max_size=4
+)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(positions)
+def test_what_some_have_and_not_all(each: list[list[tuple[int, int]]]) -> None:
+    members = [{x for a, n in one for x in range(a, a + n)} for one in each]
+    sets = [{0: IntervalSet((a, a + n) for a, n in one)} for one in each]
+    found = partial_positions(sets, common_positions(sets)).get(0, IntervalSet())
+    apart = set.union(*members) - set.intersection(*members)
+    assert {x for a, b in found for x in range(a, b)} == apart
+
+
+def test_positions_beyond_the_data_are_no_batches() -> None:
+    batches = OpenBatches(
+        records=20,
+        batch_size=4,
+        epochs=1,
+        done={0: IntervalSet([(0, 4)])},
+        partial={0: IntervalSet([(8, 1 << 50)])},
+    )
+    assert [batch.first for batch in iter(batches.take, None)] == [4]
+    assert [batch.first for batch in iter(batches.take_partial, None)] == [8, 12, 16]
