@@ -120,6 +120,16 @@ def test_whoever_is_not_known_waits_for_the_jobs_own_answer(
         client.heartbeat_worker(stranger, 0.1)
 
 
+def test_one_that_was_known_and_is_not_any_more_waits_for_it_too(
+    served: Served, client: CoordinatorClient
+) -> None:
+    beat, _ = _join(client)
+    client.leave_worker(pb.LeaveWorkerRequest(worker=beat.worker, incarnation=7))
+    assert client.heartbeat_worker(beat, LONG_S).unknown
+    with held_up(served), pytest.raises(DeadlinePassed):
+        client.heartbeat_worker(beat, 0.1)
+
+
 def test_a_coordinator_whose_job_is_dead_does_not_pass_for_alive(
     served: Served, client: CoordinatorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,25 @@ def test_the_mean_square_is_saved_and_restored(kind: EngineKind) -> None:
     assert plain.value == -1.0
 
 
+def test_a_shard_goes_over_from_one_correction_to_the_other() -> None:
+    shard = Shard(CONSTANT).initialize(1.0)
+    shard.engine.begin(Begin(2, 1, keep=True, settings=ADAPTIVE))
+    shard.generation = 2
+    shard.pull("a")
+    shard.pull("b")
+    shard.push("a", 1.0, 0)
+    assert mean_square(shard) == [0.25] * 6
+    shard.push("b", 2.0, 0)
+    assert mean_square(shard) == [1.1875] * 6
+    # g = 2 + 0.5 / sqrt(1.1875) · 4 · (0 - 1)
+    assert shard.value == pytest.approx(-2.0 + 2.0 / 1.1875**0.5)
+    shard.engine.begin(Begin(3, 1, keep=True, settings=CONSTANT))
+    assert shard.engine._held.snapshot().slots.elements == {}
+    # And what is begun once more begins at 0.
+    shard.engine.begin(Begin(4, 1, keep=True, settings=ADAPTIVE))
+    assert mean_square(shard) == [0.0] * 6
+
+
 def mean_square(shard: Shard) -> list[float]:
     return list(shard.engine._held.snapshot().slots.elements[MEAN_SQUARE][NAME])
 

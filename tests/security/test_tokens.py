@@ -118,6 +118,32 @@ def test_who_has_no_token_is_refused(target: Target, certs: Path, who: str) -> N
     )
 
 
+def test_each_call_of_a_connection_is_judged_by_the_token_that_it_shows(
+    target: Target, certs: Path
+) -> None:
+    def code(channel: grpc.Channel, *sent: str) -> grpc.StatusCode:
+        return target.rpcs[0].call(channel, metadata=[(TOKEN_KEY, one) for one in sent]).code
+
+    refused = grpc.StatusCode.UNAUTHENTICATED
+    with Caller(target, TOKEN, certs).channel() as channel:
+        assert code(channel) == refused
+        assert code(channel, *SENT[TOKEN]) != refused
+        assert code(channel) == refused
+        assert code(channel, *SENT["another token"]) == refused
+        assert code(channel, *SENT[TOKEN]) != refused
+
+
+def test_a_token_that_was_replaced_ends_with_the_next_call(certs: Path, token: Path) -> None:
+    security = Security.from_options(Role.SHARD, certs, token)
+    authorities = (certs / "ca.crt").read_bytes()
+    before, after = [(TOKEN_KEY, SENT[TOKEN][0])], [(TOKEN_KEY, SENT["another token"][0])]
+    with shard_target(security) as target, target.channel(authorities, None) as channel:
+        assert status(channel, metadata=before) == grpc.StatusCode.OK
+        secret(token, SECRET[::-1])
+        assert status(channel, metadata=before) == grpc.StatusCode.UNAUTHENTICATED
+        assert status(channel, metadata=after) == grpc.StatusCode.OK
+
+
 def test_the_token_stands_for_every_role(target: Target, certs: Path) -> None:
     """And what is asked for with it does change something."""
     caller = Caller(target, TOKEN, certs)

@@ -117,3 +117,23 @@ def test_other_encodings_are_refused(tmp_path: Path) -> None:
     path.write_bytes("a,y\ncafé,1\n".encode("latin-1"))
     with pytest.raises(InvalidJob, match="line 2 is not UTF-8"):
         Csv(path, y="y", x_dtype="str").read_range(0, 1)
+
+
+def test_a_fingerprint_is_of_all_that_decides_what_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b,label\n1,2,3\n")
+    plain: dict[str, Any] = {"y": "label", "x": ["a", "b"]}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"x": ["b", "a"]},
+        {"x": None},
+        {"y": "b"},
+        {"header": False},
+        {"delimiter": ";"},
+        {"x_dtype": "float64"},
+        {"y_dtype": "int32"},
+    ]
+    found = [Csv(path, **plain | change).fingerprint() for change in changes]
+    assert len(set(found)) == len(changes)
+    assert Csv(path, **plain).fingerprint() == found[0]
+    path.write_text("a,b,label\n1,2,4\n")
+    assert Csv(path, **plain).fingerprint() not in found

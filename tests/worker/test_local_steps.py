@@ -174,6 +174,19 @@ def test_a_difference_travels_compressed_with_what_was_left_out_of_the_last() ->
     assert sent != again
 
 
+@pytest.mark.parametrize("compression", ["topk", "int8"])
+def test_a_difference_is_compressed_as_it_is_where_parameters_travel_rounded(
+    compression: str,
+) -> None:
+    rounded = Local(dense_model, sgd(0.1), wire="bfloat16", compression=compression)
+    plain = Local(dense_model, sgd(0.1), compression=compression)
+    for name, array in plain.parameters.arrays.items():
+        array[:] = rounded.parameters.arrays[name].astype(array.dtype)
+    for found, expected in zip(rounded.steps().gradients, plain.steps().gradients, strict=True):
+        assert found[TRAINABLE].encoding == compression
+        assert found[TRAINABLE].parts[0].tobytes() == expected[TRAINABLE].parts[0].tobytes()
+
+
 def test_a_module_takes_local_steps() -> None:
     class Linear(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:

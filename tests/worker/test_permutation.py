@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrpc.batch import BatchId
+from worker.data_function import Function
 from worker.permutation import BlockOrder, RecordOrder, permutation
 from worker.seeds import seed_state
 
@@ -88,3 +91,16 @@ def test_random_state_belongs_to_the_batch() -> None:
         seed_state(5, BatchId(1, 20, 9), 0),
     ]
     assert len({tuple(s) for s in [state, *others]}) == 6
+
+
+def test_what_was_read_before_does_not_change_a_batch() -> None:
+    """Workers read other batches, and both epochs of a seam at once."""
+
+    def make(start: int, stop: int) -> Any:
+        return np.arange(start, stop), np.arange(start, stop)
+
+    data = Function(make, 20, block_records=10)
+    batches = [(seed, BatchId(epoch, 0, 20)) for seed in (0, 1) for epoch in (0, 1)]
+    for seed, batch in (*batches, *reversed(batches)):
+        fresh = Function(make, 20, block_records=10)
+        assert data.read(seed, batch)[1].tolist() == fresh.read(seed, batch)[1].tolist()

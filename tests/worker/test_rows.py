@@ -106,6 +106,19 @@ def test_ids_outside_of_the_vocabulary_are_clipped() -> None:
     np.testing.assert_array_equal(needed.ids[0][at], [0, 2, 4])
 
 
+@pytest.mark.parametrize("padding", [-1, 5, 2])
+def test_padding_is_known_before_ids_are_clipped(padding: int) -> None:
+    rule = IdRule("x", "clip", padding)
+    given = ids(padding, -7, 3, 9)
+    needed, (at,), _ = find_rows([table(vocabulary=5)], [Call(0, rule)], [given], 1)
+    np.testing.assert_array_equal(needed.ids[0], [0, 3, 4])
+    np.testing.assert_array_equal(at, [-1, 0, 1, 2])
+    # Nor is an id padding for what it is clipped to.
+    rule = IdRule("x", "clip", padding=0)
+    needed, (at,), _ = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids(-7, 0)], 1)
+    np.testing.assert_array_equal(at, [0, -1])
+
+
 def test_ids_outside_of_the_vocabulary_and_padding_come_to_no_row() -> None:
     rule = IdRule("x", "drop", padding=0)
     needed, (at,), _ = find_rows([table(vocabulary=5)], [Call(0, rule)], [ids([-7, 2], [0, 4])], 1)

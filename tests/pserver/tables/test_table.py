@@ -124,6 +124,26 @@ def test_the_push_that_admits_is_applied_alone() -> None:
     assert (table.created, plain.created) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "its",
+    [optimizer(momentum=0.5), optimizer("Adagrad"), optimizer("Adam")],
+    ids=["momentum", "Adagrad", "Adam"],
+)
+def test_rows_are_updated_alike_beside_ids_that_are_only_counted(its: dict[str, Any]) -> None:
+    table, plain = Table(spec(optimizer=its, min_count=2), 0, 1), Table(spec(optimizer=its), 0, 1)
+    known, mixed = gradients([1, 2, 3]), gradients([0, 1, 2, 7], seed=1)
+    table.apply(known, 1.0, 0, 1)
+    for each in (table, plain):
+        each.apply(known, 1.0, 1, 2)
+    table.apply(mixed, 1.0, 2, 3)
+    plain.apply(Rows(mixed.ids[1:3], mixed.values[1:3]), 1.0, 2, 3)
+    found, expected = (each.freeze() for each in (table, plain))
+    for column in ("values", *(f"slot/{name}" for name in found.block(found.since(2)).slots)):
+        np.testing.assert_array_equal(
+            found.column(column, found.since(-1)), expected.column(column, expected.since(-1))
+        )
+
+
 def test_a_frozen_table_has_the_candidates_of_its_moment() -> None:
     table = Table(spec(min_count=3), 0, 1)
     apply(table, 5, 6, version=1)
