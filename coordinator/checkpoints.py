@@ -27,7 +27,8 @@ from psrpc.checkpoint import (
 )
 from psrpc.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.intervals import IntervalSet
-from psrpc.manifest import TEMPORARY, give_names_back, make_last
+from psrpc.lasting import give_names_back, make_directory, make_last
+from psrpc.manifest import TEMPORARY
 from psrpc.plan import Plan
 from psrpc.rows_chain import compare_tables
 from psrpc.storage import DISK, Storage
@@ -68,7 +69,7 @@ class Checkpoints:
                     f"{self._nbytes} and leaves {RESERVE_NBYTES} to the ledger",
                     code="PS502",
                 )
-            self._storage.make_directory(directory)
+            make_directory(directory, self._storage)
         except OSError as error:
             raise CheckpointError(
                 f"cannot make {directory}: {error.strerror}", code=disk_code(error)

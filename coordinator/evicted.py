@@ -17,16 +17,8 @@ from coordinator.saving import CHECKPOINTS
 from coordinator.store import RestoredGeneration, Store, unreadable_ledger
 from psrpc.errors import CheckpointError
 from psrpc.evicted_file import Source
-from psrpc.manifest import (
-    MANIFEST,
-    TEMPORARY,
-    Manifest,
-    find_checkpoints,
-    give_name,
-    give_names_back,
-    make_last,
-    read_manifest,
-)
+from psrpc.lasting import give_name, give_names_back, make_directory, make_last
+from psrpc.manifest import MANIFEST, TEMPORARY, Manifest, find_checkpoints, read_manifest
 from psrpc.storage import DISK, Storage
 
 EVICTED = "evicted"
@@ -56,7 +48,7 @@ def keep_evicted(checkpoint: Path, storage: Storage = DISK) -> None:
             return
         if temporary.name in there:
             storage.remove(temporary)
-        storage.make_directory(temporary)
+        make_directory(temporary, storage)
         for name in (*names, MANIFEST):
             storage.write(temporary / name, _pieces(checkpoint / name, storage))
         storage.sync(temporary)

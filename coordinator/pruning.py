@@ -9,7 +9,8 @@ from pathlib import Path
 from coordinator.evicted import keep_evicted
 from coordinator.retention import Kept, Objective, superfluous
 from psrpc.errors import CheckpointError
-from psrpc.manifest import Found, find_checkpoints, make_last, remove_checkpoint, verify
+from psrpc.lasting import make_last
+from psrpc.manifest import Found, find_checkpoints, remove_checkpoint, verify
 from psrpc.storage import DISK, Storage
 
 

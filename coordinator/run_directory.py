@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
+from psrpc.lasting import ensure_directory
 from psrpc.runs import (
     ADDRESS,
     JOB,
@@ -96,7 +97,7 @@ class RunDirectory:
         if self._resume:
             check_holds_run(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            ensure_directory(self.path)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InvalidJob(

@@ -42,6 +42,7 @@ from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, disk_re
 from psrpc.exit_status import INTERRUPTED
 from psrpc.identity import Role, job_name
 from psrpc.job_file import read_job_file
+from psrpc.lasting import ensure_directory, make_directory
 from psrpc.observing import OFF
 from psrpc.process import on_stop_signals
 from psrpc.runs import CERTS, SUMMARY, read_summary, unfinished_run
@@ -161,7 +162,7 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
     if args.run_dir is not None:
         made = not args.run_dir.exists()
         try:
-            args.run_dir.mkdir(parents=True, exist_ok=True)
+            ensure_directory(args.run_dir.absolute())
         except OSError as error:
             raise InvalidArgument(
                 f"cannot make --run-dir {args.run_dir}: {disk_reason(error)}", code=disk_code(error)
@@ -174,7 +175,7 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
         # Two runs that begin in the same second.
         path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
         try:
-            path.mkdir(parents=True)
+            make_directory(path.absolute())
         except FileExistsError:
             continue
         except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from psrpc.document import anything, listed, parse_json, record, shown, text, whole
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
 from psrpc.file_name import check_file_name
+from psrpc.lasting import give_name
 from psrpc.plan import Plan
 from psrpc.rows_file import evicted_file_name, rows_file_name
 from psrpc.storage import DISK, Storage, read_bounded
@@ -29,10 +29,6 @@ MANIFEST = "manifest.json"
 
 TEMPORARY = ".tmp-"
 """What the names of directories begin with that are not checkpoints: not yet, or no more."""
-
-RENAMED = ".renamed-"
-"""What the name of a checkpoint begins with for the moment in which :func:`make_last` gives it its
-name anew. Load-bearing: :func:`give_names_back` finds those whose process ended in that moment."""
 
 _SEAL = b',\n "sha256": "'
 """What stands between what is sealed and its digest."""
@@ -210,7 +206,7 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
     Raises:
         CheckpointError: a file is not as the manifest says, something is at ``final`` already, or
             the operating system refused. What is at ``final`` then is as it was, but see
-            :func:`give_name`.
+            :func:`psrpc.lasting.give_name`.
     """
     try:
         for file in manifest.every:
@@ -224,50 +220,6 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
             f"checkpoint {final} cannot be committed: {error.strerror}{where}",
             code=disk_code(error),
         ) from error
-
-
-def give_name(temporary: Path, final: Path, storage: Storage = DISK) -> None:
-    """Gives a directory whose contents last its final name, which lasts then.
-
-    Raises:
-        OSError: it has its name of before; or, where that could not be given back either, one that
-            a power cut may take, and that counts only after :func:`make_last`.
-    """
-    storage.rename(temporary, final)
-    try:
-        storage.sync(final.parent)
-    except OSError:
-        with suppress(OSError):
-            storage.rename(final, temporary)
-        raise
-
-
-def make_last(directory: Path, storage: Storage = DISK) -> None:
-    """Makes the name of a committed directory last that another process may have given it.
-
-    That process may have died before its fsync, or the fsync may have failed. After a failed one
-    another fsync succeeds and means nothing, so the directory is renamed away and back: the fsync
-    that follows is one of new changes. Readers may miss the directory for a moment. May be
-    repeated.
-
-    Raises:
-        OSError: the name may not last.
-    """
-    away = directory.with_name(f"{RENAMED}{directory.name}")
-    storage.rename(directory, away)
-    storage.rename(away, directory)
-    storage.sync(directory.parent)
-
-
-def give_names_back(parent: Path, storage: Storage = DISK) -> None:
-    """Undoes the half of a :func:`make_last` in ``parent`` that a process did not live to finish.
-
-    Raises:
-        OSError: a directory may be without its name still.
-    """
-    for name in storage.directories(parent):
-        if name.startswith(RENAMED):
-            storage.rename(parent / name, parent / name.removeprefix(RENAMED))
 
 
 def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:

@@ -37,7 +37,11 @@ class Storage(Protocol):
     """A file system. Every method raises OSError; who calls it says what that means."""
 
     def make_directory(self, path: Path) -> None:
-        """Makes a directory that is not there yet, and those above it; their names last."""
+        """Makes a directory that is not there yet, in one that is. Its name lasts after
+        :meth:`sync` of that one; see :mod:`psrpc.lasting`."""
+
+    def is_empty(self, path: Path) -> bool:
+        """Whether a directory holds nothing that can be seen, or is not there."""
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
         """Writes a file that is not there yet. Its bytes last; its name does not before
@@ -57,6 +61,9 @@ class Storage(Protocol):
     def remove(self, directory: Path) -> None:
         """Removes a directory with all that it holds."""
 
+    def remove_empty(self, directory: Path) -> None:
+        """Removes a directory that holds nothing; any other is an OSError."""
+
     def open(self, path: Path) -> io.BufferedIOBase:
         """Opens a regular file to be read; anything else is an OSError at once."""
 
@@ -72,10 +79,17 @@ class Disk:
 
     def make_directory(self, path: Path) -> None:
         """See :class:`Storage`."""
-        if not path.parent.is_dir():
-            self.make_directory(path.parent)
         path.mkdir()
-        self.sync(path.parent)
+
+    def is_empty(self, path: Path) -> bool:
+        """See :class:`Storage`."""
+        try:
+            with os.scandir(path) as entries:
+                return next(entries, None) is None
+        except FileNotFoundError:
+            return True
+        except PermissionError:
+            return False
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
         """See :class:`Storage`."""
@@ -112,6 +126,10 @@ class Disk:
             shutil.rmtree(directory)
         except RecursionError:
             raise OSError(errno.ELOOP, "Directories are nested too deep", str(directory)) from None
+
+    def remove_empty(self, directory: Path) -> None:
+        """See :class:`Storage`."""
+        directory.rmdir()
 
     def open(self, path: Path) -> io.BufferedIOBase:
         """See :class:`Storage`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from coordinator.settling import settle
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.store import Store
 from coordinator.work import SnapshotOrder
-from psrpc.manifest import RENAMED
+from psrpc.lasting import RENAMED, ensure_directory, make_directory
 from tests.coordinator.parts import make_run
 from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults
@@ -30,19 +31,20 @@ HERE = RUN_DIR / CHECKPOINTS
 
 
 class Refusing(View):
-    """The simulator's disk. ``refused`` counts down the next fsyncs of ``checkpoints`` that fail,
+    """The simulator's disk. ``refused`` counts down the next fsyncs of ``refuses`` that fail,
     ``stuck`` refuses to rename anything from the first of them on."""
 
     def __init__(self) -> None:
         schedule = Schedule(1)
         self.disk = Disk(schedule.random, Faults(schedule.random, {}, schedule.now))
         super().__init__(self.disk, Process(schedule, "coordinator", 1))
+        self.refuses = HERE
         self.refused = 0
         self.stuck = False
         self.failed = 0
 
     def sync(self, directory: Path) -> None:
-        if directory == HERE and self.refused:
+        if directory == self.refuses and self.refused:
             self.refused -= 1
             self.failed += 1
             self.disk.directory(directory).fail_to_sync()
@@ -62,15 +64,25 @@ class Refusing(View):
         return self.directories(HERE)
 
 
-def save(run: Run, step: int, storage: Refusing, checkpoints: Checkpoints | None = None) -> str:
-    """Orders, writes and commits a checkpoint; why it failed, or nothing."""
+def save(
+    run: Run,
+    step: int,
+    storage: Refusing,
+    checkpoints: Checkpoints | None = None,
+    refused: int = 0,
+    stuck: bool = False,
+) -> str:
+    """Orders, writes and commits a checkpoint; why it failed, or nothing. The disk is as it is
+    told to be while it is committed."""
     name = checkpoint_name(step)
     order = SnapshotOrder(name, step, write=True, directory=temporary_directory(name))
     checkpoints = checkpoints or Checkpoints(run, storage)
     checkpoints.prepare(order)
     storage.write(RUN_DIR / order.directory / "a", [b"abc"])
     file = ShardFile(0, step, "a", 3, hashlib.sha256(b"abc").hexdigest())
+    storage.refused, storage.stuck = refused, stuck
     committed = disk.commit(checkpoints, Taken(order, (file,)), 1, {}, ())
+    storage.stuck = False
     if committed.error:
         checkpoints.discard(order)
     return committed.error
@@ -88,18 +100,15 @@ def run() -> Run:
 
 def test_a_commit_whose_name_may_not_last_leaves_no_name(run: Run, storage: Refusing) -> None:
     assert save(run, 1, storage) == ""
-    storage.refused = 1
-    assert "cannot be committed" in save(run, 2, storage)
+    assert "cannot be committed" in save(run, 2, storage, refused=1)
     assert storage.failed == 1
     assert storage.names == ["step-00000001"]
 
 
 def test_a_name_that_stayed_is_chosen_only_once_it_lasts(run: Run, storage: Refusing) -> None:
     """It could not be taken away, and another coordinator finds it."""
-    storage.refused, storage.stuck = 1, True
-    assert save(run, 1, storage)
+    assert save(run, 1, storage, refused=1, stuck=True)
     assert storage.names == ["step-00000001"]
-    storage.stuck = False
     assert storage.disk.lacking(HERE / "step-00000001")
     choice = disk.choose(run, {}, storage)
     assert choice.chosen is not None
@@ -122,9 +131,7 @@ def test_a_name_that_cannot_be_made_to_last_is_not_chosen(run: Run, storage: Ref
 def test_a_run_that_is_resumed_goes_on_from_a_name_that_lasts(
     run: Run, storage: Refusing, tmp_path: Path
 ) -> None:
-    storage.refused, storage.stuck = 1, True
-    assert save(run, 1, storage)
-    storage.stuck = False
+    assert save(run, 1, storage, refused=1, stuck=True)
     options = ServeOptions(job=tmp_path / "tiny.py", shards=1, resume=True)
     options.job.touch()
     directory = RunDirectory(tmp_path, resume=True)
@@ -163,9 +170,7 @@ def test_a_name_that_was_being_given_anew_is_given_back(
 def test_no_checkpoint_goes_before_the_newest_good_one_lasts(run: Run, storage: Refusing) -> None:
     checkpoints = Checkpoints(run, storage)
     assert save(run, 1, storage, checkpoints) == ""
-    storage.refused, storage.stuck = 1, True
-    assert save(run, 2, storage, checkpoints)
-    storage.stuck = False
+    assert save(run, 2, storage, checkpoints, refused=1, stuck=True)
     storage.refused = 1
     (warning,) = checkpoints.retain({})
     assert warning.startswith("old checkpoints stay: a power cut may take")
@@ -174,3 +179,52 @@ def test_no_checkpoint_goes_before_the_newest_good_one_lasts(run: Run, storage: 
     assert storage.names == ["step-00000002"]
     storage.cut_power()
     assert "step-00000002" in storage.names
+
+
+def test_a_disk_begins_with_nothing_and_the_run_directory_and_all_above_it_last(
+    run: Run, storage: Refusing
+) -> None:
+    assert storage.disk.root.names == {}
+    ensure_directory(RUN_DIR, storage)
+    storage.cut_power()
+    assert storage.directories(RUN_DIR.parent) == [RUN_DIR.name]
+    assert save(run, 1, storage) == ""
+    storage.cut_power()
+    assert storage.names == ["step-00000001"]
+
+
+@pytest.mark.parametrize("level", [RUN_DIR, RUN_DIR.parent, RUN_DIR.parent.parent])
+def test_a_directory_whose_name_may_not_last_gets_it_anew(storage: Refusing, level: Path) -> None:
+    """Its sync has failed, or the process has died before it."""
+    storage.refuses, storage.refused = level, 1
+    with pytest.raises(OSError, match="Input/output error"):
+        make_directory(HERE, storage)
+    assert storage.failed == 1
+    ensure_directory(HERE, storage)
+    storage.cut_power()
+    assert storage.directories(RUN_DIR) == [CHECKPOINTS]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_directory_is_synced_with_those_made_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    (tmp_path / "job.py").touch()
+    path = tmp_path / "runs" / "mine"
+    if there:
+        path.mkdir(parents=True)
+        path.chmod(0o750)
+    synced: list[str] = []
+
+    def sync(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for _ in range(2):
+        with RunDirectory(path, resume=False):
+            assert path.is_dir()
+    if there:
+        assert synced == ["runs"]
+        assert path.stat().st_mode & 0o777 == 0o750
+    else:
+        assert synced == [tmp_path.name, "runs"]

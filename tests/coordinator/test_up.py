@@ -63,7 +63,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["--run-dir", "file"],
-            "PS504: cannot make --run-dir file: File exists",
+            "PS504: cannot make --run-dir file: Not a directory",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from psrpc.checkpoint import ManifestFile, RowsFileEntry, ShardState, commit
+from psrpc.lasting import make_directory
 from psrpc.manifest import read_manifest
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.rows_chain import Candidates, Removed, RowsStep
@@ -152,7 +153,7 @@ def write_checkpoint(
 ) -> Path:
     """A committed checkpoint, which continues the parts of ``base``."""
     temporary = root / ".tmp-writing"
-    storage.make_directory(temporary)
+    make_directory(temporary, storage)
     before = read_manifest(base, storage) if base else None
     files = []
     for shard in range(plan.shards):

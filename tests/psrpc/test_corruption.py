@@ -49,6 +49,9 @@ class Memory:
     def make_directory(self, path: Path) -> None:
         """Directories are where files are."""
 
+    def is_empty(self, path: Path) -> bool:
+        return not any(path in file.parents for file in self.files)
+
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
         self.files[path] = b"".join(bytes(part) for part in parts)
         return Written(len(self.files[path]), sha256(self.files[path]).hexdigest())
@@ -66,6 +69,9 @@ class Memory:
     def remove(self, directory: Path) -> None:
         for path in [path for path in self.files if path.parent == directory]:
             del self.files[path]
+
+    def remove_empty(self, directory: Path) -> None:
+        """Directories are where files are."""
 
     def open(self, path: Path) -> io.BufferedIOBase:
         if path not in self.files:

@@ -20,6 +20,7 @@ from coordinator.store import GENERATION, POLICIES, SINCE
 from coordinator.streams import Stream
 from coordinator.work import Ended, Round, Train, Wait, Work
 from psrpc.errors import NotReady, PsError, ResourceExhausted
+from psrpc.lasting import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
 from tests.sim.network import Respond
@@ -90,6 +91,10 @@ class Coordinator:
 
     def live(self) -> Steps:
         """What ``coordinator serve`` does; returns why it ended."""
+        try:
+            ensure_directory(RUN_DIR, self._storage)
+        except OSError as error:
+            return f"cannot use run directory {RUN_DIR}: {error}"
         store = self._store = FaultyStore(self._cluster.store, self._cluster.faults)
         store.open()
         remove_unfinished(RUN_DIR, self._storage)

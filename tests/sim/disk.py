@@ -171,21 +171,19 @@ class View:
 
     def make_directory(self, path: Path) -> None:
         """See :class:`psrpc.storage.Storage`."""
-        self._strike("make", path)
-        at = self._disk.root
-        for name in path.parts[1:-1]:
-            found = at.names.get(name)
-            if found is None:
-                found = Directory()
-                at.change(self._writer, {name: found})
-                at.sync()
-            assert isinstance(found, Directory)
-            at = found
-        if path.name in at.names:
+        above = self._disk.directory(path.parent)
+        if path.name in above.names:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
-        at.change(self._writer, {path.name: Directory()})
+        self._strike("make", path)
+        above.change(self._writer, {path.name: Directory()})
         self._crash()
-        at.sync()
+
+    def is_empty(self, path: Path) -> bool:
+        """See :class:`psrpc.storage.Storage`."""
+        try:
+            return not self._disk.directory(path).names
+        except FileNotFoundError:
+            return True
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
         """See :class:`psrpc.storage.Storage`."""
@@ -244,6 +242,12 @@ class View:
                 self.remove(directory / name)
             else:
                 found.change(self._writer, {name: None})
+        self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
+
+    def remove_empty(self, directory: Path) -> None:
+        """See :class:`psrpc.storage.Storage`."""
+        if self._disk.directory(directory).names:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
         self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
 
     def open(self, path: Path) -> io.BufferedIOBase:

@@ -19,6 +19,7 @@ from coordinator.engine import POLL_S, Caller, Engine
 from coordinator.work import Wait, Work
 from pserver.applied import AppliedSet
 from psrpc.batch import BatchId
+from psrpc.lasting import make_directory
 from psrpc.policy import SETTINGS, Policy
 from psrpc.tables import Eviction
 from psrpc.v1 import coordinator_pb2 as pb
@@ -333,7 +334,7 @@ def test_a_power_cut_takes_names_that_were_not_synced() -> None:
     kept = 0
     for _ in range(20):
         disk, view, process = _disk()
-        view.make_directory(RUN)
+        make_directory(RUN, view)
         view.write(RUN / "a", [b"1"])
         view.sync(RUN)
         view.write(RUN / "b", [b"2"])
@@ -346,7 +347,7 @@ def test_a_power_cut_takes_names_that_were_not_synced() -> None:
 
 def test_a_sync_that_failed_is_not_made_good_by_another() -> None:
     disk, view, process = _disk()
-    view.make_directory(RUN)
+    make_directory(RUN, view)
     view.write(RUN / "a", [b"1"])
     disk.directory(RUN).fail_to_sync()
     view.sync(RUN)
@@ -359,7 +360,7 @@ def test_a_sync_that_failed_is_made_good_by_new_changes() -> None:
     """All of what it has failed for, and not by halves."""
     disk, view, process = _disk()
     for old in ("a", "b"):
-        view.make_directory(RUN / old)
+        make_directory(RUN / old, view)
     view.rename(RUN / "a", RUN / "a2")
     view.rename(RUN / "b", RUN / "b2")
     disk.directory(RUN).fail_to_sync()
@@ -374,7 +375,7 @@ def test_a_sync_that_failed_is_made_good_by_new_changes() -> None:
 
 def test_bytes_that_were_not_synced_are_torn_by_a_power_cut() -> None:
     disk, view, process = _disk()
-    view.make_directory(RUN)
+    make_directory(RUN, view)
     view.write(RUN / "a", [b"1" * 100])
     view.sync(RUN)
     file = disk.directory(RUN).names["a"]
@@ -389,7 +390,7 @@ def test_a_rename_is_kept_whole_or_not_at_all() -> None:
     seen = set()
     for seed in range(20):
         disk, view, process = _disk()
-        view.make_directory(RUN / "old")
+        make_directory(RUN / "old", view)
         view.rename(RUN / "old", RUN / "new")
         disk.random.seed(seed)
         disk.lose({process.name})
@@ -400,7 +401,7 @@ def test_a_rename_is_kept_whole_or_not_at_all() -> None:
 def test_linked_files_rot_together_while_another_stays_good() -> None:
     disk, view, process = _disk()
     for step in range(3):
-        view.make_directory(RUN / f"step-{step}")
+        make_directory(RUN / f"step-{step}", view)
     view.write(RUN / "step-0" / "a", [b"old"])
     view.write(RUN / "step-1" / "a", [b"1"])
     view.link(RUN / "step-1" / "a", RUN / "step-2" / "a")
@@ -416,7 +417,7 @@ def test_linked_files_rot_together_while_another_stays_good() -> None:
 def test_no_file_rots_that_all_checkpoints_have() -> None:
     disk, view, _ = _disk()
     for step in range(2):
-        view.make_directory(RUN / f"step-{step}")
+        make_directory(RUN / f"step-{step}", view)
     view.write(RUN / "step-0" / "a", [b"1"])
     view.link(RUN / "step-0" / "a", RUN / "step-1" / "a")
     assert disk.rot(RUN) == 0
