@@ -207,7 +207,7 @@ class Cluster:
         coordinator for minutes."""
         for process in self.everyone():
             if not process.late:
-                process.late = True
+                process.late = process.ordered = True
                 self._launcher.signal(process.pid, signal.SIGTERM)
 
     def write_stacks(self) -> None:

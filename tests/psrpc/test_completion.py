@@ -22,6 +22,7 @@ PARSERS = {
     [
         ("coordinator", ["sta"], "status"),
         ("coordinator", ["checkpoint", "ver"], "verify"),
+        ("coordinator", ["serve", "--resume", "au"], "auto"),
         ("pserver", ["serve", "--met"], "--metrics"),
         ("worker", ["run", "--log-format", "js"], "json"),
     ],

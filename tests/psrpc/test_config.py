@@ -28,6 +28,9 @@ def make() -> tuple[argparse.ArgumentParser, Configuration]:
     parser.add_argument("--no-shm", dest="shm", action="store_false")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument(
+        "--goes-on", nargs="?", const="always", default="never", choices=("always", "auto", "never")
+    )
     parser.add_argument("--gpu", default="auto")
     for option in ("--coordinator", "--bind", "--advertise"):
         parser.add_argument(option)
@@ -185,6 +188,41 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
         completed(["--config", str(file)], {})
     assert str(file) in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said", "meant"),
+    [
+        (["--goes-on"], "", "always"),
+        (["--goes-on", "auto"], "false", "auto"),
+        (["--goes-on", "--gpu", "0"], "", "always"),
+        ([], "", "never"),
+        ([], "true", "always"),
+        ([], "No", "never"),
+        ([], "auto", "auto"),
+        ([], "true in the file", "always"),
+        ([], "auto in the file", "auto"),
+    ],
+)
+def test_a_flag_that_may_have_a_value(
+    tmp_path: Path, argv: list[str], said: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was a flag once is said as one in all places, and still means the same."""
+    keys = frozenset({*KEYS, "goes_on"})
+    monkeypatch.setattr("psrpc.config.KEYS", keys)
+    monkeypatch.setattr("psrpc.config_keys.KEYS", keys)
+    environment = {} if not said or "file" in said else {"PSERVER_GOES_ON": said}
+    if "file" in said:
+        value = "true" if said.startswith("true") else '"auto"'
+        (tmp_path / "c.toml").write_text(f"[pserver]\ngoes_on = {value}\n")
+        environment["PSERVER_CONFIG"] = str(tmp_path / "c.toml")
+    assert completed(["--shard", "0", *argv], environment).goes_on == meant
+
+
+def test_a_flag_that_may_have_a_value_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psrpc.config_keys.KEYS", frozenset({*KEYS, "goes_on"}))
+    with pytest.raises(InvalidArgument, match="expected true or false or always or auto or never"):
+        completed(["--shard", "0"], {"PSERVER_GOES_ON": "perhaps"})
 
 
 def test_what_kubernetes_puts_into_pods_is_no_setting() -> None:
