@@ -67,13 +67,36 @@ class Compose:
         return self("ps", "-q", service).split()[0]
 
     def wait_for_the_end(self, count: int = CONTAINERS) -> None:
-        containers = self.containers()
-        assert len(containers) == count
+        statuses = self.statuses()
+        assert statuses == ["0"] * count, self("logs", "--no-color")
+
+    def statuses(self) -> list[str]:
+        """The exit status of every container, once all have left for good."""
         try:
-            statuses = run(["docker", "wait", *containers], limit_s=END_S).split()
+            return run(["docker", "wait", *self.containers()], limit_s=END_S).split()
         except subprocess.TimeoutExpired:
             pytest.fail(f"not at its end within {END_S} s\n" + self("logs", "--no-color"))
-        assert statuses == ["0"] * count, self("logs", "--no-color")
+
+    def with_job(self, job: str) -> Compose:
+        """The same project with another JOB."""
+        return Compose({**self._environment, "JOB": job})
+
+    def wait_for_line(self, service: str, word: str) -> str:
+        """The first line of a service's log that has ``word``."""
+        with subprocess.Popen(
+            ["docker", "logs", "--follow", self.container(service)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as said:
+            assert said.stdout is not None
+            lines = []
+            for line in said.stdout:
+                lines.append(line)
+                if word in line:
+                    said.terminate()
+                    return line
+        pytest.fail("".join(lines))
 
     def down(self) -> None:
         self("down", "--volumes", "--remove-orphans")
@@ -106,23 +129,8 @@ def began(compose: Compose) -> float:
 def page(compose: Compose, began: float) -> str:
     """Where the dashboard of the service of that name is; it answers."""
     compose("up", "-d", "dashboard")
-    container = compose.container("dashboard")
-    with subprocess.Popen(
-        ["docker", "logs", "--follow", container],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as said:
-        assert said.stdout is not None
-        lines = []
-        for line in said.stdout:
-            lines.append(line)
-            if line.startswith("dashboard http"):
-                break
-        else:
-            pytest.fail("".join(lines))
-        said.terminate()
-    where = run(["docker", "port", container]).split()
+    compose.wait_for_line("dashboard", "dashboard http")
+    where = run(["docker", "port", compose.container("dashboard")]).split()
     # For browsers of this machine alone.
     assert (len(where), where[-1].rpartition(":")[0]) == (3, "127.0.0.1")
     return f"http://{where[-1]}/"
@@ -313,6 +321,36 @@ def test_what_is_killed_comes_back_and_every_batch_counts_once(
     for key in ("phase", "global_step", "batches", "examples", "eval"):
         assert summary[key] == undisturbed[key], key
     assert summary["generation"] > 1
+
+
+def test_up_a_second_time_goes_on_and_a_third_time_says_that_all_is_done(compose: Compose) -> None:
+    compose.down()
+    compose("up", "-d")
+    compose.wait_for_line("coordinator", "phase=training")
+    compose("stop")
+    drained = {compose.container(name): "75" for name in (*SERVERS, "worker")}
+    drained[compose.container("certs")] = "0"
+    left = run(["docker", "inspect", "-f", "{{.Id}} {{.State.ExitCode}}", *drained]).split()
+    assert dict(zip(left[::2], left[1::2], strict=True)) == drained, compose("logs", "--no-color")
+    compose("up", "-d")
+    compose.wait_for_the_end(CONTAINERS - 1)
+    summary = read_summary()
+    assert (summary["phase"], summary["examples"]) == ("done", EXAMPLES)
+    assert summary["generation"] > 1
+    compose("up", "-d")
+    compose.wait_for_the_end(CONTAINERS - 1)
+    assert read_summary() == summary
+    for service in (*SERVERS, "worker"):
+        compose.wait_for_line(service, "nothing is left to do")
+
+
+def test_a_refusal_ends_all_containers_soon(compose: Compose) -> None:
+    """Compose starts each again, five times at most; each time it hears why, and ends at once."""
+    compose.down()
+    compose.with_job("examples/none.py")("up", "-d")
+    assert sorted(compose.statuses()) == ["0", "2", "2", "2", "2"]
+    for service in ("shard-0", "shard-1", "worker"):
+        compose.wait_for_line(service, "the coordinator refuses to start")
 
 
 def checks(container: str) -> list[str]:
