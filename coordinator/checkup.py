@@ -17,6 +17,7 @@ from psrpc.errors import (
     InvalidJob,
     JobFailed,
     JobMismatch,
+    Preparing,
     PsError,
     ResourceExhausted,
     ShardUnreachable,
@@ -87,6 +88,9 @@ def _as_other(client: CoordinatorClient) -> Iterator[Step]:
 def _as_worker(client: CoordinatorClient) -> Iterator[Step]:
     try:
         job = client.get_job()
+    except Preparing as error:
+        yield Step("job", str(error))
+        return
     except PsError as error:
         yield Step("authorisation", error=error)
         return
@@ -100,6 +104,9 @@ def _as_viewer(client: CoordinatorClient) -> Iterator[Step]:
     began = time.time()
     try:
         status = client.get_job_status()
+    except Preparing as error:
+        yield Step("job", str(error))
+        return
     except PsError as error:
         yield Step("authorisation", error=error)
         return

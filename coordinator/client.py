@@ -304,10 +304,7 @@ class CoordinatorClient:
             )
 
         silence = Announcer(say, ANNOUNCE_S)
-        reading = Announcer(
-            lambda reason, _: announce(f"waiting for the coordinator at {self.address}: {reason}"),
-            ANNOUNCE_S,
-        )
+        reading = Announcer(lambda reason, _waited_s: announce(f"waiting: {reason}"), ANNOUNCE_S)
         if not self.reached:
             cause = self.raise_if_hopeless()
             # A call to who does not answer at all takes its whole deadline.

@@ -9,6 +9,7 @@ still reach the job, in their order, and before its clock looks for who was sile
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from coordinator.membership import MAX_ACTIVE
+from psrpc.errors import PsError
 from psrpc.health_service import AioHealthServicer
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
@@ -81,11 +83,11 @@ class Pulse:
     """When the job's loop has last done anything. Thread-safe: one thread beats, all may look."""
 
     def __init__(self) -> None:
-        self._beat = time.monotonic()
+        self._beat = math.inf
 
     @property
     def stands_still(self) -> bool:
-        """Whether it has done nothing for :data:`STANDSTILL_S`."""
+        """Whether it has done nothing for :data:`STANDSTILL_S`, since it began to beat."""
         return time.monotonic() - self._beat > STANDSTILL_S
 
     async def beat(self) -> None:
@@ -111,32 +113,48 @@ class HealthServicer(AioHealthServicer):
 
 
 class Crossing(CoordinatorServicer):
-    """The Coordinator service as the network sees it: each call is made to ``servicer`` in the
-    job's loop. Used in the loop of the network."""
+    """The Coordinator service as the network sees it: each call is made to a servicer in the job's
+    loop. Used in the loop of the network."""
 
     def __init__(
-        self, servicer: CoordinatorServicer, job: asyncio.AbstractEventLoop, pulse: Pulse
+        self,
+        job: asyncio.AbstractEventLoop,
+        pulse: Pulse,
+        closed: Callable[[str], PsError],
     ) -> None:
+        """``closed`` is what a call of this method gets before there is a servicer."""
         self._job = job
         self._pulse = pulse
+        self._closed = closed
+        self._servicer: CoordinatorServicer | None = None
         self._last: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._undelivered: set[asyncio.Task[Any]] = set()
         for method in pb.DESCRIPTOR.services_by_name["Coordinator"].methods:
-            inner = getattr(servicer, method.name)
-            across = self._streamed(inner) if method.server_streaming else self._called(inner)
+            make = self._streamed if method.server_streaming else self._called
+            across = make(method.name)
             member = _MEMBERS.get(method.name)
             setattr(self, method.name, across if member is None else self._known(across, member))
 
-    def _called(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def open(self, servicer: CoordinatorServicer) -> None:
+        """There is a job: calls go to ``servicer`` from now on. Any thread may say so."""
+        self._servicer = servicer
+
+    def _inner(self, method: str) -> Callable[..., Any]:
+        if self._servicer is None:
+            raise self._closed(method)
+        found: Callable[..., Any] = getattr(self._servicer, method)
+        return found
+
+    def _called(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
             # Of the context only what can be read on any thread: who calls.
-            return await run_on(self._job, inner(request, context))
+            return await run_on(self._job, self._inner(method)(request, context))
 
         return call
 
-    def _streamed(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _streamed(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            answers = inner(request, context)
+            answers = self._inner(method)(request, context)
             try:
                 while (answer := await run_on(self._job, _next(answers))) is not None:
                     yield answer

@@ -208,7 +208,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
     except PsError as error:
         if isinstance(error, JobDone):
             log.info("nothing is left to do", why=str(error))
-        if options.auto_resume and server.silent and not isinstance(error, JobFailed):
+        if options.auto_resume and server.closed and not isinstance(error, JobFailed):
             await _tell(server, error, signals)
         if isinstance(error, JobDone):
             return DONE
@@ -359,7 +359,7 @@ def _exit_status(course: Course) -> int:
 async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
     """Says for a while why there is no run; a signal ends that."""
     log.info("others are told", for_s=REFUSE_S, why=why.coded)
-    await server.refuse(why)
+    server.refuse(why)
     await signals.unless_stopped(asyncio.sleep(REFUSE_S))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import TracebackType
 
 import grpc
@@ -11,11 +12,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.board import Board
 from coordinator.crossing import Crossing, HealthServicer, LoopThread, Pulse
 from coordinator.engine import Engine
-from coordinator.refusal import Refusal
+from coordinator.refusal import refusal
 from coordinator.servicer import Servicer
 from coordinator.surroundings import Surroundings
 from psrpc.channel import bind, make_aio_server
-from psrpc.errors import PsError
+from psrpc.errors import Preparing, PsError
+from psrpc.health_service import LIVES
 from psrpc.interceptor import AioErrorInterceptor
 from psrpc.reflection import describe
 from psrpc.security import PLAINTEXT, Security
@@ -30,9 +32,10 @@ GRACE_S = 2.0
 
 
 class Server:
-    """Listens from ``bind`` on and answers from ``start`` on, so that a port in use is found
-    before anything slow is done. Used within one event loop, the job's; it has a thread of its own
-    for the network, see :mod:`coordinator.crossing`."""
+    """Listens from ``bind`` on, so that a port in use is found before anything slow is done, and
+    serves its job from ``start`` on. Before that it answers that the job is being read: others then
+    know that it lives. Used within one event loop, the job's; it has a thread of its own for the
+    network, see :mod:`coordinator.crossing`."""
 
     def __init__(
         self, address: str, security: Security = PLAINTEXT, reflection: bool = False
@@ -47,18 +50,23 @@ class Server:
         self._reflection = reflection
         self._network = LoopThread("network")
         self._server: grpc.aio.Server | None = None
+        self._crossing: Crossing | None = None
         self._servicer: Servicer | None = None
+        self._bound_at = 0.0
         self._pulse = Pulse()
         self._beating: asyncio.Task[None] | None = None
         self._health = HealthServicer(self._pulse)
-        self._answers = False
+        self._refused: PsError | None = None
         self.port = 0
 
     def bind(self) -> int:
         """Takes the port and returns it. Raises PortInUse, InvalidArgument."""
+        self._bound_at = time.monotonic()
+        job = asyncio.get_running_loop()
+        self._crossing = Crossing(job, self._pulse, self._why_closed)
         self._network.start()
         try:
-            self.port = self._network.call(self._listen())
+            self.port = self._network.call(self._listen(self._crossing))
         except BaseException:
             self._network.stop()
             raise
@@ -66,24 +74,21 @@ class Server:
 
     async def start(self, engine: Engine, board: Board | None = None) -> None:
         """Begins to answer for ``engine``, and from ``board`` to those who look on."""
-        assert self._server is not None, "bind first"
-        self._answers = True
+        assert self._crossing is not None, "bind first"
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
         servicer = self._servicer = Servicer(engine, surroundings, board)
         self._beating = asyncio.create_task(self._pulse.beat())
-        crossing = Crossing(servicer, asyncio.get_running_loop(), self._pulse)
-        await self._network.run(self._serve(self._server, crossing))
+        self._crossing.open(servicer)
+        await self._network.run(self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING))
 
     @property
-    def silent(self) -> bool:
-        """Whether it listens and has not answered anything yet."""
-        return self._server is not None and not self._answers
+    def closed(self) -> bool:
+        """Whether it listens and has no job to serve, or not yet."""
+        return self._server is not None and self._servicer is None
 
-    async def refuse(self, why: PsError) -> None:
-        """Begins to answer that there is no run to serve."""
-        assert self._server is not None, "bind first"
-        self._answers = True
-        await self._network.run(self._refuse(self._server, why))
+    def refuse(self, why: PsError) -> None:
+        """Answers from now on that there is no run to serve."""
+        self._refused = why
 
     def status(self) -> pb.GetJobStatusResponse:
         """As GetJobStatus answers, once it has started. Only in the event loop's thread."""
@@ -99,23 +104,24 @@ class Server:
         if self._beating is not None:
             self._beating.cancel()
 
-    async def _listen(self) -> int:
+    async def _listen(self, crossing: Crossing) -> int:
         server = make_aio_server([AioErrorInterceptor()], self._security)
-        port = bind(server, self._address, self._security)
-        self._server = server
-        return port
-
-    async def _serve(self, server: grpc.aio.Server, crossing: Crossing) -> None:
         add_CoordinatorServicer_to_server(crossing, server)  # type: ignore[no-untyped-call]  # generated
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         describe(server, (SERVICE,), self._address, self._reflection)
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(LIVES, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        port = bind(server, self._address, self._security)
         await server.start()
+        self._server = server
+        return port
 
-    async def _refuse(self, server: grpc.aio.Server, why: PsError) -> None:
-        server.add_generic_rpc_handlers((Refusal(SERVICE, why),))
-        await server.start()
+    def _why_closed(self, method: str) -> PsError:
+        """What calls get before ``start``."""
+        if self._refused is not None:
+            return refusal(self._refused, method)
+        waited_s = time.monotonic() - self._bound_at
+        return Preparing(f"the coordinator is reading its job ({waited_s:.0f} s so far)")
 
     async def _end(self, server: grpc.aio.Server) -> None:
         await self._health.enter_graceful_shutdown()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.absence import check_way, nobody_answers
 from psrpc import whereabouts
-from psrpc.errors import CoordinatorUnreachable
+from psrpc.errors import CoordinatorUnreachable, Preparing
 from psrpc.identity import Role
 from psrpc.runs import ending_in_words, is_starting, read_ending
 from psrpc.security_options import who_asks
@@ -119,6 +119,10 @@ def _show_running(args: argparse.Namespace, run_dir: Path | None) -> int:
             status = client.get_job_status()
         except CoordinatorUnreachable:
             raise nobody_answers(client, run_dir=run_dir) from None
+        except Preparing:
+            if not args.watch:
+                raise
+            status = client.persist(client.get_job_status, AWAY_S, _say)
         if not args.watch:
             print(_written(status, as_json=args.json, indent=1))  # noqa: T201
             return 0

@@ -16,7 +16,7 @@ from coordinator.client import CoordinatorClient
 from coordinator.course import LEASE_S
 from coordinator.crossing import Crossing, LoopThread, Pulse
 from psrpc.clock import ManualClock
-from psrpc.errors import DeadlinePassed
+from psrpc.errors import DeadlinePassed, NotReady
 from psrpc.health import why_unhealthy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
@@ -179,7 +179,9 @@ def test_a_stream_ends_in_the_jobs_loop_when_its_reader_is_gone(read: int) -> No
     async def main() -> None:
         job = asyncio.get_running_loop()
         untyped: Any = servicer
-        found = await network.run(watch(Crossing(untyped, job, Pulse())))
+        crossing = Crossing(job, Pulse(), NotReady)
+        crossing.open(untyped)
+        found = await network.run(watch(crossing))
         assert found == list(range(1, read + 1))
         if read:
             assert await asyncio.to_thread(servicer.closed.wait, LONG_S)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -11,14 +13,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator import client as client_module
 from coordinator import engine as engine_module
+from coordinator.board import Board
 from coordinator.client import CoordinatorClient
+from coordinator.course import Course
+from coordinator.disk import ThreadedDisk
+from coordinator.engine import Engine
+from coordinator.server import SERVICE, Server
+from coordinator.store import Store
 from psrpc.channel import open_channel
+from psrpc.clock import ManualClock
 from psrpc.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
     NotReady,
+    Preparing,
     StaleGeneration,
 )
+from psrpc.health import why_unhealthy
 from psrpc.manifest import read_manifest
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
@@ -281,3 +292,47 @@ def test_rpc_status_of_a_refusal_is_grpcs_own(tmp_path: Path) -> None:
             call(pb.RegisterShardRequest(shard=0, software="other"), timeout=5)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         channel.close()
+
+
+def test_a_coordinator_that_reads_its_job_says_so_and_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little patience others have with silence."""
+    monkeypatch.setattr(client_module, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(client_module, "RETRY_S", 0.01)
+    run, tries = make_run(tmp_path), []
+
+    async def main() -> pb.GetJobResponse:
+        loop, tried = asyncio.get_running_loop(), asyncio.Event()
+        async with Server("127.0.0.1:0") as server:
+            address = f"127.0.0.1:{server.port}"
+            assert await asyncio.to_thread(why_unhealthy, address, "", 10.0) == ""
+            serves = await asyncio.to_thread(why_unhealthy, address, SERVICE, 10.0)
+            assert serves.endswith("is NOT_SERVING")
+            with CoordinatorClient(address) as client, Store(tmp_path / "ledger.sqlite") as store:
+
+                def ask() -> pb.GetJobResponse:
+                    tries.append(time.monotonic())
+                    if tries[-1] - tries[0] > 4 * patience_s:
+                        loop.call_soon_threadsafe(tried.set)
+                    return client.get_job()
+
+                with pytest.raises(Preparing, match=r"is reading its job \(0 s so far\)"):
+                    await asyncio.to_thread(client.get_job)
+                patience_s = 0.05
+                asking = asyncio.ensure_future(
+                    asyncio.to_thread(client.persist, ask, patience_s, print)
+                )
+                await asyncio.wait(
+                    (asking, asyncio.ensure_future(tried.wait())), return_when="FIRST_COMPLETED"
+                )
+                disk = ThreadedDisk(run, failed=print)
+                course = Course(run, store, ManualClock(), disk)
+                await server.start(Engine(course, store), Board("tiny", time.time))
+                job = await asking
+                assert await asyncio.to_thread(why_unhealthy, address, SERVICE, 10.0) == ""
+                course.close()
+        return job
+
+    assert asyncio.run(main()).job_path == run.job_path
+    assert len(tries) > 3
