@@ -57,8 +57,10 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
             setattr(status, name, summary[name])
     status.staleness_counts.extend(summary.get("staleness_counts") or ())
     status.warnings.extend(summary.get("warnings") or ())
-    if summary.get("counted"):
-        status.counted.CopyFrom(pb.BatchesCounted(**summary["counted"]))
+    if counted := summary.get("counted"):
+        # Later versions may know more.
+        known = {name: counted[name] for name in _COUNTED if name in counted}
+        status.counted.CopyFrom(pb.BatchesCounted(**known))
     for found in summary.get("evaluations") or ():
         values = {k: v for k, v in found.items() if k not in ("evaluation", "global_step")}
         status.evaluations.add(
@@ -70,6 +72,7 @@ def as_status(summary: Mapping[str, Any], run_dir: Path) -> pb.GetJobStatusRespo
     return status
 
 
+_COUNTED = tuple(pb.BatchesCounted.DESCRIPTOR.fields_by_name)
 _SAME = (
     "run_id",
     "job",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,7 @@ def test_any_value_in_a_summary_is_shown_or_refused(
     path = run_dir / "summary.json"
     assert called(capsys, "status", "--run-dir", run_dir)[0] == 0
     for place in places(SUMMARY):
-        for change in CHANGES:
+        for change in (*random.Random(str(place)).sample(CHANGES, 4), CHANGES[-1]):
             if not place and change in CHANGES[-2:]:
                 continue
             path.write_text(text_of(forged(SUMMARY, place, change)))

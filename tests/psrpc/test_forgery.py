@@ -3,6 +3,7 @@ load the parameters and rows that the files hold; nothing else is raised, and no
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -124,6 +125,20 @@ def test_what_is_wrong_is_named(name: str, place: tuple[Any, ...], value: Any, w
         load_state(NEW, PLAN, 0, "run-1", Memory(files))
     assert any(word in str(caught.value) for word in words.split("|"))
     assert str(NEW / name) in str(caught.value) or "files" in place
+
+
+def test_elements_that_are_there_twice_are_not_taken_for_those_that_are_missing() -> None:
+    """As many as there should be, all of them the first half."""
+    header = copy.deepcopy(documents()[SHARD])
+    entries, name = header["__metadata__"]["entries"], "variable/kernel"
+    start, stop = header[name]["data_offsets"]
+    half, first = (start + stop) // 2, entries[name]["start"]
+    size = (entries[name]["stop"] - first) // 2
+    for part, offsets in ((name, [start, half]), ("twice", [half, stop])):
+        header[part] = {"dtype": "F32", "shape": [size], "data_offsets": offsets}
+        entries[part] = entries[name] | {"start": first, "stop": first + size}
+    with pytest.raises(CheckpointError, match="which shard 0 cannot have"):
+        load_state(NEW, PLAN, 0, "run-1", Memory(checkpoint(SHARD, header)))
 
 
 @pytest.mark.parametrize(
