@@ -20,7 +20,7 @@ from pserver.tables.tables import Tables
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
-from tests.sim.faults import Faults
+from tests.sim.faults import CUT, Faults
 from tests.sim.fibers import Fibers
 from tests.sim.invariants import SLOT, Invariants, Violation
 from tests.sim.network import Network
@@ -297,6 +297,9 @@ class Cluster:
         if not everybody or self.faults.over:
             return
         process = self.random.choice(everybody)
+        if kind == CUT:
+            self._cut()
+            return
         if kind == "rot":
             rotten = self.disk.rot(RUN_DIR / CHECKPOINTS)
             if not rotten:
@@ -349,6 +352,19 @@ class Cluster:
                         self.faults.between(0.0, pause_s), None, self._replace, process
                     )
                 self.schedule.after(pause_s, None, process.go_on)
+
+    def _cut(self) -> None:
+        """One worker cannot reach one shard, or is not heard from there, or both."""
+        options, random = self.options, self.random
+        worker = f"worker-{random.randrange(options.workers)}"
+        shard = f"shard-{random.randrange(options.shards)}"
+        for_s = self.faults.between(*options.cut_s)
+        there, back = random.choice(((True, True), (True, False), (False, True)))
+        self.schedule.trace(CUT, worker, shard, for_s)
+        if there:
+            self.network.cut(worker, shard, for_s)
+        if back:
+            self.network.cut(shard, worker, for_s)
 
     def _replace(self, process: Process) -> None:
         if not process.alive or self.lives[process.name].process is not process:

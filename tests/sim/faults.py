@@ -29,6 +29,9 @@ RATES: Mapping[str, tuple[float, float]] = {
 SIGNALS = ("terminate all", "interrupt")
 """Those of :data:`PLANNED` that came last."""
 
+CUT = "route cut"
+"""What one process sends another is swallowed."""
+
 PLANNED = (
     "crash",
     "crash of some",
@@ -41,6 +44,7 @@ PLANNED = (
     "pause and replacement",
     "rot",
     *SIGNALS,
+    CUT,
 )
 """Kinds that come at moments drawn beforehand."""
 

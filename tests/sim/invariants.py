@@ -207,15 +207,29 @@ class Invariants:
             self.fail(f"{worker.process} pulled generation {values.generation} in {generation}")
 
     def check_handed_out(self, course: Course, worker: str, work: Train | Round) -> None:
-        """The coordinator leases; attempts rise."""
+        """The coordinator leases; attempts rise. Work goes to whoever reaches all shards, and a
+        second attempt at the same time is for who is stuck, or slow where that is asked for."""
+        if course.members.workers[worker].unreachable:
+            self.fail(f"{worker} is given {work} although it cannot reach all shards")
+        if isinstance(work, Round):
+            self._check_doubled(course, work)
         for attempt in work.batches if isinstance(work, Train) else (work.attempt,):
             key = (course.run.generation, attempt.batch)
             self._newest[key] = max(self._newest.get(key, 0), attempt.number)
-            rounds = course.training.rounds
-            micro = rounds and rounds._open.find(attempt.batch)
-            if micro and len(micro.attempts) > 1:
-                self._doubled.add(key)
         self.policies.handed_out(course, worker, work)
+
+    def _check_doubled(self, course: Course, work: Round) -> None:
+        assert course.training.rounds is not None
+        micro = course.training.rounds._open.find(work.attempt.batch)
+        key = (course.run.generation, work.attempt.batch)
+        again = self._newest.get(key, 0) >= work.attempt.number
+        if micro is None or len(micro.attempts) < 2 or again:
+            return
+        stuck = {line.split()[0] for line in course.stuck.lines(0.0)}
+        others = {h.worker for n, h in micro.attempts.items() if n != work.attempt.number}
+        if not (course.run.settings.speculate or others <= stuck):
+            self.fail(f"{work} is a second attempt, and {others} can go on")
+        self._doubled.add(key)
 
     def check_lease(self, worker: Worker, lease: pb.Lease) -> None:
         """An attempt is of one batch, and goes to one worker."""

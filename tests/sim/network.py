@@ -8,13 +8,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from psrpc.errors import DeadlinePassed, PsError, Unreachable
-from tests.sim.faults import Faults
+from tests.sim.faults import CUT, Faults
 from tests.sim.schedule import Effect, Process, Schedule, Waiter
 
 FAST_S, SLOW_S = 0.0005, 0.004
 """A message takes as long as this, unless it is delayed."""
 
 LONGEST_DELAY_S = 15.0
+
+NOTICED_S = (10.0, 30.0)
+"""When gRPC finds out that a connection carries nothing any more."""
 
 REMEMBERED = 16
 """Messages that may come again."""
@@ -57,6 +60,7 @@ class Network:
         self.refused: Counter[str] = Counter()
         """Errors that calls were answered by, by method and class."""
         self._servers: dict[str, Server] = {}
+        self._cuts: Counter[tuple[str, str]] = Counter()
         self._sent: dict[str, deque[Message]] = {}
         self.unanswered: dict[Call, Message] = {}
         """Calls to shards that nobody has had an answer to."""
@@ -64,6 +68,22 @@ class Network:
     def listen(self, address: str, server: Server) -> None:
         """``server`` answers at ``address`` from now on, until its process is gone."""
         self._servers[address] = server
+
+    def cut(self, source: str, target: str, for_s: float) -> None:
+        """Nothing that the process ``source`` sends arrives at ``target`` from now on."""
+        self._cuts[source, target] += 1
+        self.schedule.after(for_s, None, self._mend, source, target)
+
+    def _mend(self, source: str, target: str) -> None:
+        self._cuts[source, target] -= 1
+
+    def swallows(self, source: Process, target: Process) -> bool:
+        """Whether nothing of one process arrives at another now."""
+        return bool(self._cuts[source.name, target.name]) and not self.faults.over
+
+    def parts(self, one: Process, other: Process) -> bool:
+        """Whether they have no way there, or no way back."""
+        return self.swallows(one, other) or self.swallows(other, one)
 
     def latency(self, *processes: Process) -> float:
         """Of one message between these processes, in seconds."""
@@ -179,8 +199,11 @@ class Call:
             self._end_after(network.latency(), Unreachable(self._text("reset")))
         elif faults.strikes("request lost in silence"):
             self._end_at_deadline()
+        elif (there := network.server_at(self._address)) is not None and network.swallows(
+            self._task.process, there.process
+        ):
+            self._end_unnoticed()
         else:
-            there = network.server_at(self._address)
             far = (self._task.process,) if there is None else (self._task.process, there.process)
             network.schedule.after(network.latency(*far), None, self._arrive, True)
             if faults.strikes("duplicate"):
@@ -228,6 +251,8 @@ class Call:
             # Nothing that it says from now on is heard.
             network.schedule.after(0.0, process, process.kill)
             self._break("the connection broke")
+        elif network.swallows(process, self._task.process):
+            self._end_unnoticed()
         elif faults.strikes("reply lost"):
             self._break("the connection broke")
         elif faults.strikes("reply lost in silence"):
@@ -238,6 +263,13 @@ class Call:
 
     def _break(self, why: str) -> None:
         self._end_after(self._network.latency(), Unreachable(self._text(why)))
+
+    def _end_unnoticed(self) -> None:
+        network = self._network
+        network.faults.fired[CUT] += 1
+        left_s = max(0.0, self._until - network.schedule.now())
+        noticed_s = min(left_s, network.faults.between(*NOTICED_S))
+        self._end_after(noticed_s, Unreachable(self._text("nothing comes through")))
 
     def _end_at_deadline(self) -> None:
         left_s = max(0.0, self._until - self._network.schedule.now())

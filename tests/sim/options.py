@@ -11,7 +11,7 @@ from pserver.tables.table import CANDIDATES_PER_ROW
 from psrpc.checkpoint_every import CheckpointEvery
 from psrpc.policy import ASYNC, Policy
 from psrpc.tables import Eviction
-from tests.sim.faults import PLANNED, RATES, SIGNALS
+from tests.sim.faults import CUT, PLANNED, RATES, SIGNALS
 from tests.sim.policies import draw_plan
 from tests.sim.table_witness import PLAIN, RECENT, Recent
 
@@ -31,7 +31,8 @@ class Options:
     after a call that had no answer. ``far`` has the processes that messages take long to, and how
     long at most. The job has the first ``tables`` embedding tables of
     ``tests.sim.table_witness``; with ``prefetch`` rows of a batch come while the one before it is
-    computed; ``recent`` is what its last table is like."""
+    computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
+    for ``cut_s``, at least and at most."""
 
     policy: Policy
     then: Policy | None
@@ -62,6 +63,7 @@ class Options:
     tables: int = 0
     prefetch: bool = False
     recent: Recent = PLAIN
+    cut_s: tuple[float, float] = (2.0, 40.0)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -140,7 +142,7 @@ def draw(random: Random) -> Options:
         if not calm and random.random() < 0.4:
             rates[kind] = least * (greatest / least) ** random.random()
     planned = {}
-    for kind in PLANNED[: -len(SIGNALS)]:
+    for kind in PLANNED[: -len((*SIGNALS, CUT))]:
         if not calm and random.random() < 0.3:
             planned[kind] = random.randint(1, 2)
     shards, workers = random.randint(1, 3), random.randint(1, 4)
@@ -179,9 +181,10 @@ def draw(random: Random) -> Options:
     )
     options = _with_policies(random, options)
     # Last, so that everything else of a seed is as it was before there were tables, intervals in
-    # time, signals, and ids that come again.
+    # time, signals, ids that come again, and cuts.
     options = _with_interval(random, _with_tables(random, options))
-    return _with_recent(random, _with_signals(random, options))
+    options = _with_recent(random, _with_signals(random, options))
+    return _with_cuts(random, options)
 
 
 def _with_signals(random: Random, options: Options) -> Options:
@@ -190,6 +193,13 @@ def _with_signals(random: Random, options: Options) -> Options:
     if not options.planned:
         return options
     return replace(options, planned={**options.planned, **dict.fromkeys(kinds, 1)})
+
+
+def _with_cuts(random: Random, options: Options) -> Options:
+    """The same, maybe with routes that are cut where other things go wrong, too."""
+    if not (options.rates or options.planned) or random.random() < 0.6:
+        return options
+    return replace(options, planned={**options.planned, CUT: random.randint(1, 2)})
 
 
 def _with_interval(random: Random, options: Options) -> Options:

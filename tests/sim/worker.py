@@ -72,11 +72,13 @@ class Worker:
     def _connects(self, address: str) -> bool:
         """Whether a connection can be made; the kernel of a process that stands still makes it."""
         network = self.cluster.network
-        if network.faults.strikes("request lost in silence"):
+        server = network.server_at(address)
+        cut = server is not None and network.parts(self.process, server.process)
+        if cut or network.faults.strikes("request lost in silence"):
             self.fibers.sleep(PROBE_S)
             return False
         self.fibers.sleep(network.latency(self.process))
-        return network.server_at(address) is not None
+        return server is not None
 
     def _work(self) -> PsError | Stopped:
         with self.standing, self._performer:
