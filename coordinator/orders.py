@@ -119,6 +119,8 @@ class Orders:
         if order.write and self._has_tables:
             self.saving.base = f"{CHECKPOINTS}/{order.name}"
         self.saving.taken(order.name)
+        if order.write:
+            log.info("checkpoint saved", snapshot=order.name, took_s=round(self._cadence.cost_s, 3))
         self.evaluations.snapshot_taken(order.name)
 
     def failed(self, failed: Failed, damaged: bool = False) -> None:
