@@ -18,6 +18,7 @@ from coordinator.description import (
     describe_job,
     parse_description,
 )
+from psrpc.checkpoint_every import SaveInterval
 from psrpc.errors import InvalidJob
 from psrpc.policy import Policy
 from tests.coordinator.parts import describe, description_json
@@ -28,6 +29,9 @@ def test_a_description_is_read() -> None:
     assert (description.name, description.mode, description.replicas) == ("tiny", "sync", 3)
     assert [v.shape for v in description.variables] == [(8, 8), (8,)]
     assert describe().replicas == 0
+    assert describe(checkpoint_every=9).checkpoint_every == SaveInterval(steps=9)
+    assert describe(checkpoint_every="2m").checkpoint_every == SaveInterval(seconds=120.0)
+    assert describe(checkpoint_every=None).checkpoint_every == SaveInterval(1000, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,12 @@ def test_a_description_is_read() -> None:
 def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidJob, match=what):
         describe(**changes)
+
+
+@pytest.mark.parametrize("every", [0, "60", "60x", "-1s", True])
+def test_an_interval_of_checkpoints_that_is_none_is_named(every: object) -> None:
+    with pytest.raises(InvalidJob, match=r"has checkpoint_every = .*; expected steps \(500\)"):
+        describe(checkpoint_every=every)
 
 
 def test_a_rule_and_the_size_of_a_batch_are_read() -> None:
