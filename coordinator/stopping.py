@@ -56,9 +56,10 @@ class Stopping:
         lost = step - (step_of(newest) or 0)
         if lost > 0:
             steps = "1 step is" if lost == 1 else f"{lost} steps are"
+            who = "the coordinator leaves, and the" if self.drains else "the job stops, and its"
             course.warnings.add(
-                f"the job stops, and its state of step {step} is not saved: {why}; a run that goes "
-                f"on does so from {newest or 'its start'}: {steps} done again"
+                f"{who} state of step {step} is not saved: {why}; a run that goes on without these "
+                f"shards does so from {newest or 'its start'}: {steps} done again"
             )
         return True
 

@@ -275,8 +275,8 @@ def test_a_stop_that_cannot_save_ends_and_says_what_is_lost(
     [warning] = [w for w in coordinator.course.warnings.kept if "is not saved" in w]
     assert warning == (
         "the job stops, and its state of step 1 is not saved: after 60 s it waits for a checkpoint "
-        "to be committed, of which the last failed: PS401: no space; a run that goes on does so "
-        "from checkpoints/step-00000000: 1 step is done again"
+        "to be committed, of which the last failed: PS401: no space; a run that goes on without "
+        "these shards does so from checkpoints/step-00000000: 1 step is done again"
     )
 
 
