@@ -50,7 +50,12 @@ class Pulls:
         return self._reads.checked(rows)
 
     def of_snapshot(self, name: str, encoding: Encoding, rows: RowsRequest | None) -> Values:
-        """The values of a kept snapshot. Raises InvalidArgument: there is none, or not encoded."""
+        """The values of a kept snapshot.
+
+        Raises:
+            RoundPassed: it is not kept, any more.
+            InvalidArgument: snapshots are kept plain.
+        """
         if encoding != "plain":
             raise InvalidArgument(
                 f"snapshot {name!r} was asked for as {encoding}; snapshots are kept plain"

@@ -11,7 +11,7 @@ from pserver.freeze import Freeze
 from pserver.parameters import Parameters
 from pserver.requests import Snapshot, SnapshotOrder, Values
 from pserver.tables.tables import FrozenTables
-from psrpc.errors import InvalidArgument
+from psrpc.errors import RoundPassed
 
 MAX_KEPT = 3
 """Snapshots that are kept at once."""
@@ -107,11 +107,11 @@ class SnapshotShelf:
         """A kept snapshot.
 
         Raises:
-            InvalidArgument: none of that name is kept.
+            RoundPassed: none of that name is kept, any more.
         """
         if name not in self._kept:
             kept = ", ".join(self._kept) or "none"
-            raise InvalidArgument(f"no snapshot {name!r} is kept; kept are: {kept}")
+            raise RoundPassed(f"no snapshot {name!r} is kept; kept are: {kept}")
         return self._kept[name]
 
     def release(self, name: str) -> None:

@@ -133,7 +133,8 @@ class SegmentLost(StaleGeneration):
 
 
 class RoundPassed(PsError):
-    """The shard has gone past the round that was named: lease again."""
+    """The shard has gone past the round that was named, or has let go of the snapshot: lease
+    again."""
 
     code = "PS222"
 

@@ -184,7 +184,10 @@ class Initialize:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate records on a kept snapshot. Answered by an ``EvaluateDone``."""
+    """Evaluate records on a kept snapshot. Answered by an ``EvaluateDone``.
+
+    Raises ``RoundPassed``.
+    """
 
     task: coordinator_pb2.EvaluateTask
 

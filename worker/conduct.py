@@ -21,8 +21,8 @@ What an error means:
 * ``StaleGeneration``, from any action: all that was computed or leased is dropped, and the worker
   registers and joins anew. Whoever performs raises it as soon as it is known, from a shard that
   refuses a message, from the coordinator, or from a heartbeat's answer.
-* ``RoundPassed``, from a round's pull or push: the micro-batch was done by somebody else; the
-  worker leases again.
+* ``RoundPassed``, from a round's pull or push, or from an evaluation: somebody else has done it;
+  the worker leases again.
 * ``InvalidJob``: the user's code or data failed; the job fails for everybody. So it does with
   ``TableFull``: no other worker has more room.
 * ``Stopped``, ``JobFailed`` and all others end this worker: it leaves, and the error is raised.
@@ -128,7 +128,13 @@ def _work() -> Conduct:
             case "initialize":
                 yield ReportWork((yield Initialize()))
             case "evaluate":
-                yield ReportWork((yield Evaluate(lease.evaluate)))
+                try:
+                    evaluated = yield Evaluate(lease.evaluate)
+                except RoundPassed:
+                    # Others have done it meanwhile, and shards have let go of its snapshot.
+                    lease = yield Lease(after="work other than an evaluation that is over")
+                    continue
+                yield ReportWork(evaluated)
             case "merge":
                 yield ReportWork((yield Merge(lease.merge)))
             case "finished":

@@ -16,6 +16,7 @@ from psrpc.errors import (
     JobMismatch,
     NotReady,
     PsError,
+    RoundPassed,
     ShardUnreachable,
     StaleGeneration,
 )
@@ -211,7 +212,7 @@ def test_a_batch_cut_in_another_way_is_refused(client: ShardClient) -> None:
 def test_rounds_and_unknown_snapshots_cannot_be_pulled(client: ShardClient) -> None:
     with pytest.raises(InvalidArgument, match="this job is async"):
         client.pull(client.fence(1, 1), "worker-1", 0, whole(PLAN))
-    with pytest.raises(InvalidArgument, match="no snapshot 'step-1' is kept; kept are: none"):
+    with pytest.raises(RoundPassed, match="no snapshot 'step-1' is kept; kept are: none"):
         client.pull(client.fence(1, 1), "worker-1", "step-1", whole(PLAN))
 
 

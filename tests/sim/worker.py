@@ -54,7 +54,10 @@ class Worker:
 
     def live(self) -> Steps:
         """Takes part until the job ends; returns why it left."""
-        why = yield self.fibers.run(self._work)
+        try:
+            why = yield self.fibers.run(self._work)
+        except PsError as error:
+            why = error
         return why
 
     def terminate(self) -> None:

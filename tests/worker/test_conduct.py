@@ -218,6 +218,16 @@ def test_work_other_than_batches_is_reported() -> None:
     assert worker.action == Pull(batch=batch(0))
 
 
+def test_an_evaluation_that_others_have_done_is_left_to_them() -> None:
+    """A worker that was cut off for a while comes too late for the snapshot."""
+    evaluation = pb.EvaluateTask(evaluation="e", task=1, snapshot="step-1")
+    worker = Driver()
+    worker.joins(pb.Lease(evaluate=evaluation))
+    worker.fails(Evaluate(evaluation), RoundPassed("no snapshot 'step-1' is kept"))
+    worker.expects(Lease(after="work other than an evaluation that is over"), task(0))
+    assert worker.action == Pull(batch=batch(0))
+
+
 @pytest.mark.parametrize("where", [Register, Join, Lease, Pull, PushPull, Done, TakeLease])
 def test_a_newer_generation_makes_the_worker_join_anew(where: type[Action]) -> None:
     worker = Driver()
