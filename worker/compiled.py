@@ -6,7 +6,6 @@ of its own, so each of these is either taken over or refused by name before trai
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from psrpc.errors import InvalidJob
 from worker.build import build_loss, build_model
 from worker.data import Batch, map_arrays
 from worker.job import Job
+from worker.labels import loss_name
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
 from worker.ragged import as_tensor
@@ -164,28 +164,34 @@ def _canonical(name: str, value: Any) -> Any:
         return {key: _canonical(name, element) for key, element in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical(name, element) for element in value]
-    if name == "loss_weights":
-        return value
-    if inspect.isfunction(value) and value.__module__.split(".")[0] != "keras":
-        return value
+    if name == "optimizer":
+        value = _optimizer(value)
     if name == "loss":
-        value = _as_object(value)
-    module = {"optimizer": keras.optimizers, "loss": keras.losses, "metrics": keras.metrics}[name]
-    try:
-        return module.serialize(module.get(value))
-    except (ValueError, TypeError, NotImplementedError):
-        return value
+        # "mse", the function and the object without arguments are one.
+        built_in = loss_name(value)
+        plain = not isinstance(value, keras.losses.Loss) or _is_plain(value)
+        if built_in and plain:
+            return built_in
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        return type(value), value.get_config()
+    return value
 
 
-def _as_object(loss: Any) -> Any:
-    """The loss object that a name or function of Keras stands for; others as they are."""
+def _optimizer(optimizer: Any) -> Any:
+    if isinstance(optimizer, str):
+        try:
+            return keras.optimizers.get(optimizer)
+        except ValueError:
+            return optimizer
+    return optimizer
+
+
+def _is_plain(loss: keras.losses.Loss) -> bool:
+    """Whether a loss was made without arguments."""
     try:
-        function = keras.losses.get(loss)
-    except ValueError:
-        return loss
-    words = getattr(function, "__name__", "").split("_")
-    kind = getattr(keras.losses, "".join(word.title() for word in words), None)
-    return loss if kind is None else kind()
+        return bool(type(loss)().get_config() == loss.get_config())
+    except (TypeError, NotImplementedError):
+        return False
 
 
 def _shown(value: Any) -> str:

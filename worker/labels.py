@@ -33,7 +33,7 @@ def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[
     Raises:
         InvalidJob: names the loss, the shapes or the first label that does not fit.
     """
-    kind = _loss_name(loss)
+    kind = loss_name(loss)
     if kind is None:
         return
     shape = example.shape[1:]
@@ -75,8 +75,9 @@ def _labels(source: DataSource, example: Array) -> Iterator[tuple[int | None, Ar
         yield start, np.asarray(source.read_range(start, stop)[1])
 
 
-def _loss_name(loss: Loss) -> str | None:
-    """The name under which Keras knows a built-in loss; None for a user's own."""
+def loss_name(loss: Loss) -> str | None:
+    """The name under which Keras knows a built-in loss; None for a user's own, and for those whose
+    labels have rules of shape of their own."""
     if isinstance(loss, str):
         if loss.lower() in ("crossentropy", "ce"):
             return None  # the one that fits the labels
