@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import hashlib
 import io
 from collections.abc import Iterable
@@ -295,10 +296,12 @@ class View:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
 
-def _age(checkpoint: str) -> tuple[int, str]:
-    """Checkpoints are ordered by generation, then by step."""
-    step, _, generation = checkpoint.partition(".g")
-    return int(generation or 1), step
+def _age(checkpoint: str) -> tuple[int, int, int]:
+    """Checkpoints are ordered by generation, then by step, then by how often that was tried."""
+    named = re.fullmatch(r"step-(\d+)(?:\.g(\d+))?(?:\.r(\d+))?", checkpoint)
+    assert named, checkpoint
+    step, generation, tries = named.groups(default="0")
+    return max(1, int(generation)), int(step), int(tries)
 
 
 def _rotten(files: Iterable[File | Directory]) -> bool:
