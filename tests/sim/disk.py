@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import re
 import hashlib
 import io
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 from random import Random
