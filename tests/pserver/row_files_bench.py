@@ -15,6 +15,7 @@ from pserver.tables.part import TablePart
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.checkpoint import ManifestFile, RowsFileEntry, commit
+from psrpc.lasting import make_directory
 from psrpc.manifest import read_manifest
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.storage import DISK, Storage
@@ -118,7 +119,7 @@ class Job:
     def order(self, base: str = "", name: str = "") -> SnapshotOrder:
         name = name or f"step-{self.version:08d}"
         directory = f"checkpoints/.tmp-{name}"
-        self.storage.make_directory(self.root / directory)
+        make_directory(self.root / directory, self.storage)
         return SnapshotOrder(name, True, False, directory, self.version, base, self.most)
 
     def report(self, base: str = "") -> list[pb.ReportSnapshotRequest]:
