@@ -47,6 +47,9 @@ class Ending:
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Asks the process to stop; a second time, to stop at once. For signals."""
         with self._lock:
+            if self.event.is_set():
+                # Supervisors stop what is about to leave by itself; it has its status already.
+                return
             self.status = after_signal(number)
             save, self._save = self._save, None
         if save is None:

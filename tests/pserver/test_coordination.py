@@ -17,6 +17,7 @@ from pserver.client import Push, ShardClient
 from pserver.ending import Ending
 from psrpc.batch import BatchId
 from psrpc.errors import JobMismatch, NotReady, Preparing, RemoteFailure, StaleGeneration
+from psrpc.exit_status import DONE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import ONE_TRY, counting, part, plan_of, whole
@@ -349,6 +350,13 @@ def test_told_twice_a_shard_leaves_at_once(coordinator: FakeCoordinator) -> None
         ending.stop()
         assert future.exception(WAIT_S) is None
     assert not coordinator.saved
+
+
+def test_a_shard_that_leaves_by_itself_keeps_its_status_when_it_is_told_to_stop_as_well() -> None:
+    ending = Ending()
+    ending.end(status=DONE)
+    ending.stop()
+    assert (ending.status, ending.error) == (DONE, None)
 
 
 def test_a_shard_that_holds_nothing_leaves_at_once(coordinator: FakeCoordinator) -> None:
