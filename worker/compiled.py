@@ -173,7 +173,11 @@ def _canonical(name: str, value: Any) -> Any:
         if built_in and plain:
             return built_in
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return type(value), value.get_config()
+        config = value.get_config()
+        if name == "optimizer":
+            # Keras numbers the optimizers of a process: adam, adam_1.
+            config.pop("name", None)
+        return type(value), config
     return value
 
 
