@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -169,11 +170,12 @@ def table_initializer(layer: str, initializer: Any) -> dict[str, Any]:
             "RandomUniform, RandomNormal, Constant, Zeros or Ones"
         )
     known, arguments = _INITIALIZERS[name]
-    config = initializer.get_config()
-    return {
-        "class_name": known,
-        "config": {mine: float(config[theirs]) for theirs, mine in arguments.items()},
-    }
+    config = {mine: float(initializer.get_config()[theirs]) for theirs, mine in arguments.items()}
+    if not all(map(math.isfinite, config.values())):
+        raise InvalidJob(
+            f"layer {layer!r} has initializer {name} with {config}; expected finite numbers"
+        )
+    return {"class_name": known, "config": config}
 
 
 def table_optimizer(layer: str, optimizer: Any) -> dict[str, Any] | None:

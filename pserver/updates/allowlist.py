@@ -258,7 +258,10 @@ def _check_plain(what: str, value: Any) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidJob(f"{what} is {value}; expected a finite number")
+            raise InvalidJob(
+                f"{what} is {value}; expected a finite number: where it stands for no limit, leave "
+                "it out or say a large one, such as 1e30"
+            )
         return
     if isinstance(value, list | tuple):
         for element in value:

@@ -46,6 +46,10 @@ def test_every_optimizer_of_keras_passes(name: str) -> None:
         ),
         (serialized("SGD", momentum=float("nan")), r"SGD\(momentum=...\) is nan; expected a fin"),
         (serialized("SGD", learning_rate=float("inf")), r"SGD\(learning_rate=...\) is inf"),
+        (
+            serialized("SGD", clipvalue=float("inf")),
+            "is inf; .*no limit, leave it out or say a lar",
+        ),
         (serialized("SGD", momentum={"class_name": "x"}), r"SGD\(momentum=...\) is .*numbers"),
         (serialized("Muon", exclude_layers=["a", [{}]]), r"Muon\(exclude_layers=...\) is {}"),
         (serialized("SGD", loss_scale_factor=2.0), "loss_scale_factor=2.0.*leave it out"),

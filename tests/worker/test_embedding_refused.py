@@ -87,6 +87,10 @@ def named_as_its_input() -> keras.Model:
         (lambda: Weighed(vocabulary=3), "first batch: layer 'rows' was given id"),
         (lambda: Weighed(optimizer="lion"), "optimizer Lion, which has no form for rows"),
         (lambda: Weighed(initializer="glorot_uniform"), "initializer GlorotUniform; rows are"),
+        (
+            lambda: Weighed(initializer=keras.initializers.Constant(float("inf"))),
+            "initializer Constant with {'value': inf}; expected finite numbers",
+        ),
         (lambda: Weighed(evict="age"), "evict='age', but no max_rows"),
         (lambda: Weighed(max_rows=9, keep_evicted=True), "has keep_evicted, but no evict"),
         (lambda: Weighed(vocabulary=None, out_of_vocabulary="clip"), "but no vocabulary"),
