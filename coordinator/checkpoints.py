@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableSet, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,6 +53,9 @@ class Checkpoints:
         """What a checkpoint takes, as far as one can tell."""
         keep, best = run.description.keep_checkpoints, run.description.keep_best
         self._pruner = Pruner(self._directory, keep, best, storage)
+        self.lasting = self._pruner.lasting
+        """Names that this process has made to last, and gives to none anew: shards may be reading
+        such a checkpoint."""
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to, before the order goes out.
@@ -113,7 +116,7 @@ class Checkpoints:
             },
         )
         commit(run.run_dir / order.directory, self._directory / order.name, manifest, self._storage)
-        self._pruner.committed(order.name)
+        self.lasting.add(order.name)
         # Of rows there may be many parts, of which the next checkpoint has all but one already;
         # or it has them anew, as many as the largest.
         self._nbytes = sum(
@@ -166,6 +169,7 @@ def choose_checkpoint(
     refused: Mapping[str, str] | None = None,
     storage: Storage = DISK,
     plan: Plan | None = None,
+    lasting: MutableSet[str] | None = None,
 ) -> Chosen:
     """The newest good checkpoint of a run, which must fit the job. Its name lasts then: what is
     trained from here on is lost with it.
@@ -174,6 +178,7 @@ def choose_checkpoint(
         run_id: the run that it has to be of; None takes any.
         refused: names of those that are not to be used, and why.
         plan: what it is to be loaded into; None if it does not matter.
+        lasting: names that this process has made to last already; the chosen one is added.
 
     Raises:
         CheckpointError: there is none.
@@ -206,7 +211,10 @@ def choose_checkpoint(
     if plan is not None and manifest.plan.hash != plan.hash:
         apart = _batches(sets, manifest.batch_size, apart=True)
         remarks += _lost_by_another_plan(manifest, apart)
-    make_last(choice.directory, storage)
+    if lasting is None or choice.directory.name not in lasting:
+        make_last(choice.directory, storage)
+    if lasting is not None:
+        lasting.add(choice.directory.name)
     restored = RestoredCheckpoint(choice.directory.name, manifest.global_step, manifest.policy)
     batches = _batches(sets, manifest.batch_size)
     return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches, apart)

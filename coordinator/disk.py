@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableSet
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -109,7 +109,8 @@ class DiskWork:
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """Finds the newest good checkpoint besides ``refused``, names and why."""
-        self.start(lambda: choose(self._run, refused, self._storage), done)
+        lasting = self._checkpoints.lasting
+        self.start(lambda: choose(self._run, refused, self._storage, lasting), done)
 
 
 class ThreadedDisk(DiskWork):
@@ -173,13 +174,19 @@ def retain(
         return (f"old checkpoints stay: {error}",)
 
 
-def choose(run: Run, refused: Mapping[str, str], storage: Storage = DISK) -> Choice:
-    """Finds the newest good checkpoint of a run, whose name lasts then. Blocks."""
+def choose(
+    run: Run,
+    refused: Mapping[str, str],
+    storage: Storage = DISK,
+    lasting: MutableSet[str] | None = None,
+) -> Choice:
+    """Finds the newest good checkpoint of a run, whose name lasts then; see
+    :func:`choose_checkpoint`. Blocks."""
     present: list[str] = []
     try:
         present = _present(run, storage)
         chosen = choose_checkpoint(
-            run.run_dir, run.description, run.run_id, refused, storage, run.plan
+            run.run_dir, run.description, run.run_id, refused, storage, run.plan, lasting
         )
     except OSError as error:
         return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be used: {error}", again=True)

@@ -36,7 +36,8 @@ class Pruner:
         self._objective = objective
         self._storage = storage
         self._verified: set[str] = set()
-        self._lasting: set[str] = set()
+        self.lasting: set[str] = set()
+        """Those whose name this process has made to last."""
         self._damaged: set[str] = set()
 
     def find(
@@ -64,10 +65,6 @@ class Pruner:
         )
         return Removable(going, tuple(warnings), good)
 
-    def committed(self, name: str) -> None:
-        """A checkpoint was committed by this process: its name lasts."""
-        self._lasting.add(name)
-
     def is_damaged(self, name: str) -> bool:
         """Whether a checkpoint has been read back and found not to be good."""
         return name in self._damaged
@@ -87,13 +84,13 @@ class Pruner:
     def remove(self, removable: Removable) -> list[str]:
         """Removes what :meth:`find` has found, once the newest good checkpoint lasts; returns
         warnings. The rows that they say were evicted are kept."""
-        if removable.names and removable.good not in self._lasting:
+        if removable.names and removable.good not in self.lasting:
             good = self._checkpoints / removable.good
             try:
                 make_last(good, self._storage)
             except OSError as error:
                 return [f"old checkpoints stay: a power cut may take {good}: {error.strerror}"]
-            self._lasting.add(removable.good)
+            self.lasting.add(removable.good)
         warnings = []
         for name in removable.names:
             try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ HERE = RUN_DIR / CHECKPOINTS
 
 class Refusing(View):
     """The simulator's disk. ``refused`` counts down the next fsyncs of ``refuses`` that fail,
-    ``stuck`` refuses to rename anything from the first of them on."""
+    ``stuck`` refuses to rename anything from the first of them on, ``refuse_renames`` at once."""
 
     def __init__(self) -> None:
         schedule = Schedule(1)
@@ -41,6 +42,7 @@ class Refusing(View):
         self.refuses = HERE
         self.refused = 0
         self.stuck = False
+        self.refuse_renames = False
         self.failed = 0
 
     def sync(self, directory: Path) -> None:
@@ -52,7 +54,7 @@ class Refusing(View):
         super().sync(directory)
 
     def rename(self, old: Path, new: Path) -> None:
-        if self.stuck and self.failed:
+        if self.refuse_renames or (self.stuck and self.failed):
             raise OSError(errno.EIO, "Input/output error", str(old))
         super().rename(old, new)
 
@@ -164,6 +166,33 @@ def test_a_name_that_was_being_given_anew_is_given_back(
         assert storage.names == ["step-00000001"]
     choice = disk.choose(run, {}, storage)
     assert choice.chosen is not None
+    assert storage.disk.lacking(HERE / "step-00000001") == ""
+
+
+class AtOnce(disk.DiskWork):
+    """Does its work where it is asked to."""
+
+    def begin(self, work: Callable[[], disk.Result], done: Callable[[disk.Result], None]) -> None:
+        done(work())
+        self.over()
+
+
+def test_a_checkpoint_that_shards_may_be_reading_keeps_its_name(
+    run: Run, storage: Refusing
+) -> None:
+    """One shard reads it while it is chosen again for another that was lost: were it missed for a
+    moment, the shard would refuse it, and the run go on from an older one."""
+    assert save(run, 1, storage) == ""
+    work = AtOnce(run, storage)
+    choices: list[disk.Choice] = []
+    storage.refused = 1
+    work.choose({}, choices.append)
+    assert choices.pop().again, "it does not last yet"
+    work.choose({}, choices.append)
+    storage.refuse_renames = True
+    work.choose({}, choices.append)
+    assert [choice.reason for choice in choices] == ["", ""]
+    assert [choice.chosen is not None for choice in choices] == [True, True]
     assert storage.disk.lacking(HERE / "step-00000001") == ""
 
 
