@@ -23,7 +23,8 @@ class Routes:
     unreached: Mapping[int, float]
 
     def lines(self, workers: Mapping[str, Worker], shards: list[Shard], now: float) -> list[str]:
-        """One sentence for each shard that no worker reaches, and for each broken route."""
+        """One sentence for each shard that no worker reaches, and for each broken route of
+        ``workers``, those that are there."""
         found = [
             f"no worker reaches {shards[shard]} (for {duration(now - since)}); check that machine's"
             " network and firewall, and the address that it gives (--advertise)"
@@ -33,6 +34,7 @@ class Routes:
             f"{name} on {workers[name].host} cannot reach {shards[shard]} (for "
             f"{duration(now - since)}), other workers can; it gets no work until it does"
             for name, cut in sorted(self.broken.items())
+            if name in workers
             for shard, since in sorted(cut.items())
         ]
 

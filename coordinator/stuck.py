@@ -73,11 +73,13 @@ class Stuck:
     def lines(self, now: float) -> list[str]:
         """Who is stuck and why, in words; shards that no worker reaches come first."""
         members = self._course.members
-        lines = self._routes.lines(members.workers, members.shards, now)
+        # Who has gone since the last look is no longer stuck, and may be forgotten.
+        there = {name: w for name, w in members.workers.items() if w.state == "active"}
+        lines = self._routes.lines(there, members.shards, now)
         return lines + [
-            f"{name} on {members.workers[name].host} {why}"
+            f"{name} on {there[name].host} {why}"
             for name, why in sorted(self._reasons.items())
-            if name not in self._routes.broken
+            if name in there and name not in self._routes.broken
         ]
 
     def waiting_for(self) -> str:

@@ -117,6 +117,27 @@ def test_a_shard_that_was_lost_for_a_moment_costs_nobody_its_name(tmp_path: Path
     assert stuck(coordinator) == []
 
 
+@pytest.mark.parametrize("why", ["cut off", "stands still"])
+def test_a_stuck_worker_that_has_left_and_is_forgotten_is_not_in_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Others may ask for the status before the next look."""
+    monkeypatch.setattr("coordinator.membership.KEPT_WORKERS", 0)
+    coordinator, leaving = start(tmp_path, **SYNC)
+    other = Worker(coordinator, 2)
+    leaving.round()
+    if why == "cut off":
+        beat(leaving, 1)
+    else:
+        for _ in range(int(LEAST_S / SIGN_S) + 2):
+            alive(coordinator, leaving, other, at=("computing", 1, 0.1))
+    assert any("worker-0" in line for line in stuck(coordinator))
+    coordinator.engine.leave_worker(leaving.name, leaving.incarnation, "it ends", fatal=False)
+    assert not any("worker-0" in line for line in stuck(coordinator))
+    Worker(coordinator, 3)
+    assert not any("worker-0" in line for line in stuck(coordinator))
+
+
 def test_clocks_do_not_wait_for_a_worker_that_is_cut_off(tmp_path: Path) -> None:
     coordinator, cut_off = start(tmp_path, mode="ssp", staleness=0, train_records=16)
     other = Worker(coordinator, 2)
