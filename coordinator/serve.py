@@ -77,6 +77,10 @@ REFUSE_S = 15.0
 """How long one that is supervised, and has no run to serve, says so: the processes that were
 started with it take seconds to come up."""
 
+PASSING = ("PS122", "PS502", "PS504")
+"""Codes of what keeps a coordinator from its run directory for a time: another one that holds it,
+and storage that is full or fails."""
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -162,7 +166,9 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         plan = _plan(options, description)
         with (
             _disk_errors_named(),
-            RunDirectory(_run_dir(options, description), options.resume) as directory,
+            _taken(
+                RunDirectory(_run_dir(options, description), options.resume), options
+            ) as directory,
             Store(directory.path / LEDGER) as store,
         ):
             run = settle(options, description, plan, directory, store)
@@ -346,6 +352,20 @@ def _disk_errors_named() -> Iterator[None]:
             "choose another --run-dir",
             code=disk_code(error),
         ) from error
+
+
+@contextlib.contextmanager
+def _taken(directory: RunDirectory, options: ServeOptions) -> Iterator[RunDirectory]:
+    """Holds the run directory. What keeps a supervised coordinator from it now may be over at its
+    next start: the one before it is still leaving, the storage is full or not there yet."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(directory)
+        except PsError as error:
+            if options.auto_resume and error.code in PASSING:
+                raise JobFailed(str(error), code=error.code) from error
+            raise
+        yield directory
 
 
 def _exit_status(course: Course) -> int:

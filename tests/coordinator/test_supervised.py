@@ -4,6 +4,7 @@ command begins a run, goes on with it, or says that it is done."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 from coordinator import serve
 from coordinator.client import CoordinatorClient
 from coordinator.reserved import reserved_address
-from coordinator.run_directory import LEDGER
+from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.store import ENDED, Store
 from psrpc.errors import (
     CoordinatorUnreachable,
@@ -251,3 +252,24 @@ def test_a_run_of_another_job_is_not_gone_on_with(
     describing(monkeypatch, {**described, "name": "large"})
     with pytest.raises(InvalidJob, match="holds a run of job 'tiny', and this is job 'large'"):
         asyncio.run(serve.serve(auto(tmp_path / "run")))
+
+
+def test_a_coordinator_before_it_that_is_still_leaving_is_no_refusal(tmp_path: Path) -> None:
+    """Started again a little later, it goes on; so do shards and workers that wait for it."""
+    with RunDirectory(tmp_path, resume=False), pytest.raises(JobFailed) as held:
+        asyncio.run(serve.serve(auto(tmp_path)))
+    assert held.value.code == "PS122"
+
+
+def test_a_run_directory_that_may_not_be_used_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "REFUSE_S", 0.0)
+    monkeypatch.setattr("coordinator.run_directory.ensure_directory", forbid)
+    with pytest.raises(InvalidJob) as refused:
+        asyncio.run(serve.serve(auto(tmp_path / "run")))
+    assert refused.value.code == "PS503"
+
+
+def forbid(path: Path) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
