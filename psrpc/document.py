@@ -15,10 +15,11 @@ from typing import Any
 
 Check = Callable[[Any, str], Any]
 
-LARGEST = 32 << 20
-"""Bytes of a document. A manifest of 100 shards and 10 000 variables has a tenth."""
+LARGEST = 192 << 20
+"""Bytes of a document. What a checkpoint says of the largest plan that a message can carry has
+less, and a manifest of 100 shards and 10 000 variables a sixtieth."""
 
-MOST_CONTAINERS = 1 << 20
+MOST_CONTAINERS = 1 << 21
 """Objects and arrays of a document: each takes about a hundred bytes, however short its text."""
 
 DEEPEST = 64
@@ -46,11 +47,7 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
         ValueError: it is no JSON, is too large or too deep, has a key twice in one object, a number
             that does not fit 64 bits, or characters that are none.
     """
-    if len(data) > LARGEST:
-        raise ValueError(f"it has {len(data)} bytes; expected {LARGEST} at most")
-    containers = data.count(b"[") + data.count(b"{")
-    if containers > MOST_CONTAINERS:
-        raise ValueError(f"it has {containers} brackets; expected {MOST_CONTAINERS} at most")
+    check_extent(data)
     text = data.decode()
     try:
         document = json.loads(
@@ -67,6 +64,16 @@ def parse_json(data: bytes, *, finite: bool = True) -> Any:
         # Half a pair of surrogates is a character to JSON, and cannot be printed.
         json.dumps(document, ensure_ascii=False).encode()
     return document
+
+
+def check_extent(data: bytes) -> None:
+    """Passes a document that is not too large to be read, before it is read and before it is
+    written. Raises ValueError."""
+    if len(data) > LARGEST:
+        raise ValueError(f"it has {len(data)} bytes; expected {LARGEST} at most")
+    containers = data.count(b"[") + data.count(b"{")
+    if containers > MOST_CONTAINERS:
+        raise ValueError(f"it has {containers} brackets; expected {MOST_CONTAINERS} at most")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from psrpc.document import anything, listed, parse_json, record, shown, text, whole
+from psrpc.document import anything, check_extent, listed, parse_json, record, shown, text, whole
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
 from psrpc.file_name import check_file_name
 from psrpc.lasting import give_name
@@ -204,14 +204,14 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
     """Makes the shards' files in ``temporary`` a checkpoint named ``final``, its sibling.
 
     Raises:
-        CheckpointError: a file is not as the manifest says, something is at ``final`` already, or
-            the operating system refused. What is at ``final`` then is as it was, but see
-            :func:`psrpc.lasting.give_name`.
+        CheckpointError: a file is not as the manifest says, the manifest is too large to be read
+            again, something is at ``final`` already, or the operating system refused. What is at
+            ``final`` then is as it was, but see :func:`psrpc.lasting.give_name`.
     """
     try:
         for file in manifest.every:
             check_size(temporary, file, storage)
-        storage.write(temporary / MANIFEST, [manifest.to_json()])
+        storage.write(temporary / MANIFEST, [_readable(final, manifest)])
         storage.sync(temporary)
         give_name(temporary, final, storage)
     except OSError as error:
@@ -220,6 +220,18 @@ def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = 
             f"checkpoint {final} cannot be committed: {error.strerror}{where}",
             code=disk_code(error),
         ) from error
+
+
+def _readable(final: Path, manifest: Manifest) -> bytes:
+    try:
+        data = manifest.to_json()
+        check_extent(data)
+    except ValueError as error:
+        raise CheckpointError(
+            f"checkpoint {final} cannot be committed: its manifest could not be read again: "
+            f"{error}; lower full_checkpoint_every where files of rows are many"
+        ) from None
+    return data
 
 
 def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from psrpc.document import (
     LARGEST,
     anything,
+    check_extent,
     choice,
     listed,
     mapped,
@@ -89,8 +90,10 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Iterable[Placed]) -> byte
         at += tensor.nbytes
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > LARGEST:
-        raise CheckpointError(f"the header has {len(text)} bytes; expected {LARGEST} at most")
+    try:
+        check_extent(text)
+    except ValueError as error:
+        raise CheckpointError(f"the header could not be read again: {error}") from None
     return len(text).to_bytes(8, "little") + text
 
 

@@ -13,14 +13,19 @@ from safetensors.numpy import load_file
 from psrpc.checkpoint import (
     Manifest,
     ShardState,
+    commit,
     load_state,
     load_variables,
     newest_good,
     read_manifest,
     verify,
 )
+from psrpc.document import LARGEST, MOST_CONTAINERS
 from psrpc.errors import CheckpointError
+from psrpc.limits import MAX_MESSAGE_BYTES
+from psrpc.manifest import MANIFEST
 from psrpc.plan import Placement, VariableSpec, make_plan
+from psrpc.shard_file import shard_file_name
 from psrpc.shard_reader import ShardReader
 from tests.psrpc.checkpoint_bench import VALUES, VARIABLES, assert_state, plan_of, state_of, write
 from tests.psrpc.manifests import manifest_of
@@ -204,3 +209,33 @@ def test_the_newest_good_checkpoint_is_used_and_the_others_are_named(tmp_path: P
     assert "SHA-256" in reasons[changed]
     assert "no manifest.json" in reasons[empty]
     assert older not in reasons
+
+
+@pytest.mark.parametrize("name", ["layer_{}/kernel", "functional/block/attention_{}/query/kernel"])
+def test_the_largest_plan_of_a_message_has_checkpoints_that_can_be_read(
+    tmp_path: Path, name: str
+) -> None:
+    """A part of it, in proportion: documents grow with the number of variables."""
+    specs = [VariableSpec(name.format(i), (1, 1), "float32", "trainable") for i in range(1000)]
+    plan = make_plan(specs, 1, "cut")
+    values = {arena.name: np.zeros(1000, np.float32) for arena in plan.arenas}
+    slots = ("momentum", "velocity", "velocity_hat")
+    state = ShardState(values=values, elements=dict.fromkeys(slots, values))
+    directory = write(tmp_path, plan, states=[state])
+    header = (directory / shard_file_name(0, 1)).read_bytes()[:-16000]
+    for document in (header, (directory / MANIFEST).read_bytes()):
+        times = MAX_MESSAGE_BYTES / len(plan.to_json())
+        assert len(document) * times < LARGEST
+        assert (document.count(b"[") + document.count(b"{")) * times < MOST_CONTAINERS
+
+
+def test_what_could_not_be_read_again_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psrpc.document.LARGEST", 1000)
+    with pytest.raises(CheckpointError, match=r"header could not be read again.*expected 1000 at"):
+        write(tmp_path, plan_of(1))
+    (temporary := tmp_path / ".tmp").mkdir()
+    with pytest.raises(CheckpointError, match=r"manifest could not be read again.*full_checkpoint"):
+        commit(temporary, tmp_path / "step-5", manifest_of(plan_of(1), ()))
+    assert not (tmp_path / "step-5").exists()

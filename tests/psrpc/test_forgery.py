@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from psrpc.checkpoint import applied_sets, load_state, load_variables, newest_good, slot_names
-from psrpc.document import LARGEST, parse_json
+from psrpc.document import LARGEST, MOST_CONTAINERS, parse_json
 from psrpc.errors import CheckpointError
 from psrpc.manifest import MANIFEST, read_manifest
 from psrpc.rows_chain import load_rows, load_table, table_sizes
@@ -151,7 +151,7 @@ def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
 
 def test_a_document_is_bounded_before_it_is_parsed() -> None:
     with pytest.raises(ValueError, match="brackets; expected"):
-        parse_json(b"[" + b"[]," * (1 << 20) + b"0]")
+        parse_json(b"[" + b"[]," * MOST_CONTAINERS + b"0]")
     with pytest.raises(ValueError, match="bytes; expected"):
         parse_json(bytes(LARGEST + 1))
 
