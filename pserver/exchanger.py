@@ -114,8 +114,11 @@ class Exchanger:
 
     @property
     def attached(self) -> bool:
-        """Whether the tensors of the last exchange could stay in shared memory."""
-        return self._session is not None and self._session.attached
+        """Whether the tensors of the last exchange could stay in shared memory. Any thread may
+        ask."""
+        # Read once: the thread of the exchanges may end the session at any moment.
+        session = self._session
+        return session is not None and session.attached
 
     @property
     def transport(self) -> Transport | None:

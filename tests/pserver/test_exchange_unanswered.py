@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from pserver import wire
 from pserver.arrival import Chunks
 from pserver.client import Push, RetryPolicy, ShardClient
 from pserver.engine import ShardEngine
+from pserver.exchanger import Exchanger
+from pserver.exchanger import Transport as Used
 from pserver.requests import PushResult
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
@@ -265,3 +268,22 @@ def test_after_closing_there_are_no_exchanges() -> None:
         client.close()
         with pytest.raises(PsError, match="was closed here"):
             client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+
+
+class Fleeting(Exchanger):
+    """Its session ends as soon as another thread has looked at it."""
+
+    def __init__(self) -> None:
+        self._data_refusal = None
+        self._kept: Any = SimpleNamespace(attached=True)
+
+    @property
+    def _session(self) -> Any:  # type: ignore[override]
+        found, self._kept = self._kept, None
+        return found
+
+
+def test_the_transport_may_be_asked_for_while_a_session_ends() -> None:
+    exchanger = Fleeting()
+    assert exchanger.transport == Used("shared memory")
+    assert exchanger.transport is None
