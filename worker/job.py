@@ -207,7 +207,7 @@ class Job:
             "local_steps",
         ):
             check_integer(name, getattr(self, name), 1)
-        check_integer("seed", self.seed, 0)
+        check_integer("seed", self.seed, 0, (1 << 64) - 1)
         try:
             read_checkpoint_every(self.checkpoint_every)
         except ValueError:

@@ -63,13 +63,15 @@ def show(value: object) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def check_integer(name: str, value: object, least: int) -> None:
-    """Refuses all but whole numbers of at least ``least``."""
+def check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuses all but whole numbers of at least ``least``, and at most ``most``."""
     # bool is an int to Python, and True records a batch to nobody.
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidSetting(
             f"{name} is {show(value)}; expected a whole number of at least {least}"
         )
+    if most is not None and value > most:
+        raise InvalidSetting(f"{name} is {show(value)}; expected a whole number of at most {most}")
 
 
 def check_fraction(name: str, value: object, most: float) -> None:

@@ -59,6 +59,7 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("scale_lr", "sqrt", "scale_lr is 'sqrt' (str); expected linear or None"),
         ("warmup_epochs", -1.0, "warmup_epochs is -1.0 (float); expected a number of at least 0"),
         ("warmup_epochs", math.inf, "warmup_epochs is inf (float)"),
+        ("seed", 1 << 64, "seed is 18446744073709551616 (int); expected a whole number of at most"),
         ("engine", "jax", "engine is 'jax' (str); expected keras or numpy"),
         (
             "wire_dtype",
