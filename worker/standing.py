@@ -308,13 +308,20 @@ class Standing:
     # -- the threads --------------------------------------------------------------------------
 
     def _beat(self) -> None:
+        answered = True
         while not self._closing.is_set():
             self._wake.clear()
             try:
                 self._heartbeat(HEARTBEAT_CALL_S)
+                if not answered:
+                    log.info("the coordinator answers heartbeats again")
+                answered = True
             except PsError as error:
-                # The trainer's own calls decide when a missing coordinator is the end.
-                log.debug("heartbeat failed", reason=str(error))
+                # The trainer's own calls decide when a missing coordinator is the end; a long step
+                # makes none.
+                if answered:
+                    log.info("the coordinator does not answer heartbeats", reason=str(error))
+                answered = False
             every_s = self.membership.heartbeat_s
             self._wake.wait(min(every_s, HURRY_S) if self._hurried else every_s)
 

@@ -45,9 +45,10 @@ def test_drained_processes_go_on_with_the_same_commands_until_the_job_is_done(
         assert everybody[0].wait() == 75, everybody[0].text()
         everybody[0].wait_for("drained .*step-")
         everybody[1].wait_for("waiting for the coordinator at .*, for 120 s at most")
-        everybody[2].wait_for("waiting for the coordinator at")
+        everybody[2].wait_for("the coordinator does not answer heartbeats")
         everybody[0] = start["coordinator"]()
         everybody[1].wait_for("registered again")
+        everybody[2].wait_for("the coordinator answers heartbeats again")
         everybody[0].wait_for("phase .*training")
         # All of them, as a node is drained.
         for process in everybody:
