@@ -94,6 +94,12 @@ class Departures:
         return save.saved(course.training, course.now())
 
     @property
+    def saving(self) -> bool:
+        """Whether the job finishes and saves before it is left: shards that leave, too, are needed
+        for as long."""
+        return self._course.phase == "stopping" and not self._course.drained
+
+    @property
     def all_told(self) -> bool:
         """Whether every shard that leaves has heard that a drain is over."""
         return not self._untold

@@ -115,6 +115,11 @@ class Engine:
         self.course.departures.obeyed(index, generation, revoked)
         return False, leaving and self.course.departures.shard_may_go(index, incarnation)
 
+    @property
+    def saving(self) -> bool:
+        """Whether the job is being saved before it is left."""
+        return self.course.departures.saving
+
     def forming_waits_for(self) -> str:
         """What a shard waits for that has yet to begin, in words; empty once all have."""
         return self.course.waiting_for() if self.course.phase in FORMING else ""

@@ -118,7 +118,10 @@ class Servicer(CoordinatorServicer):
             request.leaving,
         )
         return pb.HeartbeatShardResponse(
-            unknown=unknown, saved=saved, waiting_for=self._engine.forming_waits_for()
+            unknown=unknown,
+            saved=saved,
+            waiting_for=self._engine.forming_waits_for(),
+            saving=request.leaving and self._engine.saving,
         )
 
     async def Watch(

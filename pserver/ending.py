@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from psrpc.errors import PsError
@@ -13,13 +15,16 @@ from psrpc.logs import get_logger
 log = get_logger()
 
 STAY_S = 7.0
-"""How long a shard that is told to stop waits for its state to be saved."""
+"""How long a shard that is told to stop waits for its state to be saved; from the last word of the
+coordinator, where that saves the whole job."""
 
 
 class Ending:
     """The first word counts. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._until = -math.inf
         self.event = threading.Event()
         self.error: PsError | None = None
         self.status = DONE
@@ -58,13 +63,22 @@ class Ending:
             self._told.set()
             save()
 
+    def stay(self) -> None:
+        """The job is being saved, and needs this shard for :data:`STAY_S` more."""
+        self._until = self._now() + STAY_S
+
     def wait(self) -> None:
-        """Until the end has come; :data:`STAY_S` at most once somebody has asked to stop."""
+        """Until the end has come; :data:`STAY_S` at most after a request to stop, or after
+        :meth:`stay`."""
         self._told.wait()
-        if not self.event.wait(STAY_S):
+        began = self._now()
+        self.stay()
+        while not self.event.is_set() and (left_s := self._until - self._now()) > 0:
+            self.event.wait(left_s)
+        if not self.event.is_set():
             log.warning(
                 "leaving without its state saved: what came since the newest checkpoint may have "
                 "to be done again",
-                waited_s=STAY_S,
+                waited_s=round(self._now() - began, 1),
             )
         self.end()

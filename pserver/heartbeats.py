@@ -158,6 +158,8 @@ class Heartbeats:
                 elif answer.saved and request.leaving:
                     self._ending.end()
                     return
+                elif answer.saving:
+                    self._ending.stay()
             if request.failure:
                 self._ending.end(JobFailed(request.failure))
                 return

@@ -143,14 +143,16 @@ class HeartbeatShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
-    __slots__ = ("unknown", "saved", "waiting_for")
+    __slots__ = ("unknown", "saved", "waiting_for", "saving")
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    SAVING_FIELD_NUMBER: _ClassVar[int]
     unknown: bool
     saved: bool
     waiting_for: str
-    def __init__(self, unknown: _Optional[bool] = ..., saved: _Optional[bool] = ..., waiting_for: _Optional[str] = ...) -> None: ...
+    saving: bool
+    def __init__(self, unknown: _Optional[bool] = ..., saved: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., saving: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "initialized", "version")

@@ -88,6 +88,7 @@ class FakeCoordinator(CoordinatorServicer):
         self.failures: deque[PsError] = deque()
         """What the next calls raise, other than that which opens a command stream."""
         self.saved = False
+        self.saving = False
         """Whether a checkpoint was committed since a shard has said that it leaves."""
         self.awaited = ""
         """What a generation waits for that is formed."""
@@ -136,6 +137,7 @@ class FakeCoordinator(CoordinatorServicer):
         return pb.HeartbeatShardResponse(
             unknown=request.incarnation not in self.known,
             saved=request.leaving and self.saved,
+            saving=request.leaving and self.saving,
             waiting_for=self.awaited,
         )
 

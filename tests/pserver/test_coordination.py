@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -13,9 +14,11 @@ from typing import TypeVar
 import pytest
 import structlog
 
+from pserver import ending as ending_module
 from pserver.client import Push, ShardClient
 from pserver.ending import Ending
 from psrpc.batch import BatchId
+from psrpc.clock import ManualClock
 from psrpc.errors import JobMismatch, NotReady, Preparing, RemoteFailure, StaleGeneration
 from psrpc.exit_status import DONE
 from psrpc.v1 import coordinator_pb2 as pb
@@ -339,6 +342,53 @@ def test_a_shard_that_is_not_saved_leaves_in_the_end(
             ending.stop()
             assert future.exception(WAIT_S) is None
         assert [entry for entry in logs if "without its state saved" in entry["event"]]
+
+
+def test_a_shard_stays_while_the_coordinator_saves_the_whole_job() -> None:
+    """All were told to leave at once: what is leased is finished first, and a large checkpoint
+    takes longer than a shard stays that leaves alone."""
+    clock = ManualClock()
+    words = [True] * 20
+
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            if words:
+                words.pop()
+                clock.advance(timeout / 2)
+                ending.stay()
+            else:
+                clock.advance(timeout)
+            return False
+
+    ending = Ending(clock.now)
+    ending.event = Waited()
+    ending.save_first(lambda: None)
+    ending.stop()
+    ending.wait()
+    assert clock.now() == pytest.approx(20 / 2 * ending_module.STAY_S + ending_module.STAY_S)
+
+
+def test_the_coordinator_says_when_it_saves_the_whole_job(
+    coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays = threading.Semaphore(0)
+    stay = Ending.stay
+
+    def noting(ending: Ending) -> None:
+        stay(ending)
+        stays.release()
+
+    monkeypatch.setattr(Ending, "stay", noting)
+    coordinator.saving = True
+    ending = Ending()
+    with shard(coordinator, ending) as future, worker(coordinator) as client:
+        trained(client)
+        ending.stop()
+        # Once by itself, and whenever it hears so.
+        assert all(stays.acquire(timeout=WAIT_S) for _ in range(3))
+        coordinator.saved = True
+        assert future.exception(WAIT_S) is None
 
 
 def test_told_twice_a_shard_leaves_at_once(coordinator: FakeCoordinator) -> None:

@@ -68,6 +68,7 @@ class Shard:
         self._stream: Stream | None = None
         self._unknown = False
         self._leaving = False
+        self._stay_until = 0.0
         self._doing = ""
         self._registration = pb.RegisterShardRequest(
             shard=index,
@@ -121,7 +122,16 @@ class Shard:
         """SIGTERM: the state is saved first, if there is any and it does not take too long."""
         self._leaving = True
         self._due.send()
-        self._schedule.after(STAY_S, self.process, self._end, "has waited long enough")
+        self._stay_until = self._schedule.now() + STAY_S
+        self._schedule.after(STAY_S, self.process, self._stayed, "has waited long enough")
+
+    def _stayed(self, why: Any) -> None:
+        """As in :meth:`pserver.ending.Ending.wait`."""
+        left_s = self._stay_until - self._schedule.now()
+        if left_s > 0:
+            self._schedule.after(left_s, self.process, self._stayed, why)
+        else:
+            self._end(why)
 
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""
@@ -190,6 +200,8 @@ class Shard:
             else:
                 if answer.saved and request.leaving:
                     return "is saved"
+                if answer.saving:
+                    self._stay_until = self._schedule.now() + STAY_S
                 if answer.unknown:
                     self._unknown = True
                     if self._stream is not None:
