@@ -16,7 +16,7 @@ from typing import Any
 from psrpc.document import anything, check_extent, listed, parse_json, record, shown, text, whole
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
 from psrpc.file_name import check_file_name
-from psrpc.lasting import give_name
+from psrpc.lasting import RENAMED, give_name
 from psrpc.plan import Plan
 from psrpc.rows_file import evicted_file_name, rows_file_name
 from psrpc.storage import DISK, Storage, read_bounded
@@ -376,6 +376,12 @@ class Found:
     refused: tuple[tuple[Path, str], ...]
 
 
+_NAMELESS = (
+    "a coordinator was giving it its name anew; if that has ended, the next one that goes on with "
+    "the run does so"
+)
+
+
 def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
     """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
 
@@ -391,6 +397,8 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
     found: list[tuple[Path, Manifest]] = []
     refused: list[tuple[Path, str]] = []
     for name in names:
+        if name.startswith(RENAMED) and name.removeprefix(RENAMED) not in names:
+            refused.append((checkpoints / told(name).replace("\n", " "), _NAMELESS))
         if name.startswith("."):
             continue
         try:

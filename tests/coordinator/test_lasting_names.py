@@ -22,6 +22,7 @@ from coordinator.snapshots import ShardFile, Taken
 from coordinator.store import Store
 from coordinator.work import SnapshotOrder
 from psrpc.lasting import RENAMED, ensure_directory, make_directory
+from psrpc.manifest import find_checkpoints
 from tests.coordinator.parts import make_run
 from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults
@@ -161,6 +162,10 @@ def test_a_name_that_was_being_given_anew_is_given_back(
     assert save(run, 1, storage) == ""
     storage.rename(HERE / "step-00000001", HERE / f"{RENAMED}step-00000001")
     storage.sync(HERE)
+    # Others who look meanwhile do not take an older one in silence.
+    [(path, why)] = find_checkpoints(HERE, storage).refused
+    assert path.name == f"{RENAMED}step-00000001"
+    assert "giving it its name anew" in why
     if how == "start":
         remove_unfinished(RUN_DIR, storage)
         assert storage.names == ["step-00000001"]
