@@ -18,8 +18,8 @@ from pserver.requests import (
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.errors import (
     CheckpointError,
-    InvalidArgument,
     NotReady,
+    RoundPassed,
     StaleGeneration,
 )
 from tests.pserver.engine_bench import (
@@ -174,7 +174,7 @@ def test_snapshots_and_names_of_orders_are_forgotten(shard: ShardEngine, sink: S
     shard.take_snapshot(KEPT)
     shard.push(a_push(A), here(1), 0)
     shard.begin(Begin(2, 1, keep=True))
-    with pytest.raises(InvalidArgument, match="kept are: none"):
+    with pytest.raises(RoundPassed, match="kept are: none"):
         shard.pull(PullRequest(fence(2), "w", "step-0"), 0)
     shard.take_snapshot(KEPT)
     assert sink.repeats == []

@@ -269,7 +269,7 @@ def test_at_most_three_snapshots_are_kept(
     assert list(sink.snapshots) == names[:3]
     assert "expected at most 3" in sink.failures["step-3"]
     engine.release_snapshot("step-0")
-    with pytest.raises(InvalidArgument, match="kept are: step-1, step-2"):
+    with pytest.raises(RoundPassed, match="kept are: step-1, step-2"):
         pulled(client, "step-0")
 
 
