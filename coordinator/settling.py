@@ -14,9 +14,11 @@ from coordinator.history import Followed
 from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import LEDGER, RunDirectory
+from coordinator.saving import CHECKPOINTS
 from coordinator.store import ENDED, FIRST, GENERATION, IDENTITY, POLICIES, SINCE, TWICE, Store
 from psrpc.errors import AlreadyExists, InvalidJob, JobDone
 from psrpc.logs import get_logger
+from psrpc.manifest import find_checkpoints
 from psrpc.plan import Plan
 from psrpc.policy import SETTINGS, Policy
 from psrpc.storage import DISK, Storage
@@ -94,6 +96,8 @@ def settle(
             directory.path, description, plan, run_id if known else None, storage
         )
         run_id = chosen.run_id
+        # A ledger that is new, in place of one that was damaged, knows of none of them.
+        generation = max(generation, _highest_generation(directory.path, storage))
         twice += chosen.apart
         stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
         asked = description.policy
@@ -239,6 +243,12 @@ def _resumes(
             f"the job of run directory {path} is done; --set epochs=N, of all epochs, goes on"
         )
     return bool(ended is not None or key) and store.newest_checkpoint() is not None
+
+
+def _highest_generation(run_dir: Path, storage: Storage) -> int:
+    """Of all checkpoints of a run: what is saved from now on has to count as newer than each."""
+    found = find_checkpoints(run_dir / CHECKPOINTS, storage)
+    return max((manifest.generation for _, manifest in found.manifests), default=0)
 
 
 def _left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:

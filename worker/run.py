@@ -125,8 +125,9 @@ def run_worker(options: WorkerOptions) -> int:
         except PsError as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)
-            mistaken = isinstance(error, InvalidJob | InvalidArgument) and not standing.worker
-            bad = mistaken or isinstance(error, AccessDenied | JobMismatch)
+            # For a worker that has taken part it is the job that has changed since it was loaded.
+            wrong = isinstance(error, InvalidJob | InvalidArgument | JobMismatch)
+            bad = isinstance(error, AccessDenied) or (wrong and not standing.worker)
             return _end(error_line(error), BAD_INPUT if bad else FAILED)
         finally:
             _keep(times, options)

@@ -74,17 +74,18 @@ def save(
     checkpoints: Checkpoints | None = None,
     refused: int = 0,
     stuck: bool = False,
+    generation: int = 1,
 ) -> str:
     """Orders, writes and commits a checkpoint; why it failed, or nothing. The disk is as it is
     told to be while it is committed."""
-    name = checkpoint_name(step)
+    name = checkpoint_name(step, generation)
     order = SnapshotOrder(name, step, write=True, directory=temporary_directory(name))
     checkpoints = checkpoints or Checkpoints(run, storage)
     checkpoints.prepare(order)
     storage.write(RUN_DIR / order.directory / "a", [b"abc"])
     file = ShardFile(0, step, "a", 3, hashlib.sha256(b"abc").hexdigest())
     storage.refused, storage.stuck = refused, stuck
-    committed = disk.commit(checkpoints, Taken(order, (file,)), 1, {}, ())
+    committed = disk.commit(checkpoints, Taken(order, (file,)), generation, {}, ())
     storage.stuck = False
     if committed.error:
         checkpoints.discard(order)
@@ -131,27 +132,36 @@ def test_a_name_that_cannot_be_made_to_last_is_not_chosen(run: Run, storage: Ref
     assert storage.disk.lacking(HERE / "step-00000001") == ""
 
 
-def test_a_run_that_is_resumed_goes_on_from_a_name_that_lasts(
-    run: Run, storage: Refusing, tmp_path: Path
-) -> None:
-    assert save(run, 1, storage, refused=1, stuck=True)
+def resumed(run: Run, storage: Refusing, tmp_path: Path) -> Run:
+    """The run as ``--resume`` settles it, with a ledger in ``tmp_path``, which may be new."""
     options = ServeOptions(job=tmp_path / "tiny.py", shards=1, resume=True)
     options.job.touch()
     directory = RunDirectory(tmp_path, resume=True)
     directory.path = RUN_DIR
-
-    def settled() -> Run:
-        with Store(tmp_path / "ledger.sqlite") as store:
-            return settle(options, run.description, run.plan, directory, store, storage)
-
-    storage.refused = 1
-    with pytest.raises(OSError, match="Input/output error"):
-        settled()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, Store(tmp_path / "ledger.sqlite") as store:
         patch.setattr(RunDirectory, "write_job", lambda *_: None)
         patch.setattr(RunDirectory, "new_token", lambda _: "secret")
-        assert settled().run_id == run.run_id
+        return settle(options, run.description, run.plan, directory, store, storage)
+
+
+def test_a_run_that_is_resumed_goes_on_from_a_name_that_lasts(
+    run: Run, storage: Refusing, tmp_path: Path
+) -> None:
+    assert save(run, 1, storage, refused=1, stuck=True)
+    storage.refused = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        resumed(run, storage, tmp_path)
+    assert resumed(run, storage, tmp_path).run_id == run.run_id
     assert storage.disk.lacking(HERE / "step-00000001") == ""
+
+
+def test_a_run_with_a_new_ledger_goes_on_above_all_generations_of_its_checkpoints(
+    run: Run, storage: Refusing, tmp_path: Path
+) -> None:
+    """Otherwise what it saves from now on counts as older than what it began with."""
+    both = make_run(RUN_DIR, keep_checkpoints=2)
+    assert save(both, 1, storage) == save(both, 2, storage, generation=4) == ""
+    assert resumed(run, storage, tmp_path).generation == 4
 
 
 @pytest.mark.parametrize("how", ["start", "choice"])
