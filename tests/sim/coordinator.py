@@ -96,6 +96,8 @@ class Coordinator:
         except OSError as error:
             return f"cannot use run directory {RUN_DIR}: {error}"
         store = self._store = FaultyStore(self._cluster.store, self._cluster.faults)
+        # As with --resume auto: the process may have died when it had just stored a stop.
+        self._cluster.store.forget_the_end()
         store.open()
         remove_unfinished(RUN_DIR, self._storage)
         run = Run(
