@@ -8,9 +8,7 @@ not when they are made, so that a job file stays cheap to load.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -18,6 +16,7 @@ import numpy.typing as npt
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
+from psrpc.plural import counted
 from worker.ragged import in_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -30,7 +29,11 @@ Map: TypeAlias = Callable[..., Batch]
 
 
 class DataSource(Protocol):
-    """Records that can be read in a seeded order. Thread-safe: a trainer reads ahead of itself."""
+    """Records that can be read in a seeded order. Thread-safe: a trainer reads ahead of itself.
+
+    A source may also have ``record_name(seed, epoch, position)``: what an error calls the record at
+    a position of an epoch, such as ``"line 7 of 'x.csv'"``.
+    """
 
     @property
     def num_records(self) -> int:
@@ -83,7 +86,9 @@ def arrays_of(nest: Any) -> Iterator[Any]:
 def check_range(name: str, first: int, stop: int, records: int) -> None:
     """Refuses ``[first, stop)`` unless it lies within ``records`` records."""
     if not 0 <= first < stop <= records:
-        raise InvalidData(f"{name} has {records} records; [{first}, {stop}) is not a part of them")
+        raise InvalidData(
+            f"{name} has {counted(records, 'record')}; [{first}, {stop}) is not a part of them"
+        )
 
 
 def check_count(name: str, batch: object, expected: int) -> Batch:
@@ -91,44 +96,14 @@ def check_count(name: str, batch: object, expected: int) -> Batch:
     not. ``name`` says who made it.
     """
     if not isinstance(batch, tuple) or len(batch) not in (2, 3):
-        shape = f"{len(batch)} parts" if isinstance(batch, tuple) else type(batch).__name__
+        shape = counted(len(batch), "part") if isinstance(batch, tuple) else type(batch).__name__
         raise InvalidData(f"{name} gave {shape}; expected (x, y) or (x, y, sample_weight)")
     checked: Batch = map_arrays(in_numpy, batch)
     for array in arrays_of(checked):
         count = np.shape(array)[0] if np.ndim(array) else None
         if count != expected:
             raise InvalidData(
-                f"{name} gave {'a scalar' if count is None else f'{count} records'}; "
+                f"{name} gave {'a scalar' if count is None else counted(count, 'record')}; "
                 f"it was asked for {expected}"
             )
     return checked
-
-
-def hash_file(path: Path, digest: Any) -> None:
-    """Feeds the size of a file and its contents, or of a large file 1 024 evenly spread pieces of
-    64 KiB, to ``digest``."""
-    size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
-    piece, pieces = 1 << 16, 1 << 10
-    with path.open("rb") as file:
-        if size <= piece * pieces:
-            digest.update(file.read())
-            return
-        for i in range(pieces):
-            file.seek((size - piece) * i // (pieces - 1))
-            digest.update(file.read(piece))
-
-
-def hash_files(paths: list[Path], *settings: object) -> str:
-    """The fingerprint of files read with ``settings``; where they lie does not matter."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for path in paths:
-        hash_file(path, digest)
-    return digest.hexdigest()[:32]
-
-
-def existing_file(name: str, path: Path) -> Path:
-    """``path`` if a file is there."""
-    if not path.is_file():
-        raise InvalidData(f"{name}: there is no file {str(path)!r}")
-    return path

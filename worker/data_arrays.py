@@ -14,6 +14,7 @@ from numpy.lib.npyio import NpzFile
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
+from psrpc.plural import counted
 from worker.data import (
     Array,
     Batch,
@@ -21,10 +22,9 @@ from worker.data import (
     arrays_of,
     check_count,
     check_range,
-    existing_file,
-    hash_files,
     map_arrays,
 )
+from worker.data_files import existing_file, hash_files, local_copy
 from worker.permutation import RecordOrder
 from worker.ragged import Ragged, in_numpy, part, take
 
@@ -72,9 +72,11 @@ class Arrays:
                 )
         counts = {len(array) for _, array in named}
         if len(counts) != 1:
-            lengths = ", ".join(f"{name} has {len(array)}" for name, array in named)
+            lengths = ", ".join(
+                f"{name} has {counted(len(array), 'record')}" for name, array in named
+            )
             raise InvalidData(
-                f"Arrays of different lengths: {lengths} records; expected one row per record"
+                f"Arrays of different lengths: {lengths}; expected one row per record"
             )
         (self._records,) = counts
         self._order = RecordOrder(self._records)
@@ -95,6 +97,10 @@ class Arrays:
 
     def _mapped(self, batch: Batch, count: int) -> Batch:
         return batch if self._map is None else check_count("map", self._map(*batch), count)
+
+    def record_name(self, seed: int, epoch: int, position: int) -> str:
+        """What the record at a position of an epoch is called in messages."""
+        return f"record {self._order.records_at(seed, epoch, position, position + 1)[0]}"
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
@@ -126,10 +132,21 @@ def _named(name: str, nest: Any) -> Iterator[tuple[str, Any]]:
 def _objects(array: Array | Ragged) -> str:
     """The first object of each type, and where it is."""
     found: dict[type, str] = {}
-    for index, one in enumerate(array.values if isinstance(array, Ragged) else array):
+    values = array.values if isinstance(array, Ragged) else array
+    for place, one in zip(np.ndindex(values.shape), values.flat, strict=True):
         if type(one) not in found:
-            found[type(one)] = f"{_shown(one)} at {index}"
+            found[type(one)] = f"{_shown(one)} at {_place(array, place)}"
     return ", ".join(found.values())
+
+
+def _place(array: Array | Ragged, index: tuple[int, ...]) -> str:
+    """What an element is called by its index in the array, or in the values of a Ragged."""
+    if isinstance(array, Ragged):
+        record = int(np.searchsorted(array.row_splits, index[0], side="right")) - 1
+        index = (record, index[0] - int(array.row_splits[record]), *index[1:])
+    record, *inner = index
+    within = {0: "", 1: f" column {inner[0]}" if inner else ""}.get(len(inner), f" at {inner}")
+    return f"record {record}{within}"
 
 
 def _shown(value: object) -> str:
@@ -141,7 +158,8 @@ class Npz:
 
     Args:
         path: the file. ``Path(__file__).parent / "data.npz"`` lies beside the job file; other
-            relative paths are relative to the working directory.
+            relative paths are relative to the working directory. What a URL such as
+            ``s3://bucket/data.npz`` names is copied to a temporary file first, see docs/urls.md.
         x: the key of the inputs, or a dict ``{name of the input: key}``. Two keys ``(values,
             row_splits)`` in place of one make a :class:`worker.ragged.Ragged`.
         y: the key of the labels.
@@ -163,7 +181,7 @@ class Npz:
         map: Map | None = None,
         records: tuple[int, int] | None = None,
     ) -> None:
-        self._path = Path(path)
+        self._path = path
         self._keys = (x, y, sample_weight)
         self._map = map
         self._records = records
@@ -180,6 +198,10 @@ class Npz:
     def read_range(self, start: int, stop: int) -> Batch:
         return self._arrays().read_range(start, stop)
 
+    def record_name(self, seed: int, epoch: int, position: int) -> str:
+        """What the record at a position of an epoch is called in messages."""
+        return self._arrays().record_name(seed, epoch, position)
+
     def fingerprint(self) -> str:
         path = existing_file("Npz", self._path)
         return hash_files([path], self._keys, self._records)
@@ -195,7 +217,11 @@ class Npz:
             return self._opened
 
     def _load(self) -> Arrays:
-        path = existing_file("Npz", self._path)
+        with local_copy(existing_file("Npz", self._path)) as path:
+            return self._load_local(path)
+
+    def _load_local(self, path: Path) -> Arrays:
+        name = str(self._path)
         x, y, weight = self._keys
         try:
             # No pickles: a data file must not be able to run code. Opened here, since numpy does
@@ -211,14 +237,14 @@ class Npz:
                 weights = None if weight is None else self._column(file, weight)
         except BadZipFile as error:
             raise InvalidData(
-                f"Npz: {str(path)!r} is no .npz file, or a damaged one ({error}); expected what "
+                f"Npz: {name!r} is no .npz file, or a damaged one ({error}); expected what "
                 "numpy.savez writes"
             ) from error
         except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
             # NumPy's advice is to allow pickles.
             objects = "allow_pickle" in str(error)
             why = "it has an array of Python objects; save numbers or strings" if objects else error
-            raise InvalidData(f"Npz: {str(path)!r} cannot be read as .npz: {why}") from error
+            raise InvalidData(f"Npz: {name!r} cannot be read as .npz: {why}") from error
         return Arrays(inputs, labels, weights, map=self._map)
 
     def _column(self, file: Any, key: _Key) -> Array | Ragged:
@@ -245,6 +271,6 @@ def _as_array(values: Any) -> Array | Ragged:
     if all(isinstance(one, str | bytes) for one in array.flat):
         # As pandas has strings.
         return array.astype(bytes if any(isinstance(one, bytes) for one in array.flat) else str)
-    if all(isinstance(one, list | tuple | np.ndarray) for one in array):
+    if array.ndim == 1 and all(isinstance(one, list | tuple | np.ndarray) for one in array):
         return Ragged.from_rows(array)  # as pandas has lists
     return array

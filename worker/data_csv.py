@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import csv
-import os
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData, InvalidJob
-from worker.data import Array, Batch, Map, check_count, check_range, existing_file, hash_files
+from psrpc.plural import counted
+from worker.data import Array, Batch, Map, check_count, check_range
+from worker.data_files import DataFile, DataFiles, Found, existing_file, hash_files
 from worker.permutation import RecordOrder
 
 Column = str | int
@@ -25,7 +26,8 @@ class Csv:
     """Records of a CSV file, one per line; memory holds 8 bytes per record, not the file.
 
     Args:
-        path: the file.
+        path: the file; a URL such as ``s3://bucket/data.csv`` is read where it lies, see
+            docs/urls.md.
         y: the column of the labels: its name, or its number from 0 where there is no header.
         x: the columns of the inputs, in this order; None means all but ``y``.
         header: whether the first line names the columns.
@@ -54,7 +56,7 @@ class Csv:
     ) -> None:
         if isinstance(x, str):
             raise InvalidData(f"Csv: x is {x!r}; expected a list of columns")
-        self._path = Path(path)
+        self._path = path
         self._y = y
         self._x = x
         self._header = header
@@ -79,6 +81,12 @@ class Csv:
         check_range("Csv", start, stop, index.num_records)
         return self._batch(index, np.arange(start, stop))
 
+    def record_name(self, seed: int, epoch: int, position: int) -> str:
+        """What the record at a position of an epoch is called in messages."""
+        index = self._opened()
+        [(line, _)] = index.lines(index.order.records_at(seed, epoch, position, position + 1))
+        return f"line {line} of {str(self._path)!r}"
+
     def fingerprint(self) -> str:
         path = existing_file("Csv", self._path)
         names = [dtype.str for dtype in self._dtypes]
@@ -87,7 +95,7 @@ class Csv:
     def close(self) -> None:
         with self._lock:
             if self._index is not None:
-                self._index.file.close()
+                self._index.close()
             self._index = None
 
     def _opened(self) -> _LineIndex:
@@ -98,7 +106,7 @@ class Csv:
                 try:
                     self._x_columns, self._y_column = self._columns(index.columns)
                 except InvalidJob:
-                    index.file.close()
+                    index.close()
                     raise
                 self._index = index
             return self._index
@@ -123,7 +131,7 @@ class Csv:
         for (line, _), row in zip(lines, rows, strict=True):
             if len(row) != len(index.columns):
                 raise InvalidData(
-                    f"Csv: {str(self._path)!r} line {line} has {len(row)} columns; "
+                    f"Csv: {str(self._path)!r} line {line} has {counted(len(row), 'column')}; "
                     f"expected {len(index.columns)}"
                 )
         x = self._array(index, lines, rows, self._x_columns, self._dtypes[0])
@@ -149,28 +157,45 @@ class Csv:
                     try:
                         value.astype(dtype)
                     except ValueError:
+                        what = "y_dtype" if column == self._y_column else "x_dtype"
                         raise InvalidData(
                             f"Csv: {str(self._path)!r} line {line} column "
                             f"{index.columns[column]!r} is {str(value)!r}; expected {dtype}"
+                            f"{_hint(str(value), what, dtype)}"
                         ) from None
             raise
+
+
+def _hint(value: str, option: str, dtype: np.dtype[np.generic]) -> str:
+    """What to do about a column of text, or of fractions among integers; nothing about a gap."""
+    try:
+        number = float(value or "nan")
+    except ValueError:
+        return (
+            f"; for text say {option}='str', and map= that makes numbers of it, by one list of its "
+            "values"
+        )
+    if dtype.kind in "iu" and math.isfinite(number):
+        return f"; for numbers with a fraction say {option}='float32'"
+    return ""
 
 
 class _LineIndex:
     """Where the line of each record lies. Reading needs no lock."""
 
-    def __init__(self, path: Path, header: bool, delimiter: str) -> None:
-        self._path = path
+    def __init__(self, found: Found, header: bool, delimiter: str) -> None:
         self.columns: list[str] = []
-        self.file = path.open("rb")
+        self._files = DataFiles([found])
+        [file] = self._files.files
+        self._name = file.name
         try:
-            self._spans = _record_spans(self.file)
+            self._spans = _record_spans(file)
             if len(self._spans):
                 [(_, text)] = self.lines(np.array([0]))
                 first = next(csv.reader([text.removeprefix("\ufeff")], delimiter=delimiter))
                 self.columns = first if header else [str(i) for i in range(len(first))]
         except BaseException:
-            self.file.close()
+            self.close()
             raise
         if header:
             self._spans = self._spans[1:]
@@ -179,23 +204,27 @@ class _LineIndex:
 
     def lines(self, records: npt.NDArray[np.int64]) -> list[tuple[int, str]]:
         """The line number and the text of each record."""
-        descriptor = self.file.fileno()
+        numbers, starts, stops = self._spans[records].T
+        parts = self._files.read(np.column_stack([np.zeros_like(starts), starts, stops - starts]))
         found = []
-        for number, start, stop in self._spans[records].tolist():
-            data = os.pread(descriptor, stop - start, start)
+        for number, data in zip(numbers.tolist(), parts, strict=True):
             try:
                 found.append((number, data.decode()))
             except UnicodeDecodeError:
-                raise InvalidData(f"Csv: {str(self._path)!r} line {number} is not UTF-8") from None
+                raise InvalidData(f"Csv: {self._name!r} line {number} is not UTF-8") from None
         return found
 
+    def close(self) -> None:
+        self._files.close()
 
-def _record_spans(file: BinaryIO) -> npt.NDArray[np.int64]:
+
+def _record_spans(file: DataFile) -> npt.NDArray[np.int64]:
     """``[records, 3]``: of every line that is not blank its number as an editor counts, from 1,
     where its text begins, and where it ends before its line break (``\\n`` or ``\\r\\n``)."""
     found, returns = [], []
     offset, last = 0, 0
-    while data := file.read(_SCAN_NBYTES):
+    read = file.scan()
+    while data := read(offset, _SCAN_NBYTES):
         here = np.frombuffer(data, np.uint8)
         before = np.concatenate([np.array([last], np.uint8), here[:-1]])
         at = np.flatnonzero(here == ord("\n"))

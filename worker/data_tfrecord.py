@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
-from worker.data import Batch, check_count, check_range, existing_file, hash_files
+from worker.data import Batch, check_count, check_range
+from worker.data_files import DataFile, DataFiles, Found, existing_files, hash_files
 from worker.permutation import RecordOrder
 
 # A record in the file: uint64 length, uint32 checksum of the length, data, uint32 checksum of
@@ -32,7 +31,8 @@ class TfRecords:
 
     Args:
         files: a path, a pattern such as ``data/train-*.tfrecord``, or a list of them. Files that
-            match a pattern are taken in the order of their names.
+            match a pattern are taken in the order of their names. URLs such as
+            ``s3://bucket/train-*.tfrecord`` are read where they lie, see docs/urls.md.
         parse: turns one serialized record, a scalar string tensor, into ``(x, y)`` or ``(x, y,
             sample_weight)`` tensors, say with ``tf.io.parse_single_example``. It is compiled, so
             it must consist of TensorFlow operations. A sparse tensor, as ``tf.io.VarLenFeature``
@@ -75,8 +75,12 @@ class TfRecords:
         check_range("TfRecords", start, stop, index.num_records)
         return self._batch(index, np.arange(start, stop))
 
+    def record_name(self, seed: int, epoch: int, position: int) -> str:
+        """What the record at a position of an epoch is called in messages."""
+        return f"record {self._opened().order.records_at(seed, epoch, position, position + 1)[0]}"
+
     def fingerprint(self) -> str:
-        return hash_files(self._paths())
+        return hash_files(self._found())
 
     def close(self) -> None:
         with self._lock:
@@ -84,19 +88,13 @@ class TfRecords:
                 self._index.close()
             self._index = None
 
-    def _paths(self) -> list[Path]:
-        paths: list[Path] = []
-        for name in map(str, self._files):
-            found = sorted(glob.glob(name)) if glob.has_magic(name) else [name]  # noqa: PTH207
-            if not found:
-                raise InvalidData(f"TfRecords: no file matches {name!r}")
-            paths += (existing_file("TfRecords", Path(path)) for path in found)
-        return paths
+    def _found(self) -> list[Found]:
+        return existing_files("TfRecords", self._files)
 
     def _opened(self) -> _RecordIndex:
         with self._lock:
             if self._index is None:
-                self._index = _RecordIndex(self._paths())
+                self._index = _RecordIndex(self._found())
             return self._index
 
     def _batch(self, index: _RecordIndex, records: npt.NDArray[np.int64]) -> Batch:
@@ -167,14 +165,13 @@ def _of_each(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
 class _RecordIndex:
     """Where each record lies. Reading needs no lock."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._files: list[BinaryIO] = []
+    def __init__(self, found: list[Found]) -> None:
+        self._files = DataFiles(found)
         spans = [np.empty((0, 3), np.int64)]
         try:
-            for number, path in enumerate(paths):
-                self._files.append(path.open("rb"))
-                found = _scan(self._files[-1], path)
-                spans.append(np.column_stack([np.full(len(found), number), found]))
+            for number, file in enumerate(self._files.files):
+                located = _scan(file)
+                spans.append(np.column_stack([np.full(len(located), number), located]))
         except BaseException:
             self.close()
             raise
@@ -184,27 +181,23 @@ class _RecordIndex:
 
     def serialized(self, records: npt.NDArray[np.int64]) -> list[bytes]:
         """The data of each record."""
-        return [
-            os.pread(self._files[file].fileno(), length, offset)
-            for file, offset, length in self._spans[records].tolist()
-        ]
+        return self._files.read(self._spans[records])
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        self._files.close()
 
 
-def _scan(file: BinaryIO, path: Path) -> npt.NDArray[np.int64]:
+def _scan(file: DataFile) -> npt.NDArray[np.int64]:
     """``[records, 2]``: offset and length of the data of each record."""
-    size = os.fstat(file.fileno()).st_size
     spans: list[tuple[int, int]] = []
     headers: list[bytes] = []
+    read = file.scan()
     at = 0
-    while at < size:
-        header = os.pread(file.fileno(), _HEADER_NBYTES, at)
+    while at < file.nbytes:
+        header = read(at, _HEADER_NBYTES)
         length = int.from_bytes(header[:8], "little")
         stop = at + _HEADER_NBYTES + length + _FOOTER_NBYTES
-        if len(header) < _HEADER_NBYTES or stop > size:
+        if len(header) < _HEADER_NBYTES or stop > file.nbytes:
             break
         spans.append((at + _HEADER_NBYTES, length))
         headers.append(header)
@@ -215,12 +208,12 @@ def _scan(file: BinaryIO, path: Path) -> npt.NDArray[np.int64]:
         first = int(wrong[0])
         at = spans[first][0] - _HEADER_NBYTES
         raise InvalidData(
-            f"TfRecords: {str(path)!r} is damaged at byte {at}, record {first}: the checksum of "
+            f"TfRecords: {file.name!r} is damaged at byte {at}, record {first}: the checksum of "
             "its length is wrong; compressed files are not supported"
         )
-    if at < size:
+    if at < file.nbytes:
         raise InvalidData(
-            f"TfRecords: {str(path)!r} ends inside record {len(spans)}, which begins at byte {at}; "
+            f"TfRecords: {file.name!r} ends inside record {len(spans)}, which begins at byte {at}; "
             "it is cut short, compressed or no TFRecord file"
         )
     return np.array(spans, np.int64).reshape(-1, 2)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.errors import InvalidJob
-from worker.data import existing_file, hash_file
+from worker.data_files import hash_file
 
 from .records import CATEGORICAL, MISSING, NUMERIC, Records
 
@@ -29,7 +29,9 @@ class TsvFile:
 
     def __init__(self, path: str | Path) -> None:
         """Raises InvalidJob: there is no such file."""
-        self._path = existing_file("Criteo's data", Path(path))
+        self._path = Path(path)
+        if not self._path.is_file():
+            raise InvalidJob(f"Criteo's data: there is no file {str(path)!r}")
 
     @property
     def num_records(self) -> int:

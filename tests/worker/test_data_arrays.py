@@ -94,11 +94,11 @@ def test_strings_as_pandas_has_them(strings: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "says"),
     [
-        (np.zeros((5, 2)), np.zeros(4), "lengths: x has 5, y has 4 records; expected one row per"),
+        (np.zeros((5, 2)), np.zeros(4), "lengths: x has 5 records, y has 4 records; expected one"),
         (
             {"u": np.zeros(2), "g": (np.zeros(2), Ragged.from_rows([[1]]))},
             np.zeros(2),
-            "x['u'] has 2, x['g'][0] has 2, x['g'][1] has 1, y has 2 records",
+            "x['g'][0] has 2 records, x['g'][1] has 1 record, y has 2 records",
         ),
         (np.zeros(3), np.float32(1), "Arrays: y is 1.0; expected an array with one row per record"),
         ({"u": [None] * 2}, np.zeros(2), "Arrays: x['u'][0] is None; expected an array with one"),
@@ -110,12 +110,23 @@ def test_strings_as_pandas_has_them(strings: list[Any]) -> None:
         (
             np.array([[1], "a", "b", None], object),
             np.zeros(4),
-            "[1] at 0, 'a' at 1, None at 3; exp",
+            "[1] at record 0, 'a' at record 1, None at record 3; exp",
         ),
         (
             Ragged.from_rows([["a"], [None]]),
             np.zeros(2),
-            "(2, None), with 'a' at 0, None at 1; ",
+            "(2, None), with 'a' at record 0 column 0, None at record 1 column 0; ",
+        ),
+        (
+            Ragged.from_rows([[1, 2], [], [3, "n/a"]], object),
+            np.zeros(3),
+            "(3, None), with 1 at record 0 column 0, 'n/a' at record 2 column 1; ",
+        ),
+        (
+            np.array([[1.5, 2.5, 3.5], [4.5, 5.5, "n/a"]], object),
+            np.zeros(2),
+            "dtype object and shape (2, 3), with 1.5 at record 0 column 0, 'n/a' at record 1 "
+            "column 2; expected",
         ),
     ],
 )
@@ -208,7 +219,7 @@ def test_npz_fingerprint_is_of_contents_and_settings_not_of_the_place(
 
 
 def test_large_files_are_hashed_by_pieces(tmp_path: Path) -> None:
-    from worker.data import hash_files
+    from worker.data_files import hash_files
 
     path = tmp_path / "large"
     with path.open("wb") as file:

@@ -90,8 +90,22 @@ def test_text_goes_to_the_map(tmp_path: Path) -> None:
         ("a,y\n1,2\n", {"y": "z"}, "has no column 'z'; it has a, y"),
         ("1,2\n", {"y": 2, "header": False}, "has no column 2; it has 0 to 1"),
         ("a,y\n1,2\n1,2,3\n", {"y": "y"}, "line 3 has 3 columns; expected 2"),
-        ("a,y\n\nx,2\n", {"y": "y"}, "line 3 column 'a' is 'x'; expected float32"),
-        ("a,y\n1,2.5\n", {"y": "y"}, "line 2 column 'y' is '2.5'; expected int64"),
+        (
+            "a,y\n\nx,2\n",
+            {"y": "y"},
+            "line 3 column 'a' is 'x'; expected float32; for text say x_dtype=",
+        ),
+        ("a,y\n1,cat\n", {"y": "y"}, "is 'cat'; expected int64; for text say y_dtype='str', and"),
+        (
+            "a,y\n1,2.5\n",
+            {"y": "y"},
+            "is '2.5'; expected int64; for numbers with a fraction say y_dtype='float32'",
+        ),
+        (
+            "a,y\n1,2.5\n",
+            {"y": "a", "x_dtype": "int8"},
+            "line 2 column 'y' is '2.5'; expected int8; for numbers with a fraction say x_dtype=",
+        ),
         ("a,y\n1,\n", {"y": "y"}, "line 2 column 'y' is ''; expected int64"),
     ],
 )

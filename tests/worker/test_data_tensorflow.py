@@ -159,6 +159,9 @@ def test_a_function_range_is_asked_for_as_it_is() -> None:
     )
 
 
+BATCHED = r"gave {}, and was asked for 10 records; leave .batch\(...\) out, or end with .unbatch"
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -168,11 +171,26 @@ def test_a_function_range_is_asked_for_as_it_is() -> None:
         ),
         (
             lambda start, stop: numbers(start, stop + 1),
-            "gave 11 records; it was asked for 10",
+            "gave more than 10 records, which it was asked for; it must end there: leave .repeat",
         ),
-        (lambda start, stop: numbers(start, stop).repeat(), "gave 11 records; it was asked for 10"),
+        (lambda start, stop: numbers(start, stop).repeat(), "gave more than 10 records"),
         (lambda _start, _stop: numbers(0, 0), "gave 0 records; it was asked for 10"),
-        (lambda start, stop: numbers(start, stop).batch(5), "gave 2 records; it was asked for 10"),
+        (lambda start, stop: numbers(start, stop).batch(5), BATCHED.format("2 batches")),
+        (lambda start, stop: numbers(start, stop).batch(10).prefetch(1), BATCHED.format("1 batch")),
+        # TensorFlow cannot put 4, 4 and 2 records into one tensor.
+        (lambda start, stop: numbers(start, stop).batch(4), BATCHED.format("3 batches")),
+        (
+            lambda start, stop: tf.data.Dataset.from_generator(
+                lambda: iter(numbers(start, stop).batch(5)),
+                output_signature=({"n": tf.TensorSpec([None], tf.int64)}, tf.TensorSpec([None])),
+            ),
+            BATCHED.format("2 batches"),
+        ),
+        (
+            lambda start, stop: numbers(start, stop).shuffle(10).map(lambda x, y: (x, y)),
+            r"records \[0, 10\) is shuffled; leave .shuffle\(...\) out",
+        ),
+        (lambda start, stop: numbers(start, stop).take(1), "gave 1 record; it was asked for 10"),
         (lambda _start, _stop: [1, 2], "is list; expected a tf.data.Dataset"),
         (lambda start, stop: tf.data.Dataset.range(start, stop), r"expected \(x, y\)"),
     ],

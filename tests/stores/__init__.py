@@ -1,0 +1,1 @@
+"""Files in stores: an S3 server in this process."""
