@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidArgument, error_line
+from psrpc.job_keys import setting_meant
+from psrpc.urls import is_url
 
 EXIT_BAD_INPUT = 2
 
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+
+
+def run_path(text: str) -> Path:
+    """The type of an argument that names a run, or a part of one: never a URL."""
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a URL; expected a path: runs lie on a POSIX file system that the "
+            "coordinator and all shards share (data, init_from and exports may be URLs)"
+        )
+    return Path(text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,12 +35,17 @@ class Parser(argparse.ArgumentParser):
         """Without abbreviations: what is short for one option today is short for two tomorrow."""
         super().__init__(*args, **{"allow_abbrev": False, **more})
 
-    def parse_known_args(self, *args: Any, **more: Any) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Everything has to be known: here, where it is known what there is."""
-        said, unknown = super().parse_known_args(*args, **more)
+        words = sys.argv[1:] if args is None else list(args)
+        said, unknown = super().parse_known_args(words, namespace)
         if unknown:
             flag = next((word for word in unknown if word.startswith("-")), "")
             close = did_you_mean(flag.partition("=")[0], self._option_string_actions)
+            if flag and "--set" in self._option_string_actions:
+                setting = setting_meant(words, flag, exactly=bool(close))
+                if setting:
+                    self.error(f"unrecognized arguments: {flag}; use --set {setting}")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{close if flag else ''}")
         return said, unknown
 

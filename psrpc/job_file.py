@@ -23,3 +23,14 @@ def read_job_file(path: Path) -> bytes:
         raise InvalidJob(
             f"the job file {str(path)!r} cannot be read: {error.strerror}", code="PS102"
         ) from None
+
+
+class UserCodeFailed(InvalidJob):
+    """Code of the job file raised. The message is one line; ``user_traceback`` is the text of the
+    traceback from the user's first frame on, to be shown before it."""
+
+    code = "PS103"
+
+    def __init__(self, message: str, user_traceback: str) -> None:
+        super().__init__(message)
+        self.user_traceback = user_traceback

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from psrpc.errors import InvalidJob
+from psrpc.errors import InvalidJob, InvalidSetting
 from worker.overrides import FIELDS, OPTIMIZER_PREFIX, kind_of, parsed
 
 Value = TypeVar("Value", str, int, float, bool)
@@ -25,6 +25,16 @@ class Offered:
 _OFFERED: ContextVar[Offered | None] = ContextVar("_OFFERED", default=None)
 
 
+@dataclass
+class _Commands:
+    """Those that run in this process, for all its threads: data is read in some of their own."""
+
+    running: int = 0
+
+
+_COMMANDS = _Commands()
+
+
 def setting(name: str, default: Value) -> Value:
     """The value of ``--set name=value`` for the job file that calls this, or ``default``.
 
@@ -32,12 +42,20 @@ def setting(name: str, default: Value) -> Value:
     counts. Called while no job file is loaded, say in a test that imports one, it is ``default``.
 
     Raises:
-        InvalidJob: the text cannot be read, or a field of the job has this name.
+        InvalidJob: the text cannot be read, or a field of the job has this name; or it is called
+            after the job file was loaded, by a function in it: the settings that a job has would
+            not be known before it runs.
     """
     if name in FIELDS or name.startswith(OPTIMIZER_PREFIX):
         raise InvalidJob(f"setting({name!r}): a job has this setting already; use another name")
     offered = _OFFERED.get()
     if offered is None:
+        if _COMMANDS.running:
+            raise InvalidSetting(
+                f"setting({name!r}) is read after the job file was loaded; read it at the top of "
+                "the file",
+                code="PS104",
+            )
         return default
     offered.asked.add(name)
     if name not in offered.texts:
@@ -45,6 +63,17 @@ def setting(name: str, default: Value) -> Value:
     text = offered.texts[name]
     value: Value = parsed(f"{name}={text}", kind_of(default), text)
     return value
+
+
+@contextmanager
+def only_while_loading() -> Iterator[None]:
+    """Within the block, a command that runs a job, :func:`setting` has no silent default: it is
+    refused but while the job file is loaded. Also a decorator."""
+    _COMMANDS.running += 1
+    try:
+        yield
+    finally:
+        _COMMANDS.running -= 1
 
 
 @contextmanager

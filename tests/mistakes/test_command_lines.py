@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.cluster import JOBS
+from tests.e2e.cluster import JOBS, ROOT
 from tests.mistakes.commands import say
 
 MISTAKES = {
@@ -16,8 +16,33 @@ MISTAKES = {
         "argument --shard: invalid int value: 'first'",
     ),
     "one word too many": ("coordinator status now", "unrecognized arguments: now"),
+    "a setting of the job as an option": (
+        "coordinator up job.py --epochs 3",
+        "unrecognized arguments: --epochs; use --set epochs=3",
+    ),
+    "a setting as an option, before the job file": (
+        "coordinator up --batch-size 32 job.py",
+        "use --set batch_size=32",
+    ),
+    "a setting as an option of serve": (
+        "coordinator serve --job job.py --checkpoint-every=5",
+        "unrecognized arguments: --checkpoint-every=5; use --set checkpoint_every=5",
+    ),
+    "an argument of the optimizer as an option": (
+        "worker describe job.py --lr 0.1",
+        "use --set optimizer.learning_rate=0.1",
+    ),
+    "a misspelt setting as an option": ("coordinator up job.py --epoch 3", "use --set epochs=3"),
+    "a job file's own setting as an option": (
+        f"coordinator up {ROOT / 'examples' / 'criteo_deepfm.py'} --eval-rows 8",
+        "use --set eval_rows=8",
+    ),
     "no job file": ("coordinator up", "the following arguments are required: JOB"),
     "an action that there is not": ("coordinator checkpoint verfy x", "did you mean 'verify'?"),
+    "a URL for the run directory": (
+        "coordinator up job.py --run-dir s3://bucket/run",
+        "'s3://bucket/run' is a URL; expected a path: runs lie on a POSIX file system",
+    ),
     "one choice too many": (
         "worker describe job.py --mode asynch",
         "did you mean 'async'?",

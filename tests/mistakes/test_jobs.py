@@ -12,8 +12,14 @@ pytestmark = pytest.mark.slow  # imports TensorFlow
 
 HEAD = """
 import keras, numpy as np
-from worker import Arrays, Csv, Job
+import tensorflow as tf
+from worker import Arrays, Csv, Embedding, Function, Job
 x, y = np.zeros((40, 3), "float32"), np.zeros((40, 1), "float32")
+def made(change):
+    return Function(lambda a, b: change(tf.data.Dataset.from_tensor_slices((x[a:b], y[a:b]))), 40)
+def of_ids():
+    ids = keras.Input((), dtype="int64")
+    return keras.Model(ids, keras.layers.Dense(1)(Embedding(2, 30, name="items")(ids)))
 def job_with(**fields):
     fields = dict(
         model=lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), loss="mse",
@@ -52,6 +58,61 @@ MISTAKES = {
         (),
         "PS106",
         "there is no file 'gone.csv'",
+    ),
+    "a misspelt metric": (
+        "job = job_with(metrics=['acuracy'])",
+        (),
+        "PS101",
+        "Keras has no metric of that name; did you mean 'accuracy'?",
+    ),
+    "a misspelt loss": (
+        "job = job_with(loss='binary_crosentropy')",
+        (),
+        "PS101",
+        "Keras has no loss of that name; did you mean 'binary_crossentropy'?",
+    ),
+    "a misspelt optimizer": (
+        "job = job_with(optimizer='adma')",
+        (),
+        "PS101",
+        "Keras has no optimizer of that name; did you mean 'adam'?",
+    ),
+    "a model in place of its function": (
+        "job = job_with(model=keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))",
+        (),
+        "PS105",
+        "(model=build, not model=build())",
+    ),
+    "one metric without a list": ("job = job_with(metrics='auc')", (), "PS105", "metrics=['auc']"),
+    "labels that are text": (
+        "job = job_with(train=Arrays(x, np.array(['cat', 'dog'] * 20)))",
+        (),
+        "PS101",
+        "labels are text, such as 'dog', and the loss takes numbers",
+    ),
+    "a dataset that batches": (
+        "job = job_with(train=made(lambda dataset: dataset.batch(10)))",
+        (),
+        "PS106",
+        "gave 4 batches, and was asked for 40 records; leave .batch(...) out",
+    ),
+    "a dataset that shuffles": (
+        "job = job_with(train=made(lambda dataset: dataset.shuffle(40)))",
+        (),
+        "PS106",
+        "is shuffled; leave .shuffle(...) out",
+    ),
+    "an id outside its vocabulary": (
+        "job = job_with(train=Arrays(np.arange(40), y), batch_size=40, model=of_ids)",
+        (),
+        "PS101",
+        "record 3",
+    ),
+    "a directory that is no checkpoint": (
+        "job = job_with(init_from='/')",
+        (),
+        "PS101",
+        "is neither a checkpoint (it has no manifest.json) nor a run directory",
     ),
     "records without labels": ("job = job_with(train=Arrays(x, y[:20]))", (), "PS106", "20"),
 }

@@ -274,7 +274,8 @@ def _check(said: Said, code: str, fix: str) -> None:
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """A command takes signals over for the rest of its process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -330,9 +331,10 @@ def test_a_worker_that_no_waiting_helps(
     _check(run(place.shard), "PS212", "give the coordinator's address")
     _check(run(place.encrypted), "PS331", "say --certs DIR")
     _check(run(place.encrypted, "--certs", place.certs / "again"), "PS333", "files that one")
-    with pytest.raises(_Loads):
-        run(place.plaintext)
-    assert "no answer yet" not in capfd.readouterr().err
+    _check(run(place.plaintext), "PS102", "say where it is here with --job FILE")
+    said = run(place.plaintext, "--job", JOB)
+    _check(said, "PS132", "copy the same file to every machine")
+    assert "no answer yet" not in said.everything
     with pytest.raises(_Loads):
         run(place.nobody)
     assert f"no answer yet from the coordinator at {place.nobody}: PS204" in capfd.readouterr().err

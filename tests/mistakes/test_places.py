@@ -71,6 +71,14 @@ def test_a_run_directory_in_use(run_dir: Path, capfd: pytest.CaptureFixture[str]
         check(serve(capfd, "--run-dir", run_dir), "PS122", "stop it first, or choose another")
 
 
+def test_a_run_directory_in_use_is_refused_before_the_job_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing remembers what the job is, and reading it would say that it is none."""
+    with RunDirectory(tmp_path / "other", resume=False):
+        check(serve(capfd, "--run-dir", tmp_path / "other"), "PS122", "stop it first")
+
+
 def test_a_run_that_has_ended(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _settled(run_dir, capfd)
     with Store(run_dir / "ledger.sqlite") as store:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from psrpc.errors import InvalidJob
 from worker.loader import load_job
-from worker.settings import setting
+from worker.settings import only_while_loading, setting
 
 JOB = """
 import numpy as np
@@ -82,3 +83,43 @@ def test_a_name_that_a_job_has_is_refused() -> None:
 def test_without_a_job_file_the_default_counts(job: Path) -> None:
     load_job(job, ["records=6"])
     assert setting("records", 4) == 4
+
+
+LATE = """
+import numpy as np
+from worker import Arrays, Job, setting
+
+top = setting("top", 1)
+
+def model():
+    return setting("units", 1)
+
+job = Job(model=model, loss="mse", optimizer="sgd", batch_size=2,
+          train=Arrays(np.zeros((4, 1)), np.zeros(4)))
+"""
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> Path:
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    return path
+
+
+def test_what_a_function_of_the_file_reads_later_is_no_silent_default(late: Path) -> None:
+    with only_while_loading():
+        model = load_job(late, ["top=2"]).job.model
+        says = r"setting\('units'\) is read after the job file was loaded; read it at the top of"
+        with pytest.raises(InvalidJob, match=says):
+            model()
+        # Data is read in other threads.
+        with ThreadPoolExecutor(1) as threads, pytest.raises(InvalidJob, match=says):
+            threads.submit(model).result()
+    assert load_job(late).job.model() == 1
+
+
+def test_a_setting_that_is_read_too_late_is_not_said_to_be_missing(late: Path) -> None:
+    says = r"--set units=7: setting\('units'\) is not read while the job file is loaded; read it at"
+    with pytest.raises(InvalidJob, match=says) as raised:
+        load_job(late, ["units=7"])
+    assert raised.value.code == "PS104"

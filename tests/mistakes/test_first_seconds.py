@@ -1,0 +1,99 @@
+"""Mistakes that need no TensorFlow are said before any process imports it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # starts processes
+
+JOB = """
+import keras
+from worker import Csv, Job
+job = Job(model=keras.Sequential, loss="mse", optimizer="sgd", train=Csv({file!r}, y=0))
+"""
+
+UP = ("coordinator.cli", "up", "--insecure")
+SERVE = ("coordinator.cli", "serve", "--insecure", "--bind", "127.0.0.1:0", "--job")
+DESCRIBE = ("worker.cli", "describe")
+WORKER = ("worker.cli", "run", "--coordinator", "127.0.0.1:1", "--connect-timeout", "1")
+
+MISTAKES = {
+    "a file that is not there": ("gone.py", (), "PS102", "there is no job file 'gone.py'"),
+    "a syntax error": ("broken.py", (), "PS103", "SyntaxError: '(' was never closed"),
+    "an unknown key": ("good.py", ("--set", "epohcs=3"), "PS104", "did you mean epochs?"),
+    "no value": ("good.py", ("--set", "epochs"), "PS104", "expected key=value"),
+    "no data": ("no_data.py", (), "PS106", "there is no file 'gone.csv'"),
+    "no start": ("good.py", ("--set", "init_from=gone"), "PS101", "no such file or checkpoint"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.csv").write_text("1,2\n")
+    for name, file in (("good.py", "data.csv"), ("no_data.py", "gone.csv")):
+        Path(name).write_text(JOB.format(file=file))
+    Path("broken.py").write_text("job = Job(\n")
+    for module in ("tensorflow", "keras"):
+        Path(f"refused/{module}").mkdir(parents=True)
+        Path(f"refused/{module}/__init__.py").write_text(
+            f"raise SystemExit('{module} was asked for')"
+        )
+
+
+def say(*command: str) -> tuple[int, str]:
+    """What a command says where nobody can import TensorFlow."""
+    environment = {**os.environ, "PYTHONPATH": str(Path("refused").absolute())}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [UP, SERVE, DESCRIBE], ids=["up", "serve", "describe"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_job_is_said_first(command: tuple[str, ...], mistake: str) -> None:
+    file, settings, code, words = MISTAKES[mistake]
+    status, said = say(*command, file, *settings)
+    assert (status, "was asked for" in said) == (2, False), said
+    last = said.splitlines()[-1]
+    assert last.startswith(f"error {code}: "), said
+    assert words in last
+    if code == "PS103":
+        assert f'File "{Path(file).absolute()}", line 1' in said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("file", ["gone.py", "broken.py"])
+def test_a_worker_says_so_of_its_own_copy(file: str) -> None:
+    status, said = say(*WORKER, "--job", file)
+    assert (status, "was asked for" in said) == (2, False), said
+    assert said.splitlines()[-1].startswith("error PS10")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*SERVE[:3], "--bind", "{taken}", "--job", "good.py"),
+        (*UP, "good.py", "--dashboard", "{taken}", "--max-restarts", "0"),
+        (*WORKER, "--metrics", "{taken}", "--insecure"),
+        ("pserver.cli", "serve", "--shard", "0", "--bind", "{taken}", "--insecure"),
+    ],
+    ids=["serve", "dashboard", "metrics", "shard"],
+)
+def test_a_port_that_is_taken_is_said_first(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        status, said = say(*(word.format(taken=taken) for word in command))
+    assert (status, "was asked for" in said) == (2, False), said
+    assert "error PS208: " in said.splitlines()[-1]
