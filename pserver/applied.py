@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument
 from psrpc.intervals import IntervalSet
+from psrpc.totals import KEPT_VALUES, LOSS, MAX_VALUES, add_totals
+
+NEWEST = 4
+"""Epochs that a heartbeat says the totals of."""
 
 
 class AppliedEpoch(TypedDict):
@@ -16,6 +21,15 @@ class AppliedEpoch(TypedDict):
     epoch: int
     applied: list[list[int]]
     skipped: list[list[int]]
+    totals: NotRequired[list[float]]
+
+
+class EpochTotals(NamedTuple):
+    """See the message of the same name."""
+
+    epoch: int
+    records: int
+    totals: tuple[float, ...]
 
 
 class AppliedSet:
@@ -28,6 +42,8 @@ class AppliedSet:
     def __init__(self) -> None:
         self._applied: dict[int, IntervalSet] = {}
         self._skipped: dict[int, IntervalSet] = {}
+        self._totals: dict[int, tuple[float, ...]] = {}
+        """See :mod:`psrpc.totals`; of the newest epochs."""
 
     def contains(self, batch: BatchId) -> bool:
         """Whether ``batch`` was applied or skipped before.
@@ -46,16 +62,37 @@ class AppliedSet:
             )
         return True
 
-    def add(self, batch: BatchId, *, skipped: bool = False) -> None:
-        """Records ``batch``; ``skipped`` when its gradient was not finite."""
+    def add(self, batch: BatchId, *, skipped: bool = False, totals: Sequence[float] = ()) -> None:
+        """Records ``batch``; ``skipped`` when its gradient was not finite. ``totals`` are what it
+        adds to those of its epoch."""
         start, stop = batch.first, batch.first + batch.count
+        # Before the positions: who reads those first, without a lock, finds nothing missing here.
+        if totals:
+            self._count(batch.epoch, totals)
         self._applied.setdefault(batch.epoch, IntervalSet()).add(start, stop)
         if skipped:
             self._skipped.setdefault(batch.epoch, IntervalSet()).add(start, stop)
 
+    def _count(self, epoch: int, totals: Sequence[float]) -> None:
+        known = self._totals.get(epoch)
+        added = tuple(totals) if known is None else add_totals(known, totals)
+        if not all(map(math.isfinite, added)):
+            return
+        self._totals[epoch] = added
+        if known is None:
+            while sum(map(len, self._totals.values())) > KEPT_VALUES:
+                del self._totals[min(self._totals)]
+
+    def newest_totals(self) -> list[EpochTotals]:
+        """Those of the newest epochs. Any thread may ask."""
+        # A list is made in one step.
+        epochs = sorted(self._totals)[-NEWEST:]
+        records = [(epoch, len(self._applied.get(epoch, ()))) for epoch in epochs]
+        return [EpochTotals(epoch, n, self._totals.get(epoch, ())) for epoch, n in records]
+
     def to_epochs(self) -> list[AppliedEpoch]:
         """The set as plain JSON, epochs in rising order."""
-        return [
+        epochs = [
             AppliedEpoch(
                 epoch=epoch,
                 applied=_intervals(applied),
@@ -63,6 +100,10 @@ class AppliedSet:
             )
             for epoch, applied in sorted(self._applied.items())
         ]
+        for item in epochs:
+            if item["epoch"] in self._totals:
+                item["totals"] = list(self._totals[item["epoch"]])
+        return epochs
 
     @staticmethod
     def from_epochs(epochs: Iterable[AppliedEpoch] | Iterable[Mapping[str, object]]) -> AppliedSet:
@@ -79,12 +120,15 @@ class AppliedSet:
                     raise TypeError(f"epoch is {epoch!r}")
                 made._applied[epoch] = _interval_set(item["applied"])
                 skipped = _interval_set(item["skipped"])
+                totals = _totals(item.get("totals", ()))
             except (KeyError, TypeError, ValueError) as error:
                 raise InvalidArgument(
                     f"applied-set entry {item!r} is not an epoch with intervals: {error}"
                 ) from None
             if len(skipped):
                 made._skipped[epoch] = skipped
+            if totals:
+                made._totals[epoch] = totals
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -95,6 +139,27 @@ class AppliedSet:
 
 def _intervals(members: IntervalSet) -> list[list[int]]:
     return [[start, stop] for start, stop in members]
+
+
+def epoch_totals(epochs: Iterable[AppliedEpoch]) -> list[EpochTotals]:
+    """The totals in an applied-set, in plain JSON."""
+    return [
+        EpochTotals(
+            item["epoch"],
+            sum(stop - start for start, stop in item["applied"]),
+            tuple(item["totals"]),
+        )
+        for item in epochs
+        if item.get("totals")
+    ]
+
+
+def _totals(values: object) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or not (
+        len(values) == 0 or LOSS <= len(values) <= MAX_VALUES
+    ):
+        raise TypeError(f"totals are {values!r}")
+    return tuple(map(float, values))
 
 
 def _interval_set(intervals: object) -> IntervalSet:

@@ -56,7 +56,7 @@ class Pushes:
             self._compensate(request, arrived, staleness, pulls)
         took_s = self._clock.now() - began
         counters.apply_s += took_s
-        held.applied.add(request.batch)
+        held.applied.add(request.batch, totals=request.totals)
         counters.count_applied(request.worker, staleness)
         return PushResult("applied", held.version, staleness, int(took_s * 1e6))
 

@@ -47,6 +47,7 @@ class PushRequest:
     skipped: bool
     extents: tuple[Extent, ...]
     rows: TableIds = ()
+    totals: tuple[float, ...] = ()
 
     @property
     def batch(self) -> BatchId:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pserver.tables.mean import weighted_sum
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, ResourceExhausted
+from psrpc.plan import INTEGERS
 from psrpc.tables import Rows
 
 NDArray = npt.NDArray[Any]
@@ -47,6 +48,7 @@ class Staged:
     worker: str = ""
     base: int = 0
     rows: Mapping[int, Rows] = field(default_factory=dict, compare=False)
+    totals: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +187,17 @@ class Staging:
 
 
 def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
-    """Σ w_k g_k in the order given: one multiply and one add per element.
+    """Σ w_k g_k in the order given: one multiply and one add per element. Of an arena of integers
+    the last part's, the values of the highest batch id.
 
     The first gradient's arrays receive the sum, the others are scaled in place: none of them may
     be used as a gradient afterwards.
     """
     total = parts[0].gradients
     for name, gradient in total.items():
+        if gradient.dtype == INTEGERS:
+            np.copyto(gradient, parts[-1].gradients[name])
+            continue
         gradient *= parts[0].weight
         for part in parts[1:]:
             summand = part.gradients[name]

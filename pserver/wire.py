@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from pserver.applied import AppliedEpoch
+from pserver.applied import AppliedEpoch, EpochTotals
 from pserver.assembly import Extent
 from pserver.counters import Counters
 from pserver.fence import Fence
@@ -215,6 +215,7 @@ def from_push(header: pb.PushHeader) -> PushRequest:
         skipped=header.skipped,
         extents=from_extents(header.extents),
         rows=from_table_ids(header.rows) if header.rows else (),
+        totals=tuple(header.totals),
     )
 
 
@@ -349,6 +350,12 @@ def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:
             epoch=item["epoch"],
             applied=[types.Interval(start=a, stop=b) for a, b in item["applied"]],
             skipped=[types.Interval(start=a, stop=b) for a, b in item["skipped"]],
+            totals=item.get("totals", ()),
         )
         for item in epochs
     ]
+
+
+def to_totals(epochs: Iterable[EpochTotals]) -> list[types.EpochTotals]:
+    """Totals of epochs as messages."""
+    return [types.EpochTotals(epoch=e, records=n, totals=values) for e, n, values in epochs]

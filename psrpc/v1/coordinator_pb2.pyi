@@ -97,7 +97,7 @@ class ReportShardReadyResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class HeartbeatShardRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving", "workers", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "table_rows", "table_nbytes")
+    __slots__ = ("shard", "incarnation", "generation", "version", "applied", "already_applied", "skipped", "refused", "staleness_counts", "waiting_for", "failure", "revoked", "leaving", "workers", "too_stale", "uncompensated", "apply_s", "gradient_nbytes", "memory_nbytes", "table_rows", "table_nbytes", "epochs")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class HeartbeatShardRequest(_message.Message):
     MEMORY_NBYTES_FIELD_NUMBER: _ClassVar[int]
     TABLE_ROWS_FIELD_NUMBER: _ClassVar[int]
     TABLE_NBYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -140,7 +141,8 @@ class HeartbeatShardRequest(_message.Message):
     memory_nbytes: int
     table_rows: int
     table_nbytes: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[_types_pb2.EpochTotals]
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[int] = ..., already_applied: _Optional[int] = ..., skipped: _Optional[int] = ..., refused: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., waiting_for: _Optional[str] = ..., failure: _Optional[str] = ..., revoked: _Optional[int] = ..., leaving: _Optional[bool] = ..., workers: _Optional[_Iterable[_Union[_types_pb2.WorkerStaleness, _Mapping]]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ..., epochs: _Optional[_Iterable[_Union[_types_pb2.EpochTotals, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatShardResponse(_message.Message):
     __slots__ = ("unknown", "saved", "waiting_for", "saving")
@@ -227,7 +229,7 @@ class Shutdown(_message.Message):
     def __init__(self, failed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReportSnapshotRequest(_message.Message):
-    __slots__ = ("shard", "incarnation", "generation", "name", "version", "file", "nbytes", "sha256", "error", "rows", "evicted")
+    __slots__ = ("shard", "incarnation", "generation", "name", "version", "file", "nbytes", "sha256", "error", "rows", "evicted", "epochs")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +241,7 @@ class ReportSnapshotRequest(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     generation: int
@@ -250,7 +253,8 @@ class ReportSnapshotRequest(_message.Message):
     error: str
     rows: _containers.RepeatedCompositeFieldContainer[RowsFile]
     evicted: RowsFile
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., file: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., error: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[RowsFile, _Mapping]]] = ..., evicted: _Optional[_Union[RowsFile, _Mapping]] = ...) -> None: ...
+    epochs: _containers.RepeatedCompositeFieldContainer[_types_pb2.EpochTotals]
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., file: _Optional[str] = ..., nbytes: _Optional[int] = ..., sha256: _Optional[str] = ..., error: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[RowsFile, _Mapping]]] = ..., evicted: _Optional[_Union[RowsFile, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[_types_pb2.EpochTotals, _Mapping]]] = ...) -> None: ...
 
 class RowsFile(_message.Message):
     __slots__ = ("file", "nbytes", "sha256")
@@ -521,12 +525,14 @@ class EvaluateTask(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., task: _Optional[int] = ..., snapshot: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class MergeEvaluation(_message.Message):
-    __slots__ = ("evaluation", "states")
+    __slots__ = ("evaluation", "states", "training")
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     evaluation: str
     states: MetricStates
-    def __init__(self, evaluation: _Optional[str] = ..., states: _Optional[_Union[MetricStates, _Mapping]] = ...) -> None: ...
+    training: bool
+    def __init__(self, evaluation: _Optional[str] = ..., states: _Optional[_Union[MetricStates, _Mapping]] = ..., training: _Optional[bool] = ...) -> None: ...
 
 class MetricStates(_message.Message):
     __slots__ = ("variables",)
@@ -700,14 +706,14 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[str] = ..., version: _Optional[int] = ..., nbytes: _Optional[int] = ..., applied: _Optional[int] = ..., refused: _Optional[int] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., uncompensated: _Optional[int] = ..., apply_s: _Optional[float] = ..., gradient_nbytes: _Optional[int] = ..., memory_nbytes: _Optional[int] = ..., updates_per_s: _Optional[float] = ..., gradient_nbytes_per_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., table_rows: _Optional[int] = ..., table_nbytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "steps_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness", "unreachable", "transports")
+    __slots__ = ("worker", "host", "pid", "device", "state", "batches", "batches_per_s", "silent_s", "waiting_for", "incarnation", "examples_per_s", "times", "staleness_counts", "slowness", "unreachable", "transports")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
-    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -723,7 +729,7 @@ class WorkerStatus(_message.Message):
     device: str
     state: str
     batches: int
-    steps_per_s: float
+    batches_per_s: float
     silent_s: float
     waiting_for: str
     incarnation: int
@@ -733,7 +739,7 @@ class WorkerStatus(_message.Message):
     slowness: float
     unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableShard]
     transports: _containers.RepeatedCompositeFieldContainer[Transport]
-    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., batches_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ...) -> None: ...
 
 class PolicyChange(_message.Message):
     __slots__ = ("policy", "settings", "global_step")
@@ -763,7 +769,7 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[str] = ..., global_step: _Optional[int] = ..., results: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class GetJobStatusResponse(_message.Message):
-    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck", "steps_done", "counted")
+    __slots__ = ("run_id", "job", "phase", "mode", "replicas", "global_step", "total_steps", "epoch", "epochs", "examples", "batches", "steps_per_s", "examples_per_s", "loss", "mean_staleness", "shards", "workers", "evaluations", "newest_checkpoint", "refused", "skipped", "failed", "waiting_for", "reason", "warnings", "generation", "policy", "settings", "switching", "policies", "version_skew", "staleness_counts", "too_stale", "speculative", "superseded", "late", "overdue", "stragglers", "waited_s", "checkpoint_age_s", "insecure", "software", "clock_s", "run_dir", "free_nbytes", "restored", "stuck", "steps_done", "counted", "batches_per_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -813,6 +819,7 @@ class GetJobStatusResponse(_message.Message):
     STUCK_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     COUNTED_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_PER_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     phase: str
@@ -862,7 +869,8 @@ class GetJobStatusResponse(_message.Message):
     stuck: _containers.RepeatedScalarFieldContainer[str]
     steps_done: int
     counted: BatchesCounted
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ..., counted: _Optional[_Union[BatchesCounted, _Mapping]] = ...) -> None: ...
+    batches_per_s: float
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., phase: _Optional[str] = ..., mode: _Optional[str] = ..., replicas: _Optional[int] = ..., global_step: _Optional[int] = ..., total_steps: _Optional[int] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., examples: _Optional[int] = ..., batches: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., examples_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., mean_staleness: _Optional[float] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., newest_checkpoint: _Optional[str] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ..., failed: _Optional[int] = ..., waiting_for: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., settings: _Optional[str] = ..., switching: _Optional[str] = ..., policies: _Optional[_Iterable[_Union[PolicyChange, _Mapping]]] = ..., version_skew: _Optional[int] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., too_stale: _Optional[int] = ..., speculative: _Optional[int] = ..., superseded: _Optional[int] = ..., late: _Optional[int] = ..., overdue: _Optional[int] = ..., stragglers: _Optional[_Iterable[str]] = ..., waited_s: _Optional[float] = ..., checkpoint_age_s: _Optional[float] = ..., insecure: _Optional[bool] = ..., software: _Optional[str] = ..., clock_s: _Optional[float] = ..., run_dir: _Optional[str] = ..., free_nbytes: _Optional[int] = ..., restored: _Optional[str] = ..., stuck: _Optional[_Iterable[str]] = ..., steps_done: _Optional[int] = ..., counted: _Optional[_Union[BatchesCounted, _Mapping]] = ..., batches_per_s: _Optional[float] = ...) -> None: ...
 
 class BatchesCounted(_message.Message):
     __slots__ = ("batches", "counted", "skipped", "twice", "missing_batches", "skipped_batches")

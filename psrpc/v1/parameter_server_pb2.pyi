@@ -90,7 +90,7 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("fence", "worker", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows")
+    __slots__ = ("fence", "worker", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows", "totals")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class PushHeader(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     worker: str
     batch: _types_pb2.BatchId
@@ -109,7 +110,8 @@ class PushHeader(_message.Message):
     skipped: bool
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ...) -> None: ...
+    totals: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PushResult(_message.Message):
     __slots__ = ("outcome", "version", "staleness", "apply_us")

@@ -119,14 +119,26 @@ class Interval(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class AppliedEpoch(_message.Message):
-    __slots__ = ("epoch", "applied", "skipped")
+    __slots__ = ("epoch", "applied", "skipped", "totals")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     applied: _containers.RepeatedCompositeFieldContainer[Interval]
     skipped: _containers.RepeatedCompositeFieldContainer[Interval]
-    def __init__(self, epoch: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
+    totals: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, epoch: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class EpochTotals(_message.Message):
+    __slots__ = ("epoch", "records", "totals")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    records: int
+    totals: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerStaleness(_message.Message):
     __slots__ = ("worker", "counts")

@@ -45,6 +45,20 @@ def test_double_precision_stays_double() -> None:
     np.testing.assert_array_equal(mean, np.full(3, 1 / 3))
 
 
+def test_of_integers_the_highest_batch_that_is_not_skipped_counts() -> None:
+    staging = Staging(4)
+    # The last one is not finite.
+    for i, number in ((2, 2**60 + 1), (0, 7), (1, 5)):
+        gradients = {"a": np.full(2, i, "float32"), "n": np.full(3, number, "int64")}
+        staging.stage(Attempt(BatchId(0, i, 1), i), Staged(1, gradients))
+    staging.stage(Attempt(BatchId(0, 3, 1), 3), Staged(1, None))
+    found = staging.decide(tuple(Attempt(BatchId(0, i, 1), i) for i in range(4)))
+    assert isinstance(found, Ready)
+    mean = weighted_mean(found.parts)
+    assert mean["n"].tolist() == [2**60 + 1] * 3
+    np.testing.assert_allclose(mean["a"], 1)
+
+
 def test_deciding_names_what_is_missing_and_changes_nothing() -> None:
     staging = Staging(2)
     here, absent = Attempt(BatchId(0, 0, 1), 1), Attempt(BatchId(0, 1, 1), 2)

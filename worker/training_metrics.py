@@ -1,0 +1,80 @@
+"""A job's metrics on training data: what each batch adds to their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from psrpc.logs import get_logger
+from psrpc.totals import LOSS, MAX_VALUES
+from worker.build import build_metrics, layer_metrics, loss_trackers
+from worker.data import Batch
+from worker.job import Job
+
+log = get_logger()
+
+
+class TrainingMetrics:
+    """Counts the outputs that the gradient was computed from, as ``keras.Model.fit`` does, but
+    every batch from the beginning: states of batches add up.
+
+    The states are in the order of those of an evaluation: the losses of several outputs, metrics of
+    layers, then the job's. Used while TensorFlow traces; not thread-safe.
+    """
+
+    def __init__(self, job: Job, model: Any) -> None:
+        self._job = job
+        self._model = model
+        self._metrics: list[Any] | None = None
+        self._initial: list[list[Any]] = []
+
+    def trackers(self) -> list[Any]:
+        """The variables of what is counted while the loss is computed: the losses of several
+        outputs, and metrics of layers."""
+        own = [*loss_trackers(self._model), *layer_metrics(self._model)]
+        return [variable for metric in own for variable in metric.variables]
+
+    def states(self, batch: Batch, outputs: Any, scope: keras.StatelessScope) -> list[tf.Tensor]:
+        """The variables of all metrics after ``batch`` alone; none where there are too many.
+
+        Args:
+            scope: the loss was computed in, with :meth:`trackers` at 0.
+        """
+        if self._metrics is None:
+            # The trace is of a graph, variables are made outside of it.
+            with tf.init_scope():
+                self._make(batch[1], outputs)
+        assert self._metrics is not None
+        found = [scope.get_current_value(variable) for variable in self.trackers()]
+        for metric, initial in zip(self._metrics, self._initial, strict=True):
+            found += metric.stateless_update_state(
+                [tf.constant(value) for value in initial], batch[1], outputs
+            )
+        return found if self._fits(found) else []
+
+    def _fits(self, states: Sequence[Any]) -> bool:
+        count = LOSS + sum(int(np.prod(state.shape)) for state in states)
+        if count > MAX_VALUES:
+            log.warning(
+                "no metrics of training data: their variables are too large",
+                values=count,
+                expected=f"at most {MAX_VALUES}",
+            )
+        return count <= MAX_VALUES
+
+    def _make(self, y_true: Any, y_pred: Any) -> None:
+        """Some metrics have no variables before they have seen data of its shape."""
+        y_true, y_pred = (tf.nest.map_structure(_zeros, each) for each in (y_true, y_pred))
+        self._metrics = build_metrics(self._job, self._model, y_true, y_pred)
+        for metric in self._metrics:
+            metric.update_state(y_true, y_pred)
+            metric.reset_state()
+            self._initial.append([variable.numpy() for variable in metric.variables])
+
+
+def _zeros(like: Any) -> tf.Tensor:
+    return tf.zeros([1 if extent is None else extent for extent in like.shape], like.dtype)
