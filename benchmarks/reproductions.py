@@ -1,6 +1,6 @@
 """Runs what docs/reproductions.md reports, and prints it as rows of Markdown.
 
-    python benchmarks/reproductions.py sigmoid | dnn | softmax | peers PEER_SCRIPT
+    python benchmarks/reproductions.py sigmoid | dnn | softmax | early | peers PEER_SCRIPT
 
 Each row is one whole `coordinator up` (or one `benchmarks/single_process.py`) on this machine.
 """
@@ -47,6 +47,40 @@ def alone(job: str, *args: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     line: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return line
+
+
+def early() -> None:
+    """Early stopping with patience 6, the best epoch restored: one process, async, sync."""
+    say("run", "test accuracy by seed", "epochs", "best epoch", "seconds of training")
+    stop = {"epochs": 20, "stop_early": "max:accuracy patience=6 restore_best=true"}
+    cluster = ("--shards", "2", "--workers", "2")
+    for name, args in (
+        ("one process", None),
+        (
+            "async, 2 workers, lr 0.003",
+            ("--mode", "async", *sets(**{"optimizer.learning_rate": 0.003})),
+        ),
+        ("sync, 2 workers, 3 replicas", ()),
+    ):
+        runs = [
+            alone("mnist_dnn", *sets(**stop, seed=seed))
+            if args is None
+            else up("mnist_dnn", *cluster, *args, *sets(**stop, seed=seed))
+            for seed in SEEDS
+        ]
+        say(
+            name,
+            ", ".join(
+                f"{(run.get('best') or {}).get('accuracy', run['eval']['accuracy']):.4f}"
+                for run in runs
+            ),
+            ", ".join(
+                str(len(run["history"]) if "history" in run else run["steps"] // 1200)
+                for run in runs
+            ),
+            ", ".join(str((run.get("best") or {}).get("epoch", "-")) for run in runs),
+            ", ".join(f"{run['train_s']:.0f}" for run in runs),
+        )
 
 
 def say(*cells: object) -> None:
@@ -129,7 +163,12 @@ def peers(script: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parts: dict[str, Callable[[], None]] = {"sigmoid": sigmoid, "dnn": dnn, "softmax": softmax}
+    parts: dict[str, Callable[[], None]] = {
+        "sigmoid": sigmoid,
+        "dnn": dnn,
+        "softmax": softmax,
+        "early": early,
+    }
     parser.add_argument("part", choices=[*parts, "peers"])
     parser.add_argument("script", nargs="?", help="peers: the script that runs TensorFlow's")
     args = parser.parse_args(argv)

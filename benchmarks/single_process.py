@@ -24,7 +24,9 @@ import tensorflow as tf
 from pserver.updates.keras_objects import rebuild
 from psrpc.batch import batches_per_epoch, cut_batch
 from worker.build import build_model, serialized_optimizer
+from worker.job import Job
 from worker.loader import load_job
+from worker.plateau import parse_stop_early
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -54,21 +56,74 @@ def main(argv: list[str] | None = None) -> None:
 
     step = tf.function(update)
     records = job.train.num_records
-    batches = [
-        cut_batch(epoch, i, records, job.batch_size)
-        for epoch in range(job.epochs)
-        for i in range(batches_per_epoch(records, job.batch_size))
-    ]
+    per_epoch = batches_per_epoch(records, job.batch_size)
+    early = None if job.stop_early is None else EarlyStop(job.stop_early, model)
     start = time.perf_counter()
-    for batch in batches:
-        step(*map(tf.convert_to_tensor, job.train.read(job.seed, batch)))
+    epoch = 0
+    while epoch < job.epochs:
+        for i in range(per_epoch):
+            batch = cut_batch(epoch, i, records, job.batch_size)
+            step(*map(tf.convert_to_tensor, job.train.read(job.seed, batch)))
+        epoch += 1
+        if early is not None and early.stops(evaluate(job, model)):
+            break
     seconds = time.perf_counter() - start
-    x, y = job.eval.read_range(0, job.eval.num_records)
-    results = model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)
+    if early is not None:
+        early.restore()
+    results = evaluate(job, model)
     if args.out is not None:
         np.savez(args.out, **{v.path: v.numpy() for v in model.variables})
-    line = {"steps": len(batches), "train_s": round(seconds, 1), "eval": results}
+    line = {
+        "steps": epoch * per_epoch,
+        "train_s": round(seconds, 1),
+        "cpu_s": round(time.process_time(), 1),
+        "eval": results,
+    }
+    if early is not None:
+        line["best"] = {"epoch": early.best}
     sys.stdout.write(json.dumps(line) + "\n")
+
+
+def evaluate(job: Job, model: keras.Model) -> dict[str, float]:
+    """The results on the evaluation data."""
+    assert job.eval is not None  # main has checked it
+    x, y = job.eval.read_range(0, job.eval.num_records)
+    found: dict[str, float] = model.evaluate(x, y, batch_size=1000, verbose=0, return_dict=True)
+    return found
+
+
+class EarlyStop:
+    """``Job.stop_early`` as Keras's own callback has it."""
+
+    def __init__(self, text: str, model: keras.Model) -> None:
+        found = parse_stop_early(text)
+        self._callback = keras.callbacks.EarlyStopping(
+            monitor=found["metric"],
+            mode="min" if found["lower"] else "max",
+            patience=found["patience"],
+            min_delta=found["min_delta"],
+            restore_best_weights=found["restore_best"],
+        )
+        self._callback.set_model(model)
+        model.stop_training = False
+        self._callback.on_train_begin()
+        self._epoch = 0
+        self._model = model
+
+    def stops(self, results: dict[str, float]) -> bool:
+        """Whether training ends after this epoch."""
+        self._callback.on_epoch_end(self._epoch, results)
+        self._epoch += 1
+        return bool(self._model.stop_training)
+
+    @property
+    def best(self) -> int:
+        """The best epoch, from 1."""
+        return int(self._callback.best_epoch) + 1
+
+    def restore(self) -> None:
+        """Gives the model the best epoch's weights, if it is to have them."""
+        self._callback.on_train_end()
 
 
 if __name__ == "__main__":
