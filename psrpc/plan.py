@@ -30,7 +30,11 @@ Placement = Literal["cut", "whole"]
 ALIGNMENT_BYTES = 64
 """Cuts fall on multiples of this, so that a shard's piece of an aligned array is aligned too."""
 
-DTYPES = ("float32", "float64")
+INTEGERS = "int64"
+"""The arena of state that is counted, not measured: integers of all widths and booleans, which
+int64 holds exactly. An update replaces it, see :attr:`ArenaPlan.replaced`. Load-bearing."""
+
+DTYPES = ("float32", "float64", INTEGERS)
 """What may live in an arena; anything else is refused by name when the job is described."""
 
 AVERAGES = "model_variables_moving_average"
@@ -100,6 +104,12 @@ class ArenaPlan:
     def encodable(self) -> bool:
         """Whether its elements may travel in another form than their own (psrpc.encoding)."""
         return (self.dtype, self.role) == ("float32", "trainable")
+
+    @property
+    def replaced(self) -> bool:
+        """Whether an update brings new values of its elements; otherwise a gradient, or a
+        difference that is added. The mean of two counters counts nothing."""
+        return self.dtype == INTEGERS
 
     def shard_length(self, shard: int) -> int:
         """Elements of the arena that live on ``shard``."""
@@ -242,8 +252,10 @@ def _check_variables(variables: Sequence[VariableSpec]) -> None:
     for v in variables:
         if v.dtype not in DTYPES:
             raise InvalidJob(
-                f"variable {v.name!r} has dtype {v.dtype}; shards hold {' and '.join(DTYPES)}"
+                f"variable {v.name!r} has dtype {v.dtype}; shards hold {', '.join(DTYPES)}"
             )
+        if v.dtype == INTEGERS and v.role == "trainable":
+            raise InvalidJob(f"variable {v.name!r} is trainable and {v.dtype}; expected a float")
 
 
 def _check_tables(tables: Sequence[TableSpec]) -> None:

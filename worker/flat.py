@@ -38,6 +38,11 @@ log = get_logger()
 class GradientStep(Protocol):
     """What differs between a Keras model and a ``tf.Module``; called while TensorFlow traces."""
 
+    @property
+    def counted(self) -> Sequence[tf.Tensor]:
+        """The variables of the job's metrics after the batch of the last :meth:`differentiate`
+        alone, additive over batches; empty where none are counted."""
+
     def differentiate(
         self,
         values: Sequence[tf.Tensor],
@@ -103,18 +108,21 @@ class StepResult:
 
     Attributes:
         gradients: what each shard gets, in the order of the plan: gradients of trainable arenas,
-            new minus old value of state arenas. Read-only views of TensorFlow's memory, maybe
-            even of the parameters that the step was given. Empty if not finite.
+            new minus old value of state arenas, the new value of replaced ones. Read-only views
+            of TensorFlow's memory, maybe even of the parameters that the step was given. Empty if
+            not finite.
         loss: mean over the batch, with the model's own losses.
         finite: no element of the gradients is NaN or infinite, as it travels.
         rows: what each shard gets for the rows of embedding tables, by the index of the table:
             their gradients. Empty if not finite, or without tables. Good until the next step.
+        metrics: the variables of the job's metrics after this batch alone, flat.
     """
 
     gradients: tuple[Gradient, ...]
     loss: float
     finite: bool
     rows: tuple[Mapping[int, Rows], ...] = ()
+    metrics: tuple[float, ...] = ()
 
 
 class FlatStep:
@@ -173,7 +181,23 @@ class FlatStep:
             with TRACING:
                 self._traces[given.signature] = trace = self._trace(arenas, given)
         outputs = map(self._device.send, trace((*arenas, *given.tensors, *rows)))
-        *buffers, (loss, power) = [np.asarray(memoryview(output)) for output in outputs]
+        *buffers, vitals = [np.asarray(memoryview(output)) for output in outputs]
+        loss, power, *metrics = vitals.tolist()
+        result = self._result(given, buffers, loss, power, sums)
+        return replace(result, metrics=tuple(metrics)) if metrics else result
+
+    def compiled(self, given: StepInput) -> bool:
+        """Whether the step has been compiled for batches of this shape."""
+        return given.signature in self._traces
+
+    def _result(
+        self,
+        given: StepInput,
+        buffers: list[Array],
+        loss: float,
+        power: float,
+        sums: RowSums | None,
+    ) -> StepResult:
         dense = len(self._layout.spans)
         buffers, changes = buffers[:dense], buffers[dense:]
         if given.ids is None:
@@ -238,18 +262,21 @@ class FlatStep:
         batch: Batch,
         tables: FetchedRows | None,
     ) -> tuple[tf.Tensor, ...]:
-        values = split_arenas(self._plan, arenas)
+        # Only the user's code may need AutoGraph. It takes its time for each call in a loop.
+        plain = tf.autograph.experimental.do_not_convert
+        values = plain(split_arenas)(self._plan, arenas)
         loss, changes = self._step.differentiate(values, seeds, batch, tables)
         if loss.shape.rank != 0:
             raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
         spans = self._layout.spans
-        buffers = [self._buffer(span, values, changes) for span in spans]
+        buffers = [plain(self._buffer)(span, values, changes) for span in spans]
+        floats = [b for span, b in zip(spans, buffers, strict=True) if not span.arena.replaced]
         rows = []
         if tables is not None:
             rows = row_gradients(self._plan, tables, changes[len(values) :])
         # What is summed up on the host is looked at there.
-        vital = [*buffers, *rows] if tables is not None and tables.orders else buffers
-        vitals = tf.stack([tf.cast(loss, tf.float64), power_of(vital)])
+        vital = [*floats, *rows] if tables is not None and tables.orders else floats
+        vitals = with_states([tf.cast(loss, tf.float64), power_of(vital)], self._step)
         return (*encoded(spans, buffers), *rows, vitals)
 
     def _buffer(
@@ -259,7 +286,9 @@ class FlatStep:
         parts = []
         for index in span.variables:
             change, value = changes[index], values[index]
-            if span.arena.role == "state":
+            if span.arena.replaced:
+                change = value if change is None else tf.cast(change, span.arena.dtype)
+            elif span.arena.role == "state":
                 change = tf.zeros_like(value) if change is None else change - value
             elif change is None:
                 raise InvalidJob(
@@ -290,16 +319,15 @@ def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
     views; cut placement puts as many of those first as there are.
 
     One operation cuts all of them, since hundreds of slices cost more than the mathematics of a
-    small model. It copies all where one is not aligned, so the others are sliced one by one.
+    small model, and each is four more to compile. It copies all where one is not aligned, so
+    another one cuts the others.
     """
     unit = ALIGNMENT_BYTES // flat.dtype.size
     aligned = list(itertools.takewhile(lambda size: size % unit == 0, sizes))
     start = sum(aligned)
     pieces = tf.split(flat[:start], aligned) if aligned else []
-    for size in sizes[len(aligned) :]:
-        pieces.append(flat[start : start + size])
-        start += size
-    return pieces
+    others = sizes[len(aligned) :]
+    return [*pieces, *(tf.split(flat[start:], others) if others else ())]
 
 
 def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -307,6 +335,18 @@ def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
     pass over memory, instead of a look at each element."""
     powers = [tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers]
     return tf.add_n(powers) if powers else tf.zeros([], tf.float64)
+
+
+def with_states(scalars: Sequence[tf.Tensor], step: GradientStep) -> tf.Tensor:
+    """Float64 scalars, and then what ``step`` has counted last, in one flat tensor."""
+    told = tf.stack(scalars)
+    if not step.counted:
+        return told
+    # Cast as few as there are dtypes: every operation costs as much as many elements.
+    flat = [tf.reshape(state, [-1]) for state in step.counted]
+    if len({state.dtype for state in flat}) > 1:
+        flat = [tf.cast(state, tf.float64) for state in flat]
+    return tf.concat([told, tf.cast(tf.concat(flat, 0), tf.float64)], 0)
 
 
 def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:

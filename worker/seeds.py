@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -18,3 +21,16 @@ def seed_state(job_seed: int, batch: BatchId, generator: int) -> npt.NDArray[np.
     """
     text = f"{job_seed} {batch.epoch} {batch.first} {batch.count} {generator}"
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], "<u4").astype(np.uint32)
+
+
+@contextmanager
+def python_draws_alike() -> Iterator[None]:
+    """Within a block Python's ``random`` draws the same in each process, each time. Layers such as
+    ``AugMix`` ask it what to do while TensorFlow traces them: otherwise a batch would come to
+    something else on another worker."""
+    before = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(before)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from psrpc.errors import InvalidJob
-from psrpc.plan import DTYPES, Role, VariableSpec
+from psrpc.plan import DTYPES, INTEGERS, Role, VariableSpec
 
 _SEED_STATE = "seed_generator_state"
 
@@ -28,8 +28,10 @@ def model_variables(
         without_gradient: names of trainable variables that the loss does not depend on. They are
             never updated, as Keras never updates them, and so count as state.
 
+    Integers and booleans are state, whatever the model says: nothing has a gradient for them.
+
     Raises:
-        InvalidJob: a variable is neither float32 nor float64.
+        InvalidJob: a variable is of a dtype that shards do not hold.
     """
     if isinstance(model, keras.Model):
         # Of weights, not of variables: those include the state of metrics and seed generators.
@@ -39,14 +41,16 @@ def model_variables(
         named = [(name, v, v.trainable) for name, v in _module_variables(model)]
     found: dict[Role, list[tuple[VariableSpec, Any]]] = {"trainable": [], "state": []}
     for name, variable, updated in named:
-        dtype = keras.backend.standardize_dtype(variable.dtype)
+        own = keras.backend.standardize_dtype(variable.dtype)
+        dtype = INTEGERS if _is_whole(own) else own
         if dtype not in DTYPES:
             kind = "trainable variable" if updated else "state variable"
             raise InvalidJob(
-                f"{kind} {name!r} has dtype {dtype}; shards hold {' and '.join(DTYPES)}: "
-                "make it a float, or keep it out of the model"
+                f"{kind} {name!r} has dtype {dtype}; shards hold float32, float64, integers and "
+                "booleans: make it one of those, or keep it out of the model"
             )
-        role: Role = "trainable" if updated and name not in without_gradient else "state"
+        trained = updated and dtype != INTEGERS and name not in without_gradient
+        role: Role = "trainable" if trained else "state"
         constraint = getattr(variable, "constraint", None) if role == "trainable" else None
         spec = VariableSpec(
             name,
@@ -57,6 +61,10 @@ def model_variables(
         )
         found[role].append((spec, variable))
     return found["trainable"] + found["state"]
+
+
+def _is_whole(dtype: str) -> bool:
+    return dtype == "bool" or dtype.startswith(("int", "uint"))
 
 
 def seed_variables(model: Any) -> list[Any]:

@@ -61,8 +61,7 @@ EXCLUDED = "excluded_from_weight_decay"
 """Key of the list of variable names in a serialized optimizer. Load-bearing."""
 
 _REFUSED = {
-    "LossScaleOptimizer": "workers do not scale the loss; pass its inner optimizer, and say "
-    "mixed_bfloat16 where the model says mixed_float16: it needs no scaling",
+    "LossScaleOptimizer": "workers scale the loss of float16 models; pass its inner optimizer",
     "MultiOptimizer": "use one optimizer for all variables",
 }
 
@@ -93,9 +92,8 @@ def check_arguments(name: str, config: Mapping[str, Any]) -> None:
             _check_plain(f"{name}({key}=...)", value)
     if config.get("loss_scale_factor") is not None:
         raise InvalidJob(
-            f"optimizer {name} has loss_scale_factor={config['loss_scale_factor']}; workers do "
-            "not scale the loss: leave it out, and say mixed_bfloat16 where the model says "
-            "mixed_float16: it needs no scaling"
+            f"optimizer {name} has loss_scale_factor={config['loss_scale_factor']}; workers "
+            "scale the loss where a model computes in float16, and only there: leave it out"
         )
 
 

@@ -22,7 +22,8 @@ class ShardArenas:
         lengths: arena name -> elements on this shard, 0 included.
         dtypes: arena name -> dtype.
         trainable, state: names of the arenas of that role with at least one element.
-        owned: both, trainable ones first.
+        replaced: those among ``state`` of which an update brings the new values.
+        owned: trainable and state, trainable ones first.
         encodable: names of the arenas, empty ones included, that may travel otherwise than plain.
     """
 
@@ -32,6 +33,7 @@ class ShardArenas:
         owned = [a for a in plan.arenas if a.shard_length(shard)]
         self.trainable = tuple(a.name for a in owned if a.role == "trainable")
         self.state = tuple(a.name for a in owned if a.role == "state")
+        self.replaced = tuple(a.name for a in owned if a.replaced)
         self.owned = self.trainable + self.state
         self.encodable = frozenset(a.name for a in plan.arenas if a.encodable)
         self._own = {n: (np.dtype(dtype),) for n, dtype in self.dtypes.items()}

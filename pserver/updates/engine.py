@@ -75,7 +75,8 @@ class UpdateEngine(Protocol):
         """
 
     def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
-        """One optimizer step: trainable arenas hold gradients, state arenas deltas to be added.
+        """One optimizer step: trainable arenas hold gradients, state arenas deltas to be added, or
+        new values where the plan says that the arena is replaced.
 
         ``rate_scale`` multiplies the learning rate of this step, whatever schedule it has; where
         the optimizer decays weights by the learning rate, that too. With 1 the bits are those of

@@ -188,7 +188,7 @@ class KerasEngine:
             del own["_get_current_learning_rate"]
 
     def _update(self, *arrays: Any) -> None:
-        """One step, traced: gradients of the trainable arenas, then deltas of the state arenas."""
+        """One step, traced: gradients of the trainable arenas, then what state arenas have."""
         flat = {
             name: widened(array, self._arenas.dtypes[name])
             for name, array in zip(self._arenas.owned, arrays, strict=True)
@@ -201,7 +201,12 @@ class KerasEngine:
             # Keras counts nothing when there is nothing to update; the other shards do.
             self._optimizer._iterations.assign_add(1)
         for name, variable in self._state.items():
-            variable.value.assign_add(flat[name])
+            change = flat[name]
+            if name in self._arenas.replaced:
+                # Not assign(): the variable might keep the caller's memory. Integers wrap around,
+                # so the sum is exact.
+                change -= variable.value
+            variable.value.assign_add(change)
 
     def apply(self, gradients: Mapping[str, NDArray], rate_scale: float = 1.0) -> None:
         assert self._steps, "load comes first"

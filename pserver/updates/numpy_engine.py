@@ -89,7 +89,11 @@ class NumpyEngine:
                 self._update(name, gradients[name], rate)
             for name in self._arenas.state:
                 own = self._lending.own(self._values[name])
-                self._values[name] = np.add(self._values[name], gradients[name], out=own)
+                if name in self._arenas.replaced:
+                    np.copyto(own, gradients[name])
+                else:
+                    np.add(self._values[name], gradients[name], out=own)
+                self._values[name] = own
         self._iterations += 1
 
     def _update(self, name: str, gradients: NDArray, rate: np.float32) -> None:

@@ -318,6 +318,29 @@ def test_float64_variables_beside_float32_equal_plain_keras() -> None:
         assert_equal_values(cluster.values(), plain_keras(serialized("Adam"), STEPS, variables))
 
 
+@pytest.mark.parametrize("kind", ["numpy", "keras"])
+@pytest.mark.parametrize("placement", ["cut", "whole"])
+def test_an_update_replaces_integers(kind: EngineKind, placement: Placement) -> None:
+    variables = (
+        VariableSpec("w", (20,), "float32", "trainable"),
+        VariableSpec("count", (3,), "int64", "state"),
+    )
+    plan = make_plan(variables, 1, placement)
+    engine = make_engine(kind, serialized("SGD", learning_rate=1.0), plan, 0)
+    loaded = buffers(plan, 0)
+    loaded["int64.state"][:] = [5, -(2**63), 2**63 - 1]
+    loaded["float32.trainable"].fill(0)
+    engine.load(loaded)
+    before = engine.snapshot()["int64.state"]
+    given = buffers(plan, 0)
+    given["float32.trainable"].fill(1)
+    given["int64.state"][:] = [2**53 + 1, 2**63 - 1, -(2**63)]
+    engine.apply(given, rate_scale=0.5)
+    given["int64.state"].fill(0)  # it is the caller's again
+    assert engine.snapshot()["int64.state"].tolist() == [2**53 + 1, 2**63 - 1, -(2**63)]
+    assert before.tolist() == [5, -(2**63), 2**63 - 1]
+
+
 RESTORED = {
     "SGD momentum": NAMED["momentum"],
     "Adagrad": NAMED["Adagrad"],

@@ -19,7 +19,8 @@ variables = st.lists(
         st.lists(st.integers(1, 9), max_size=3),
         st.sampled_from(["float32", "float64"]),
         st.sampled_from(["trainable", "state"]),
-    ),
+    )
+    | st.lists(st.integers(1, 9), max_size=3).map(lambda shape: (tuple(shape), "int64", "state")),
     max_size=8,
 ).map(
     lambda kinds: [
@@ -85,6 +86,9 @@ def test_whole_keeps_variables_whole_and_balances() -> None:
     assert abs(plan.shard_nbytes(0) - plan.shard_nbytes(1)) <= 4 * 100
 
 
+INTEGERS_TOO = {"w": "float32", "n": "int64"}
+
+
 def test_another_layout_has_another_hash() -> None:
     specs = [VariableSpec("w", (64,), "float32", "trainable")]
     hashes = {make_plan(specs, shards, "cut").hash for shards in (1, 2, 3)}
@@ -97,6 +101,10 @@ def test_another_layout_has_another_hash() -> None:
         ([], "no trainable variables"),
         ([VariableSpec("m", (2,), "float32", "state")], "no trainable variables"),
         ([VariableSpec("w", (2,), "int32", "trainable")], "'w' has dtype int32"),
+        (
+            [VariableSpec(name, (2,), dtype, "trainable") for name, dtype in INTEGERS_TOO.items()],
+            "'n' is trainable and int64",
+        ),
         ([VariableSpec("w", (2,), "float32", "trainable")] * 2, "2 variables are named 'w'"),
     ],
 )

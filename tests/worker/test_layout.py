@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrpc.plan import Placement, Plan, VariableSpec, make_plan
-from worker.layout import Layout
+from worker.layout import MOST_JOINED, Layout
 
 steady = settings(max_examples=40, derandomize=True, deadline=None)
 sizes = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -55,6 +55,18 @@ def test_large_variables_are_alone_and_neighbours_are_joined(
         assert all(len(s.variables) == 1 for s, alone in zip(spans, large, strict=True) if alone)
         # Otherwise they would have been joined.
         assert not any(not a and not b for a, b in pairwise(large))
+
+
+def test_no_more_variables_are_joined_than_tensorflow_compiles_in_time() -> None:
+    """TensorFlow's time for one operation grows with the square of its inputs."""
+    plan = make([1 + i % 3 for i in range(2 * MOST_JOINED + 5)], 2, "cut")
+    arena = next(arena for arena in plan.arenas if arena.role == "trainable")
+    spans = [span for span in Layout(plan, "plain").spans if span.arena is arena]
+    assert [len(span.variables) for span in spans] == [MOST_JOINED, MOST_JOINED, 5]
+    assert [i for span in spans for i in span.variables] == list(arena.order)
+    ends = [0, *(span.stop for span in spans)]
+    assert [(span.start, span.stop) for span in spans] == list(pairwise(ends))
+    assert ends[-1] == sum(plan.variables[i].size for i in arena.order)
 
 
 def test_only_trainable_float32_is_encoded() -> None:

@@ -1,0 +1,137 @@
+"""What layers keep beside their weights: metrics; and what they assign that nobody would keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from psrpc.errors import InvalidJob
+from tests.worker.describe_bench import classes, described
+from tests.worker.flat_bench import CLASSES, FEATURES, FIRST, Bench, make_job
+from tests.worker.test_evaluator import RECORDS, eval_data, make_evaluator, summed
+from worker import Arrays
+
+pytestmark = pytest.mark.slow
+layers = keras.layers
+
+
+class Watched(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Counts the mean magnitude of what passes, as Keras's own guide does."""
+
+    def __init__(self, name: str = "watched", metric: str = "magnitude") -> None:
+        super().__init__(name=name)
+        self.magnitude = keras.metrics.Mean(name=metric)
+
+    def call(self, x: Any) -> Any:
+        # A number for each record, so that a smaller last batch weighs less.
+        self.magnitude.update_state(keras.ops.mean(keras.ops.abs(x), -1))
+        return x
+
+
+def watched_model(metric: str = "magnitude") -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(4),
+            Watched(metric=metric),
+            layers.Dense(CLASSES, activation="softmax"),
+        ]
+    )
+
+
+def test_metrics_of_layers_are_evaluated_beside_those_of_the_job() -> None:
+    job = make_job(watched_model, metrics=["accuracy"], eval=eval_data())
+    one, parameters, model = make_evaluator(job)
+    other, others, _ = make_evaluator(job)
+    tasks = [one.states(parameters, 0, 20), other.states(others, 20, RECORDS)]
+    merger, _, _ = make_evaluator(job)
+    results = dict(merger.merge(summed(tasks)).results)
+    model.compile(loss=job.loss, metrics=["accuracy"])
+    assert job.eval is not None
+    x, y = job.eval.read_range(0, RECORDS)
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert set(results) == set(expected) == {"loss", "accuracy", "magnitude"}
+    for name, value in expected.items():
+        assert results[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_a_step_with_a_metric_in_a_layer_is_the_step_without() -> None:
+    bench = Bench(make_job(watched_model))
+    assert not [v.name for v in bench.plan.variables if "magnitude" in v.name]
+    assert bench.run(FIRST).loss == bench.run(FIRST).loss
+
+
+def watched_classes(metric: str = "magnitude") -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), Watched(metric=metric), layers.Dense(3)])
+
+
+def test_the_description_names_them() -> None:
+    document = described(model=watched_classes, eval=classes(), keep_best="min:magnitude")
+    assert document["metrics"] == ["loss", "magnitude", "accuracy"]
+    assert document["keep_best"] == {"metric": "magnitude", "lower": True}
+
+
+def test_two_metrics_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="two metrics are named 'accuracy'"):
+        described(model=lambda: watched_classes("accuracy"), eval=classes())
+
+
+def test_a_metric_named_like_another_is_said_to_be_the_models() -> None:
+    why = "two metrics are named 'loss': the model or one of its layers keeps .* remove it"
+    with pytest.raises(InvalidJob, match=why):
+        described(model=lambda: watched_classes("loss"), eval=classes())
+
+
+def normalized() -> keras.Model:
+    dense = layers.Dense(3, name="dense")
+    return keras.Sequential([keras.Input((4,)), layers.SpectralNormalization(dense, name="sn")])
+
+
+class Elsewhere(keras.layers.Layer):  # type: ignore[misc]
+    """Draws from Keras's global generator."""
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+OUTSIDE = keras.Variable(0.0, name="outside")
+
+
+class Outside(keras.layers.Layer):  # type: ignore[misc]
+    """Keeps count where the model does not know of it."""
+
+    def call(self, x: Any) -> Any:
+        OUTSIDE.assign(OUTSIDE + 1.0)
+        return x
+
+
+def stateful() -> keras.Model:
+    inputs = keras.Input((4, 1), batch_size=10)
+    rnn = layers.SimpleRNN(2, stateful=True, name="rnn")
+    return keras.Sequential([inputs, rnn, layers.Dense(3)])
+
+
+def with_layer(make: Callable[[], Any]) -> Callable[[], keras.Model]:
+    return lambda: keras.Sequential([keras.Input((4,)), make(), layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (normalized, "assigns the trainable variable 'sequential/sn/dense/kernel', which the opt"),
+        (with_layer(Elsewhere), "which is not the model's.*keras.random.SeedGenerator"),
+        (stateful, "layer 'rnn' is made with stateful=True"),
+        (with_layer(Outside), "assigns variable 'outside', which is not the model's"),
+    ],
+)
+def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: str) -> None:
+    data = classes()
+    if model is stateful:
+        data = Arrays(np.ones((60, 4, 1), np.float32), np.arange(60) % 3)
+    with pytest.raises(InvalidJob, match=says) as raised:
+        described(model=model, train=data)
+    assert raised.value.code == "PS108"
