@@ -6,7 +6,7 @@ of its own, so each of these is either taken over or refused by name before trai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,14 @@ import keras
 from psrpc.errors import InvalidJob
 from worker.build import build_loss, build_model
 from worker.data import Batch, map_arrays
+from worker.inputs import calling, check_input_names
 from worker.job import Job
+from worker.keras_names import check_names
 from worker.labels import loss_name
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
+from worker.loss_scale import initial_scale, inner
+from worker.output_names import check_label_names, check_output_names
 from worker.ragged import as_tensor
 
 _NOT_RUN = {
@@ -36,7 +40,7 @@ def complete(job: Job, example: Batch) -> tuple[Job, Any]:
 
     Returns:
         The job with its loss, optimizer and metrics, and the model: compiled with them where Keras
-        is to compute the loss (several outputs, a ``compute_loss`` of the model's own), and
+        is to compute the loss (outputs in a nest, a ``compute_loss`` of the model's own), and
         otherwise not.
 
     Raises:
@@ -45,32 +49,56 @@ def complete(job: Job, example: Batch) -> tuple[Job, Any]:
             optimizer or list of metrics than ``compile``; or neither gives a loss or an optimizer.
     """
     model = build_model(job, example)
+    with user_code("train"):
+        check_input_names(model, example[0])
     compiled = _compile_arguments(model)
+    own = [name for name in _MEASURES if _given(getattr(job, name))]
     job = completed(job, model)
-    if isinstance(model, keras.Model) and (model.compiled or _needs_compile(job, model)):
-        if any(compiled.get(name) is not getattr(job, name) for name in _MEASURES):
-            with user_code("compile()"):
-                model.compile(
-                    compiled.get("optimizer"), **{name: getattr(job, name) for name in _MEASURES}
-                )
-        # Keras makes what counts the losses and metrics of outputs when it first sees some.
-        with user_code("the loss"), look_up(NoRows()):
-            records = map_arrays(as_tensor, example)
-            outputs = model(records[0], training=False)
-            build_loss(job, model)(records, outputs, training=False)
+    if isinstance(model, keras.Model):
+        _complete(job, model, compiled, own, example)
     return job, model
+
+
+def _complete(
+    job: Job, model: keras.Model, compiled: Mapping[str, Any], own: Sequence[str], example: Batch
+) -> None:
+    outputs = _outputs(model, example)
+    if not overrides_loss(model):
+        check_output_names(job, model, outputs, own)
+        with user_code("train"):
+            check_label_names(job, model, outputs, example[1])
+    if not model.compiled and not _needs_compile(job, model, outputs):
+        return
+    if any(compiled.get(name) is not getattr(job, name) for name in _MEASURES):
+        with user_code("compile()"):
+            model.compile(
+                compiled.get("optimizer"), **{name: getattr(job, name) for name in _MEASURES}
+            )
+    # Keras makes what counts the losses and metrics of outputs when it first sees some.
+    records = map_arrays(as_tensor, example)
+    with calling(model, example[0]), look_up(NoRows()), keras.StatelessScope():
+        outputs = model(records[0], training=False)
+    with user_code("the loss"), look_up(NoRows()):
+        build_loss(job, model)(records, outputs, training=False)
 
 
 _MEASURES = ("loss", "loss_weights", "metrics")
 
 
-def _needs_compile(job: Job, model: keras.Model) -> bool:
-    """Whether Keras computes the loss: it has a rule of its own for several outputs."""
+def _needs_compile(job: Job, model: keras.Model, outputs: Any) -> bool:
+    """Whether Keras computes the loss: it has rules of its own for outputs in a nest."""
     if overrides_loss(model) or isinstance(job.metrics, dict) or job.loss_weights is not None:
         return True
-    if isinstance(job.loss, str | keras.losses.Loss):
-        return len(getattr(model, "outputs", [None])) > 1
-    return isinstance(job.loss, dict | list | tuple)
+    return any(isinstance(nest, dict | list | tuple) for nest in (job.loss, outputs))
+
+
+def _outputs(model: keras.Model, example: Batch) -> Any:
+    """The outputs of a model, symbolic where it is functional."""
+    if symbolic := getattr(model, "outputs", None):
+        # A sequential model has no output until it is called.
+        return getattr(model, "output", symbolic if len(symbolic) > 1 else symbolic[0])
+    with calling(model, example[0]), keras.StatelessScope(), look_up(NoRows()):
+        return model(map_arrays(as_tensor, example[0]), training=False)
 
 
 def completed(job: Job, model: Any) -> Job:
@@ -79,6 +107,7 @@ def completed(job: Job, model: Any) -> Job:
     compiled = _compile_arguments(model)
     if isinstance(model, keras.Model):
         _check_methods(model)
+        _check_layers(model)
         _check_arguments(compiled)
     chosen: dict[str, Any] = {}
     for name in ("optimizer", "loss", "loss_weights", "metrics"):
@@ -96,6 +125,8 @@ def completed(job: Job, model: Any) -> Job:
         raise InvalidJob(f"the job has no optimizer; {_WHERE.format('optimizer')}")
     if completed.loss is None and not overrides_loss(model):
         raise InvalidJob(f"the job has no loss; {_WHERE.format('loss')}")
+    if isinstance(model, keras.Model):
+        check_names(completed)
     return completed
 
 
@@ -113,8 +144,39 @@ def overrides_loss(model: Any) -> bool:
 def _check_methods(model: keras.Model) -> None:
     for name, instead in _NOT_RUN.items():
         if _overrides(model, name):
+            optimizers = [
+                attribute
+                for attribute, value in vars(model).items()
+                if isinstance(value, keras.optimizers.Optimizer) and attribute != "optimizer"
+            ]
+            if len(optimizers) > 1:
+                raise InvalidJob(
+                    f"{type(model).__name__} overrides {name}() and has several optimizers "
+                    f"({', '.join(sorted(optimizers))}); one optimizer trains all variables of a "
+                    "job by the gradients of one loss, so models that are trained by turns, such "
+                    "as a GAN, are not supported",
+                    code="PS108",
+                )
             raise InvalidJob(
                 f"{type(model).__name__} overrides {name}(), which workers do not call; {instead}",
+                code="PS108",
+            )
+
+
+def _check_layers(model: keras.Model) -> None:
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True:
+            raise InvalidJob(
+                f"layer {layer.name!r} is made with stateful=True, so each batch goes on where the "
+                "one before has ended; workers take batches in another order, and several at once. "
+                "Leave it out, and give whole sequences as records",
+                code="PS108",
+            )
+        if isinstance(layer, keras.layers.TFSMLayer) and layer.trainable_weights:
+            # Its function reads TensorFlow's own variables, whatever values a step is given.
+            raise InvalidJob(
+                f"layer {layer.name!r} is a SavedModel, whose variables workers do not train; "
+                "make it with trainable=False, or build the model in Keras and load its weights",
                 code="PS108",
             )
 
@@ -130,7 +192,7 @@ def _compile_arguments(model: Any) -> Mapping[str, Any]:
         return {}
     # get_compile_config() is public, but serializes functions of the user's into bytecode.
     arguments: dict[str, Any] = dict(model._compile_config.config)
-    # Keras wraps the optimizer of a model in mixed_float16 to scale the loss.
+    # As it is now: that of a model in mixed_float16 is in a LossScaleOptimizer, see loss_scale.
     arguments["optimizer"] = model.optimizer
     return arguments
 
@@ -165,7 +227,8 @@ def _canonical(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_canonical(name, element) for element in value]
     if name == "optimizer":
-        value = _optimizer(value)
+        scale = initial_scale(value)
+        value = inner(_optimizer(value))
     if name == "loss":
         # "mse", the function and the object without arguments are one.
         built_in = loss_name(value)
@@ -177,6 +240,7 @@ def _canonical(name: str, value: Any) -> Any:
         if name == "optimizer":
             # Keras numbers the optimizers of a process: adam, adam_1.
             config.pop("name", None)
+            return type(value), config, scale
         return type(value), config
     return value
 

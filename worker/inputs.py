@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from psrpc.errors import InvalidJob
+from psrpc.job_file import UserCodeFailed
+from worker.loader import user_code
+from worker.output_names import listed
 from worker.ragged import Ragged
 
 
@@ -34,6 +38,65 @@ def check_inputs(model: Any, x: Any) -> None:
             f'say keras.Input(..., dtype="{dtype}", name="{declared.name}"), or change the data'
         )
     check_whole_numbers(whole_inputs(model), x)
+
+
+def check_input_names(model: Any, x: Any) -> None:
+    """Refuses data that leaves out an input of a model, of one that declares them.
+
+    Args:
+        model: a ``keras.Model`` or a ``tf.Module``.
+        x: a few records, as in :func:`check_inputs`.
+
+    Raises:
+        InvalidJob: names the inputs, and the keys that the data has.
+    """
+    inputs = getattr(model, "inputs", None)
+    if not inputs or not isinstance(x, Mapping) or any(map(_optional, inputs)):
+        return
+    struct = getattr(model, "input", None)
+    names = list(struct) if isinstance(struct, Mapping) else [each.name for each in inputs]
+    missing = [name for name in names if name not in x]
+    # One array in a dict is taken for the only input, whatever its key.
+    if missing and not (len(names) == len(x) == 1):
+        raise InvalidJob(
+            f"x of the data has no {missing[0]!r}; its keys are {listed(x)}, and the inputs of the "
+            f"model are {listed(names)}"
+        )
+
+
+def _optional(declared: Any) -> bool:
+    history = getattr(declared, "_keras_history", None)
+    return bool(getattr(getattr(history, "operation", None), "optional", False))
+
+
+@contextmanager
+def calling(model: Any, x: Any) -> Iterator[None]:
+    """As ``user_code("the model")``, and says which shape of ``x`` is not that of its input.
+
+    Args:
+        model: a ``keras.Model`` that is called within the block.
+        x: a few records, as in :func:`check_inputs`.
+    """
+    try:
+        with user_code("the model"):
+            yield
+    except UserCodeFailed as error:
+        found = "".join(_other_shapes(model, x))
+        raise UserCodeFailed(f"{error}{found}", error.user_traceback) from None
+
+
+def _other_shapes(model: Any, x: Any) -> Iterator[str]:
+    for declared, array in _matched(getattr(model, "inputs", None) or [], x):
+        takes, has = declared.shape[1:], array.shape[1:]
+        pairs = zip(takes, has, strict=False)
+        if len(takes) != len(has) or any(a not in (None, b) for a, b in pairs):
+            part = f"x[{declared.name!r}]" if isinstance(x, Mapping) else "x"
+            yield f"; {part} of the data has shape {_shown(has)}, the input takes {_shown(takes)}"
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    """Of records, as ``[n, 8]``."""
+    return f"[{', '.join(['n', *('any' if each is None else str(each) for each in shape)])}]"
 
 
 def whole_inputs(model: Any) -> Sequence[Any]:

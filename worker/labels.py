@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 
 from psrpc.errors import InvalidJob
+from psrpc.job_file import UserCodeFailed
 from worker.data import Array, DataSource
 from worker.data_arrays import Arrays, Npz
 from worker.job import Loss
+from worker.loader import user_code
 
 _SCANNED_AT_ONCE = 8192
 _SPARSE = "sparse_categorical_crossentropy"
@@ -23,8 +26,9 @@ _HINTS = {
 
 
 def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[int, ...]) -> None:
-    """Refuses labels whose shape or values a built-in Keras loss cannot use. Of sources in memory
-    every label is looked at, of others ``example`` alone. A user's own function takes anything.
+    """Refuses labels whose kind, shape or values a built-in Keras loss cannot use. Of
+    sources in memory every label is looked at, of others ``example`` alone. A user's own function
+    takes anything.
 
     Args:
         example: some labels ``[n, ...]``.
@@ -33,6 +37,13 @@ def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[
     Raises:
         InvalidJob: names the loss, the shapes or the first label that does not fit.
     """
+    if example.dtype.kind in "SUO" and _is_built_in(loss):
+        found = example.reshape(-1)[:1].tolist()
+        raise InvalidJob(
+            f"labels are text, such as {_text(found[0]) if found else ''!r}, and the loss takes "
+            "numbers; number the classes beforehand, as with "
+            "classes, y = np.unique(labels, return_inverse=True)"
+        )
     kind = loss_name(loss)
     if kind is None:
         return
@@ -48,6 +59,16 @@ def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[
         ignored = getattr(loss, "ignore_class", None)
         for first, labels in _labels(source, example):
             _check_classes(kind, first, labels, outputs[-1], ignored)
+
+
+def _text(label: Any) -> str:
+    return label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+
+
+def _is_built_in(loss: Loss | None) -> bool:
+    return isinstance(loss, str) or any(
+        getattr(each, "__module__", "").startswith("keras.") for each in (loss, type(loss))
+    )
 
 
 def _check_classes(
@@ -94,6 +115,36 @@ def loss_name(loss: Loss) -> str | None:
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     # Cosine similarity and CTC have rules of shape of their own.
     return None if snake in ("ctc", "cosine_similarity") else snake
+
+
+@contextmanager
+def counting(metric: str, labels: Any, outputs: Any) -> Iterator[None]:
+    """As ``user_code``, for the metric of this name, and says what shapes it was given.
+
+    Args:
+        metric: its name.
+        labels: of a few records.
+        outputs: of the model for them.
+    """
+    try:
+        with user_code(f"metric {metric}"):
+            yield
+    except UserCodeFailed as error:
+        raise UserCodeFailed(
+            f"{error}; labels have shape {_shapes(labels)}, the output {_shapes(outputs)}: metrics "
+            "take labels of the output's shape; classes as whole numbers, one for each record, "
+            "fit accuracy and those that begin with sparse_",
+            error.user_traceback,
+        ) from None
+
+
+def _shapes(nest: Any) -> str:
+    """Of records, as ``[n, 3]``, those of a nest by their keys."""
+    if isinstance(nest, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_shapes(each)}' for key, each in nest.items())}}}"
+    if isinstance(nest, list | tuple):
+        return f"({', '.join(map(_shapes, nest))})"
+    return f"[{', '.join(['n', *map(str, nest.shape[1:])])}]"
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

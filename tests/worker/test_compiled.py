@@ -228,3 +228,25 @@ def test_losses_and_metrics_by_output_are_evaluated_as_keras_does() -> None:
 def test_names_that_are_no_outputs_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidJob, match=says):
         described(**{"model": two_outputs, **TWO, **fields})
+
+
+class Adversarial(keras.Model):  # type: ignore[misc]
+    """Is trained by turns, with an optimizer for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = keras.layers.Dense(3)
+        self.d_optimizer = keras.optimizers.Adam()
+        self.g_optimizer = keras.optimizers.Adam()
+
+    def call(self, x: Any) -> Any:
+        return self.one(x)
+
+    def train_step(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+
+def test_a_model_of_two_optimizers_is_told_that_one_trains_a_job() -> None:
+    why = r"several optimizers \(d_optimizer, g_optimizer\); one optimizer trains all variables"
+    with pytest.raises(InvalidJob, match=why):
+        described(model=Adversarial)

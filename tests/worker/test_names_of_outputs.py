@@ -1,0 +1,193 @@
+"""Keys of losses, weights, metrics, labels and inputs, and shapes, that a model does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from psrpc.errors import InvalidJob
+from tests.worker.describe_bench import described
+from worker import Arrays
+
+pytestmark = [
+    pytest.mark.slow,
+    # What Keras says of data with more keys than the model has inputs.
+    pytest.mark.filterwarnings("ignore:The structure of `inputs`:UserWarning"),
+]
+layers = keras.layers
+SPARSE = "sparse_categorical_crossentropy"
+
+
+def house(**compiled: Any) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+        h = layers.Concatenate()([a, b])
+        price = layers.Dense(1, name="price")(h)
+        kind = layers.Dense(3, activation="softmax", name="kind")(h)
+        model = keras.Model({"a": a, "b": b}, {"price": price, "kind": kind})
+        if compiled:
+            model.compile(**compiled)
+        return model
+
+    return build
+
+
+def in_a_list() -> keras.Model:
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    h = layers.Concatenate()([a, b])
+    return keras.Model([a, b], [layers.Dense(1, name="price")(h), layers.Dense(3, name="kind")(h)])
+
+
+class Called(keras.Model):  # type: ignore[misc]
+    """Declares neither inputs nor outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.price, self.kind = layers.Dense(1), layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return {"price": self.price(x["a"]), "kind": self.kind(x["b"])}
+
+
+def one(width: int = 4, units: int = 3) -> keras.Model:
+    x = keras.Input((width,), name="x")
+    return keras.Model(x, layers.Dense(units, activation="softmax", name="kind")(x))
+
+
+def sequential(width: int = 4) -> keras.Model:
+    return keras.Sequential([keras.Input((width,)), layers.Dense(3)])
+
+
+A, B = np.ones((60, 4), np.float32), np.ones((60, 3), np.float32)
+PRICE, KIND = np.ones((60, 1), np.float32), np.arange(60) % 3
+
+
+def data(b: str = "b", kind: str = "kind") -> Arrays:
+    return Arrays({"a": A, b: B}, {"price": PRICE, kind: KIND})
+
+
+LOSS = {"price": "mse", "kind": SPARSE}
+TWO: dict[str, Any] = {"model": house(), "loss": LOSS, "metrics": [], "train": data()}
+IN_COMPILE: dict[str, Any] = {"loss": None, "optimizer": None, "metrics": []}
+OUTPUTS = "but the model's outputs are 'price', 'kind'; did you mean 'kind'?"
+WRONG_WEIGHTS = {"price": 0.5, "kimd": 2.0}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"loss": {"price": "mse", "knd": SPARSE}}, f"loss in the job has the key 'knd', {OUTPUTS}"),
+    (
+        {**IN_COMPILE, "model": house(optimizer="sgd", loss={"price": "mse", "knd": SPARSE})},
+        f"loss in compile() of the model has the key 'knd', {OUTPUTS}",
+    ),
+    (
+        {"loss_weights": WRONG_WEIGHTS},
+        f"loss_weights in the job has the key 'kimd', {OUTPUTS}",
+    ),
+    (
+        {
+            **IN_COMPILE,
+            "model": house(optimizer="sgd", loss=LOSS, loss_weights=WRONG_WEIGHTS),
+        },
+        f"loss_weights in compile() of the model has the key 'kimd', {OUTPUTS}",
+    ),
+    (
+        {"model": in_a_list, "loss_weights": WRONG_WEIGHTS},
+        f"loss_weights in the job has the key 'kimd', {OUTPUTS}",
+    ),
+    (
+        {"model": Called, "loss_weights": WRONG_WEIGHTS},
+        f"loss_weights in the job has the key 'kimd', {OUTPUTS}",
+    ),
+    (
+        {"loss": {"price": "mse"}, "loss_weights": {"kind": 2.0}},
+        "loss_weights in the job has the key 'kind', for which there is no loss; loss has 'price'",
+    ),
+    (
+        {"loss": "mse", "loss_weights": {"kind": 2.0}},
+        "loss_weights in the job has the keys 'kind', but loss is not given by output; give a dict",
+    ),
+    ({"metrics": {"kid": ["mae"]}}, f"metrics in the job has the key 'kid', {OUTPUTS}"),
+    ({"train": data(kind="kin")}, f"train: the labels have the key 'kin', {OUTPUTS}"),
+    ({"eval": data(kind="kin")}, f"eval: the labels have the key 'kin', {OUTPUTS}"),
+    (
+        {"train": Arrays({"a": A, "b": B}, {"price": PRICE})},
+        "train: there are no labels for the output 'kind'; their keys are 'price'",
+    ),
+    (
+        {"train": data(b="bb")},
+        "train: x of the data has no 'b'; its keys are 'a', 'bb', and the inputs of the model are "
+        "'a', 'b'",
+    ),
+    ({"eval": data(b="bb")}, "eval: x of the data has no 'b'; its keys are 'a', 'bb', and"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), REFUSED)
+def test_a_key_that_the_model_does_not_have_is_named(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        described(**{**TWO, **fields})
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+ALONE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"model": sequential, "loss": {"outptu": SPARSE}},
+        "loss in the job has the keys 'outptu', but the model has one output, which has no name; "
+        "give the loss itself",
+    ),
+    (
+        {"model": one, "loss": {"kimd": SPARSE}},
+        "loss in the job has the key 'kimd', but the model's output is 'kind'; did you ",
+    ),
+    (
+        {"model": lambda: sequential(9), "loss": SPARSE},
+        "the model raised ValueError",
+    ),
+    (
+        {"model": lambda: sequential(9), "loss": SPARSE},
+        "(2, 4); x of the data has shape [n, 4], the input takes [n, 9]",
+    ),
+    (
+        {"model": lambda: one(9), "loss": SPARSE, "train": Arrays({"x": A}, KIND)},
+        "x['x'] of the data has shape [n, 4], the input takes [n, 9]",
+    ),
+    (
+        {"model": one, "loss": SPARSE, "metrics": ["auc"]},
+        "metric auc raised ",
+    ),
+    (
+        {"model": one, "loss": SPARSE, "metrics": ["auc"]},
+        "labels have shape [n], the output [n, 3]: metrics take labels of the output's shape; ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), ALONE)
+def test_a_model_of_one_output(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        described(**{"metrics": [], "train": Arrays(A, KIND), **fields})
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"loss_weights": {"kind": 2.0, "price": 0.5}, "metrics": {"kind": ["accuracy"]}},
+        {"model": in_a_list, "loss_weights": {"kind": 2.0, "price": 0.5}},
+        {"model": Called, "metrics": {"kind": ["accuracy"]}},
+        {"loss": {"price": "mse"}, "train": Arrays({"a": A, "b": B}, {"price": PRICE})},
+        {"loss": {"price": "mse", "kind": None}},
+        {"train": Arrays({"a": A, "b": B, "more": A}, {"price": PRICE, "kind": KIND})},
+        {"model": in_a_list, "train": Arrays([A, B], [PRICE, KIND]), "loss": ["mse", SPARSE]},
+        {"model": one, "train": Arrays(A, KIND), "loss": {"kind": SPARSE}},
+        {"model": one, "train": Arrays({"x": A}, KIND), "loss": SPARSE},
+    ],
+)
+def test_keys_that_fit(fields: dict[str, Any]) -> None:
+    assert described(**{**TWO, **fields})["train_records"] == 60
