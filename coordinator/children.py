@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from coordinator.process_groups import usage
+from coordinator.start_progress import Sample
 from psrpc.storage import check_regular, open_regular
-from psrpc.told import told_lines
+from psrpc.told import told, told_lines
 
 POLL_S = 0.02
 OUTPUT_BYTES = 64 << 10
+EVENT_BYTES = 4 << 10
+EVENT_CHARS = 120
 
 _LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
+_LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d[T ]\S* *\[\w+ *\] *")
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,22 @@ class Exited:
         return [_shown(line) for line in self._output() if not _LOG_LINE.match(line)]
 
     def _output(self) -> list[str]:
-        with open_regular(self.log) as log:
-            log.seek(max(self.log_start, log.seek(0, os.SEEK_END) - OUTPUT_BYTES))
-            return log.read().decode(errors="replace").splitlines()
+        return _tail(self.log, self.log_start, OUTPUT_BYTES)
+
+
+def _tail(log: Path, start: int, nbytes: int) -> list[str]:
+    """The lines in the last ``nbytes`` of a log that lie after ``start``. Raises OSError."""
+    with open_regular(log) as opened:
+        opened.seek(max(start, opened.seek(0, os.SEEK_END) - nbytes))
+        return opened.read().decode(errors="replace").splitlines()
+
+
+def event_of(line: str) -> str:
+    """What a line of a log says, without the time and the level, as far as fits in a message."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            line = str(json.loads(line).get("event", line))
+    return told(_LOG_PREFIX.sub("", line).strip(), EVENT_CHARS)
 
 
 def _opened(log: Path) -> io.BufferedWriter:
@@ -159,6 +178,15 @@ class Children:
         """The children that somebody has stopped (SIGSTOP) and nobody has made go on."""
         return [child.name for child in self._alive.values() if _is_stopped(child)]
 
+    def samples(self, names: Collection[str]) -> dict[str, Sample]:
+        """How far children have come, as the system and their logs say; without those that it says
+        nothing of."""
+        groups = {c.process.pid: c for name, c in self._alive.items() if name in names}
+        return {
+            groups[group].name: Sample(use.cpu_s, use.runnable, _last_event(groups[group]))
+            for group, use in usage(groups).items()
+        }
+
     def kill_one(self, name: str) -> Exited:
         """Kills a child that is alive, and all that it has started, and waits for its end."""
         child = self._alive[name]
@@ -183,6 +211,13 @@ class Children:
 def _has_ended(child: _Child) -> bool:
     options = os.WEXITED | os.WNOWAIT | os.WNOHANG
     return os.waitid(os.P_PID, child.process.pid, options) is not None
+
+
+def _last_event(child: _Child) -> str:
+    with contextlib.suppress(OSError):
+        lines = _tail(child.log, child.log_start, EVENT_BYTES)
+        return next(filter(None, map(event_of, reversed(lines))), "")
+    return ""
 
 
 def _is_stopped(child: _Child) -> bool:

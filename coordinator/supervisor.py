@@ -18,7 +18,6 @@ from coordinator.vitals import COORDINATOR
 from psrpc.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.runs import SUMMARY, read_summary
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
-from psrpc.waiting import Announcer
 
 TICK_S = 0.05
 """How soon an end of a child or a Ctrl-C is seen."""
@@ -37,6 +36,12 @@ LOG_LINES = 15
 
 _ENDED = ("done", "failed")
 """Phases in which nothing is needed any more."""
+
+
+_NO_ROOM = "error PS502: "
+
+_UNTRAINED = ("", "waiting", "initializing")
+"""Phases before the first step; the first is of a coordinator that reads its job."""
 
 
 class Supervisor:
@@ -61,9 +66,6 @@ class Supervisor:
         self._ended_at: float | None = None
         self._stop_requests = 0
         self._summary = stamp(run_dir / SUMMARY)
-        self._awaiting = Announcer(
-            lambda what, waited_s: screen.note(f"waiting for {what} ({waited_s:.0f} s)")
-        )
 
     def stop(self) -> None:
         """Ends the job with a checkpoint; a second call kills. For signal handlers."""
@@ -116,9 +118,9 @@ class Supervisor:
     def _expect_coordinator(self, now: float) -> None:
         """Before it serves it describes the job, which takes as long as the user's code takes."""
         if not self._fleet.serves:
-            self._awaiting.waiting("the coordinator to read the job", now)
+            self._screen.waiting("the coordinator to read the job", now)
             return
-        self._awaiting.over()
+        self._screen.waiting("", now)
         if not self._served:
             self._served = True
             self._fleet.start_members()
@@ -141,8 +143,8 @@ class Supervisor:
         exited = death.exited
         if exited.status == 0:
             return Outcome(0)
-        if exited.status == BAD_INPUT and not (self._served or self._restarts.made):
-            return Outcome(BAD_INPUT, details=exited.words())
+        if not (self._served or self._restarts.made) and _is_refusal(exited):
+            return Outcome(exited.status, details=exited.words())
         if exited.status == INTERRUPTED:
             return Outcome(INTERRUPTED, STOPPED)
         drained = exited.status == DRAINED
@@ -211,7 +213,9 @@ class Supervisor:
 
     def _drain(self) -> Outcome:
         """Lets the coordinator end the job, which tells all others."""
-        self._screen.note("stopping: a checkpoint is written (Ctrl-C again to stop at once)")
+        begun = self._status.phase not in _UNTRAINED
+        what = "a checkpoint is written" if begun else "there is nothing to save yet"
+        self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
         self._fleet.terminate(COORDINATOR)
         deadline = time.monotonic() + DRAIN_S
         while COORDINATOR in self._fleet.alive and self._stop_requests < 2:
@@ -220,7 +224,8 @@ class Supervisor:
                     return _stopped(death.exited)
             now = time.monotonic()
             self._read_look()
-            self._awaiting.waiting("the coordinator to write a checkpoint and to end", now)
+            saving = "to write a checkpoint and to end" if begun else "to end"
+            self._screen.waiting(f"the coordinator {saving}", now)
             if now >= deadline:
                 break
         return Outcome(INTERRUPTED, STOPPED, own=True)
@@ -231,11 +236,11 @@ class Supervisor:
         if outcome.own:
             self._fleet.terminate(COORDINATOR)
         began = time.monotonic()
-        awaiting, asked = Announcer(lambda what, _: self._screen.note(f"waiting for {what}")), False
+        asked = False
         while self._fleet.alive and self._stop_requests < 2:
             self._fleet.wait(TICK_S)
             now = time.monotonic()
-            awaiting.waiting(f"{', '.join(self._fleet.alive)} to end", now)
+            self._screen.waiting(f"{', '.join(self._fleet.alive)} to end", now)
             untold = outcome.own and COORDINATOR not in self._fleet.alive
             if not asked and (untold or now - began >= STOP_S / 2):
                 asked = True
@@ -251,6 +256,13 @@ class Supervisor:
             self._status.global_step = self._status.total_steps
             self._status.waiting_for = ""
             self._screen.show(self._status)
+
+
+def _is_refusal(coordinator: Exited) -> bool:
+    """Whether one that has never served would be refused again: no restart makes room."""
+    if coordinator.status == FAILED:
+        return any(line.startswith(_NO_ROOM) for line in coordinator.words()[-1:])
+    return coordinator.status == BAD_INPUT
 
 
 def _stopped(coordinator: Exited) -> Outcome:

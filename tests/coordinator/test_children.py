@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.children import Children, Exited
+from coordinator.children import Children, Exited, event_of
 
 # Far above what any of this takes; a test that waits so long has failed.
 LONG_S = 60.0
@@ -180,3 +180,51 @@ def test_a_program_that_is_not_there_is_an_error(shells: Shells) -> None:
     with pytest.raises(FileNotFoundError, match="no-such-program"):
         shells.children.start("x", ["/no-such-program"], shells.folder / "x.log", os.environ)
     assert shells.children.alive() == []
+
+
+def test_a_sample_says_what_a_child_and_its_own_children_have_used_and_said(
+    shells: Shells,
+) -> None:
+    ready, gate = shells.fifo("ready"), shells.fifo("gate")
+    # One that has ended, and was waited for, and one that waits.
+    work = "i=0; while test $i -lt 100000; do i=$((i+1)); done"
+    shells.start(
+        "worker-a",
+        f"echo first; sh -c '{work}'; echo 'loading TensorFlow'; echo; "
+        f"(read x < {gate}) & echo x > {ready}; read x < {gate}",
+    )
+    shells.start("worker-b", f"read x < {gate}")
+    ready.read_text()
+    samples = shells.children.samples(["worker-a", "worker-c"])
+    assert list(samples) == ["worker-a"]
+    assert samples["worker-a"].cpu_s > 0
+    assert samples["worker-a"].milestone == "loading TensorFlow"
+
+
+def test_a_child_that_wants_the_cpu_is_runnable(shells: Shells) -> None:
+    gate = shells.fifo("gate")
+    shells.start("worker-a", "while :; do :; done")
+    shells.start("worker-b", f"echo x > {gate}; read x < {gate}")
+    gate.read_text()
+    # A process that waits may be on its way there.
+    while shells.children.samples(["worker-b"])["worker-b"].runnable:
+        pass
+    assert shells.children.samples(["worker-a"])["worker-a"].runnable
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ("Traceback (most recent call last):", "Traceback (most recent call last):"),
+        (
+            "2026-01-01T00:00:00.123456 [info     ] listening  port=1 role='shard 0'",
+            "listening  port=1 role='shard 0'",
+        ),
+        ('{"event": "listening", "port": 1}', "listening"),
+        ('{"port": 1', '{"port": 1'),
+        ("a" * 200, "a" * 119 + "…"),
+        ("\x1b[31mred", "\N{REPLACEMENT CHARACTER}[31mred"),
+    ],
+)
+def test_the_event_of_a_line(line: str, event: str) -> None:
+    assert event_of(line) == event

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from coordinator import serve
 from coordinator.client import CoordinatorClient
 from coordinator.reserved import reserved_address
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.store import ENDED, Store
+from psrpc.clock import ManualClock
 from psrpc.errors import (
+    CoordinatorRefuses,
     CoordinatorUnreachable,
     InvalidJob,
     JobDone,
@@ -53,8 +56,12 @@ def auto(run_dir: Path, **changes: Any) -> serve.ServeOptions:
     return options(run_dir, auto_resume=True, **changes)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_drained_run_is_saved_and_the_same_command_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    described: dict[str, Any],
+    number: signal.Signals,
 ) -> None:
     run_ids = []
 
@@ -62,7 +69,7 @@ def test_a_drained_run_is_saved_and_the_same_command_goes_on(
         run_ids.append(client.get_job().run_id)
         [shard], [stream], [worker] = start_training(client)
         [under_way] = worker.lease().train.batches
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         while client.get_job_status().phase != "stopping":
             pass
         answer = shard.heartbeat(leaving=True)
@@ -235,12 +242,25 @@ def test_a_refusal_is_heard_by_processes_that_hold_nothing(
 
         return once
 
-    calls = [call(CoordinatorClient.get_job), call(register), call(heartbeat)]
+    def wait(client: CoordinatorClient) -> object:
+        waited: list[str] = []
+        try:
+            return client.persist(lambda: heartbeat(client), 0.0, waited.append)
+        except CoordinatorUnreachable as error:
+            heard.append(error)
+            return None
+
+    calls = [call(CoordinatorClient.get_job), call(register), call(heartbeat), wait]
     with reserved_address() as address:
         wanted = auto(tmp_path / "run", shards=2, bind=address)
         with pytest.raises(InvalidJob, match="cannot use 2 shards"):
             hear(wanted, calls)
-    assert [type(error) for error in heard] == [InvalidJob, InvalidJob, CoordinatorUnreachable]
+    assert [type(error) for error in heard] == [
+        InvalidJob,
+        InvalidJob,
+        CoordinatorRefuses,
+        CoordinatorUnreachable,
+    ]
     assert all("refuses to start: " in str(error) for error in heard)
     assert not (tmp_path / "run").exists()
 
@@ -274,3 +294,25 @@ def test_a_run_directory_that_may_not_be_used_is_a_refusal(
 
 def forbid(path: Path) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+@pytest.mark.parametrize(
+    ("why", "what"),
+    [
+        (InvalidJob("this job cannot use 2 shards"), "why there is no run"),
+        (JobDone("the run is done"), "that the run is done"),
+    ],
+)
+def test_a_coordinator_that_stays_to_refuse_says_so(why: PsError, what: str) -> None:
+    """At once and less and less often: it ends 15 s after it has found out."""
+    clock = ManualClock()
+
+    async def pause(seconds: float) -> None:
+        clock.advance(seconds)
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(serve.stay_to_tell(why, clock, pause))
+    awaited = f"shards and workers that ask, to tell them {what} (for 15 s)"
+    assert {line["waiting_for"] for line in logs} == {awaited}
+    assert logs[0]["why"] == why.coded
+    assert [line.get("waited_s") for line in logs] == [None, 3, 6, 12]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from coordinator import vitals
+from coordinator import fleet, vitals
 from coordinator.outcome import Outcome
 from psrpc.channel import bind, make_server
 from psrpc.runs import STARTING, is_starting
@@ -51,6 +57,23 @@ def test_bad_input_is_shown_as_the_coordinator_said_it(house: House) -> None:
             "error: job.py raised ZeroDivisionError: division by zero",
         ],
     )
+
+
+def test_a_disk_without_room_at_the_start_is_a_refusal(house: House) -> None:
+    """A coordinator that is started again finds it just as full."""
+    line = "error PS502: the run directory cannot be used: No space left on device"
+    house.coordinator = f"echo '{line}'; exit 1"
+    assert house.run() == Outcome(1, details=[line])
+
+
+def test_a_disk_without_room_while_the_job_runs_is_none(house: House) -> None:
+    house.coordinator = TWICE.format(
+        first=house.serving("read x < door; echo 'error PS502: full'; exit 1"),
+        second=house.serving("read x < gate; exit 0"),
+    )
+    house.members = {"worker-a": "echo x > door; echo x > gate"}
+    house.fifo("door")
+    assert house.run() == Outcome(0, restarts={"coordinator": 1})
 
 
 def test_a_failed_job_leaves_the_reason_to_the_summary(house: House) -> None:
@@ -310,6 +333,72 @@ def test_a_process_that_is_stopped_is_killed_and_replaced(
     assert "was stopped for 2 s and was killed" in house.screen.notes[0]
 
 
+BUSY = "while :; do :; done"
+
+SLOW_START = """
+echo x > came
+nice -n 10 "{python}" -c "
+import time
+while time.process_time() < 0.4:
+    pass"
+echo x > built; read x < end"""
+"""CPU seconds that the machine is in no hurry to give, without a sign of life."""
+
+
+def silent(house: House) -> None:
+    """Shard 0 has registered, and nothing more is heard of it from then on."""
+    house.status.silent_since = time.monotonic()
+    shard = pb.ShardStatus(shard=0, state="silent")
+    house.status.now = pb.GetJobStatusResponse(phase="waiting", shards=[shard])
+
+
+@pytest.mark.slow
+def test_a_shard_that_starts_slowly_on_a_busy_machine_is_left_alone(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitals, "HUNG_S", 3.0)
+    monkeypatch.setattr(fleet, "SAMPLE_S", 0.1)
+    house.coordinator = house.serving(ENDS)
+    slow = SLOW_START.format(python=sys.executable)
+    house.members = {"shard-0": TWICE.format(first=slow, second="echo x > built; read x < end")}
+    came, built = house.fifo("came"), house.fifo("built")
+    with ExitStack() as busy, house.running() as outcomes:
+        came.read_text()
+        silent(house)
+        for _ in range(2 * (os.cpu_count() or 1)):
+            loop = busy.enter_context(subprocess.Popen(["/bin/sh", "-c", BUSY]))
+            busy.callback(loop.kill)
+        built.read_text()
+        shard = pb.ShardStatus(shard=0, state="ready")
+        house.status.silent_since = None
+        house.status.now = pb.GetJobStatusResponse(phase="training", shards=[shard])
+        house.screen.wait_for("training")
+        house.gate.write_text("done\n")
+    assert outcomes == [Outcome(0)]
+    assert house.screen.notes == []
+
+
+@pytest.mark.slow
+def test_a_shard_that_hangs_while_it_starts_is_replaced_and_its_last_milestone_named(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitals, "HUNG_S", 3.0)
+    monkeypatch.setattr(fleet, "SAMPLE_S", 0.1)
+    house.coordinator = house.serving("read x < gate; exit 0")
+    first = f"echo 'builds its engine'; echo x > came; {WAITS}"
+    house.members = {"shard-0": TWICE.format(first=first, second="echo x > gate")}
+    came = house.fifo("came")
+    with house.running() as outcomes:
+        came.read_text()
+        silent(house)
+    assert outcomes == [Outcome(0, restarts={"shard-0": 1})]
+    assert re.search(
+        r"shard-0 \(pid \d+\) gave no sign of life for \d s, made no progress and used no CPU "
+        r'for \d s after "builds its engine" and was killed, see ',
+        house.screen.notes[0],
+    )
+
+
 @pytest.mark.slow
 def test_a_coordinator_that_does_not_answer_is_killed_and_replaced(
     house: House, monkeypatch: pytest.MonkeyPatch
@@ -340,6 +429,17 @@ def test_a_signal_stops_the_coordinator_first(house: House) -> None:
         "stopping: a checkpoint is written (Ctrl-C again to stop at once)"
     ]
     assert house.log("worker-a").read_text() == "up\nleft\n"
+
+
+def test_a_signal_before_the_first_step_says_that_there_is_nothing_to_save(house: House) -> None:
+    house.coordinator = house.serving("trap 'exit 130' INT; read x < never")
+    house.members = {"worker-a": WAITS}
+    supervisor = house.supervisor()
+    supervisor.stop()
+    assert supervisor.run().exit_status == 130
+    assert house.screen.notes[0] == (
+        "stopping: there is nothing to save yet (Ctrl-C again to stop at once)"
+    )
 
 
 def test_a_second_signal_kills(house: House) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from coordinator.vitals import COORDINATOR, HUNG_S, LATE_S, WORKER_HUNG_S, Vitals
+from coordinator.start_progress import Sample
+from coordinator.vitals import COORDINATOR, HUNG_S, IDLE_S, LATE_S, WORKER_HUNG_S, Vitals
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 LONG_S = HUNG_S + 5
@@ -136,3 +139,100 @@ def test_a_successor_does_not_inherit_the_silence(watch: Watch) -> None:
     watch.vitals.started("shard-1", 13, 100.0)
     watch.answer(shard(HUNG_S + 1, "silent"))
     assert watch.tick(1) == {}
+
+
+def sample(watch: Watch, name: str, cpu_s: float = 0.0, runnable: bool = False) -> None:
+    watch.vitals.sampled({name: Sample(cpu_s, runnable, "listening port=1")}, watch.now)
+
+
+SILENT = [
+    (shard, "shard-1", HUNG_S),
+    (worker, "worker-a", WORKER_HUNG_S),
+]
+
+
+@pytest.mark.parametrize(("member", "name", "limit_s"), SILENT)
+def test_who_is_silent_before_its_first_report_and_uses_the_cpu_is_only_slow(
+    watch: Watch,
+    member: Callable[[float, str], ShardStatus | WorkerStatus],
+    name: str,
+    limit_s: float,
+) -> None:
+    watch.now = 5.0
+    watch.answer(member(0.1, "starting" if name == "shard-1" else "active"))
+    for second in range(1, 11):
+        watch.now = second * limit_s
+        sample(watch, name, cpu_s=second)
+        watch.answer(member(watch.now - 5.0, "silent"))
+        assert watch.tick(limit_s - 1) == {}
+
+
+@pytest.mark.parametrize(("member", "name", "limit_s"), SILENT)
+def test_who_is_silent_and_makes_no_progress_hangs(
+    watch: Watch,
+    member: Callable[[float, str], ShardStatus | WorkerStatus],
+    name: str,
+    limit_s: float,
+) -> None:
+    watch.now = 5.0
+    watch.answer(member(0.1, "starting" if name == "shard-1" else "active"))
+    sample(watch, name, cpu_s=3.0)
+    watch.now = 4.75 + limit_s
+    sample(watch, name, cpu_s=3.0)
+    watch.answer(member(limit_s + 1, "silent"))
+    seconds = f"{limit_s:.0f} s"
+    assert watch.tick(1) == {
+        name: f"gave no sign of life for {limit_s + 1:.0f} s, made no progress and used no CPU "
+        f'for {seconds} after "listening port=1"'
+    }
+
+
+@pytest.mark.parametrize(("member", "name", "limit_s"), SILENT)
+def test_from_its_first_report_on_silence_counts(
+    watch: Watch,
+    member: Callable[..., ShardStatus | WorkerStatus],
+    name: str,
+    limit_s: float,
+) -> None:
+    watch.now = 5.0
+    reported = member(0.1)
+    if isinstance(reported, WorkerStatus):
+        reported.batches = 1
+    assert name in watch.vitals.starting
+    watch.answer(reported)
+    assert name not in watch.vitals.starting
+    watch.now = 5.0 + limit_s
+    sample(watch, name, cpu_s=30.0, runnable=True)
+    watch.answer(member(limit_s + 1, "silent"))
+    assert watch.tick(1) == {name: f"gave no sign of life for {limit_s + 1:.0f} s"}
+
+
+@pytest.mark.parametrize("name", [COORDINATOR, "shard-1", "worker-a"])
+def test_who_does_not_even_register_and_does_nothing_hangs(watch: Watch, name: str) -> None:
+    watch.tick(1)
+    sample(watch, name, cpu_s=0.5)
+    assert watch.tick(IDLE_S) == {}
+    seconds = f"{IDLE_S:.0f} s"
+    assert watch.tick(1) == {
+        name: f'made no progress and used no CPU for {seconds} after "listening port=1"'
+    }
+
+
+def test_who_stood_still_itself_has_not_seen_the_progress_of_others(watch: Watch) -> None:
+    watch.tick(1)
+    sample(watch, "shard-1")
+    watch.now += 3600
+    assert watch.tick(IDLE_S) == {}
+
+
+def test_a_coordinator_that_is_slow_to_answer_for_the_first_time_does_not_hang(
+    watch: Watch,
+) -> None:
+    watch.vitals.serves(watch.now)
+    for second in range(1, 60):
+        sample(watch, COORDINATOR, cpu_s=second)
+        assert watch.tick(1) == {}
+    watch.answer()
+    assert watch.tick(HUNG_S) == {}
+    sample(watch, COORDINATOR, cpu_s=99)
+    assert watch.tick(1) == {COORDINATOR: "did not answer for 15 s"}
