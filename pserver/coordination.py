@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
@@ -33,6 +31,7 @@ from psrpc.exit_status import DONE, INTERRUPTED
 from psrpc.logs import get_logger
 from psrpc.plan import Plan
 from psrpc.retry import RetryPolicy
+from psrpc.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from psrpc.waiting import Announcer
@@ -64,19 +63,21 @@ class Coordination:
         incarnation: int,
         connect_timeout_s: float,
         ending: Ending,
+        threads: Threads = THREADS,
     ) -> None:
         self._client = client
         self._shard = shard
         self._incarnation = incarnation
         self._connect_timeout_s = connect_timeout_s
         self._ending = ending
+        self._threads = threads
         self._heartbeats = Heartbeats(
-            client, shard, incarnation, connect_timeout_s, ending, self._forgotten
+            client, shard, incarnation, connect_timeout_s, ending, self._forgotten, threads
         )
         self._registration = pb.RegisterShardRequest()
         self._job = pb.RegisterShardResponse()
-        self._unknown = threading.Event()
-        self._stopping = threading.Event()
+        self._unknown = threads.event()
+        self._stopping = threads.event()
         self._commands: CommandStream | None = None
         self._thread: threading.Thread | None = None
 
@@ -123,14 +124,14 @@ class Coordination:
             )
             return self._client.register_shard(self._registration)
 
-        began = time.monotonic()
+        began = self._threads.now()
         waiting = Announcer(lambda why, waited_s: log.info(f"waiting: {why} ({waited_s:.0f} s)"))
         while True:
             try:
                 self._job = self.persist(call)
                 break
             except AlreadyExists as error:
-                now = time.monotonic()
+                now = self._threads.now()
                 if now - began >= PLACE_S or self._ending.event.is_set():
                     raise
                 waiting.waiting(str(error), now)
@@ -153,9 +154,7 @@ class Coordination:
         """
         self._heartbeats.engine = engine
         self._heartbeats.doing = ""
-        self._thread = threading.Thread(
-            target=lambda: self._follow(engine, read, begun), name="commands", daemon=True
-        )
+        self._thread = self._threads.thread(lambda: self._follow(engine, read, begun), "commands")
         self._thread.start()
 
     def leave(self) -> None:
@@ -219,7 +218,7 @@ class Coordination:
                 self._heartbeats.failure = f"{type(error).__name__} in a command: {error}"
                 return
             failures += 1
-            self._stopping.wait(RECONNECT.pause_s(failures, random.random()))
+            self._stopping.wait(RECONNECT.pause_s(failures, self._threads.chance()))
 
     def _register_again(self) -> None:
         try:
@@ -284,7 +283,7 @@ class Coordination:
         if command.begin.restore:
             self._heartbeats.doing = f"{command.begin.restore} to be restored"
         try:
-            report = obey(engine, command, read)
+            report = self._carry_out(engine, command, read)
         except PsError as error:
             self._ending.end(error)
             raise _Over from None
@@ -303,6 +302,11 @@ class Coordination:
             self._tell_ready(report)
         if kind in ("begin", "revocation"):
             self._heartbeats.send_now()
+
+    def _carry_out(
+        self, engine: ShardEngine, command: pb.WatchResponse, read: Callable[[str], RestoredState]
+    ) -> pb.ReportShardReadyRequest | None:
+        return obey(engine, command, read)
 
     def _tell_ready(self, report: pb.ReportShardReadyRequest) -> None:
         try:

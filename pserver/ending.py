@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 from psrpc.errors import PsError
 from psrpc.exit_status import DONE, after_signal
 from psrpc.logs import get_logger
+from psrpc.threads import THREADS, Threads
 
 log = get_logger()
 
@@ -22,15 +22,15 @@ coordinator, where that saves the whole job."""
 class Ending:
     """The first word counts. Thread-safe."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, threads: Threads = THREADS) -> None:
+        self._now = threads.now
         self._until = -math.inf
-        self.event = threading.Event()
+        self.event = threads.event()
         self.error: PsError | None = None
         self.status = DONE
         """The exit status of a shard that ends without an error."""
         self._lock = threading.Lock()
-        self._told = threading.Event()
+        self._told = threads.event()
         self._save: Callable[[], object] | None = None
 
     def end(self, error: PsError | None = None, status: int | None = None) -> None:

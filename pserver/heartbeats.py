@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 from coordinator.client import CoordinatorClient
@@ -21,6 +19,7 @@ from psrpc.errors import (
 )
 from psrpc.logs import get_logger
 from psrpc.process import resident_nbytes
+from psrpc.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.waiting import Announcer
 
@@ -44,6 +43,7 @@ class Heartbeats:
         connect_timeout_s: float,
         ending: Ending,
         unknown: Callable[[], object],
+        threads: Threads = THREADS,
     ) -> None:
         """Args:
         connect_timeout_s: how long to be without the coordinator.
@@ -55,6 +55,7 @@ class Heartbeats:
         self._connect_timeout_s = connect_timeout_s
         self._ending = ending
         self._unknown = unknown
+        self._now = threads.now
         self.interval_s = 1.0
         self.engine: ShardEngine | None = None
         """The shard, once it is built."""
@@ -65,15 +66,17 @@ class Heartbeats:
         self._awaited = ""
         """What the coordinator waits for before it says where to begin."""
         self._leaving = False
-        self._stopped = threading.Event()
-        self._due = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._stopped = threads.event()
+        self._due = threads.event()
+        self._started = False
+        self._thread = threads.thread(self._run, "heartbeat")
         self._lost = Announcer(_say)
         self._awaiting_values = Announcer(_say)
         self._awaiting_round = Announcer(_say, ROUND_ANNOUNCE_S)
 
     def start(self) -> None:
         """Sends the first one ``interval_s`` from now."""
+        self._started = True
         self._thread.start()
 
     def stop(self) -> None:
@@ -83,7 +86,7 @@ class Heartbeats:
 
     def join(self) -> None:
         """Waits for the one that is under way; close the connection before."""
-        if self._thread.ident is not None:
+        if self._started:
             self._thread.join()
 
     def send_now(self) -> None:
@@ -96,7 +99,7 @@ class Heartbeats:
         self._due.set()
 
     def _run(self) -> None:
-        heard = time.monotonic()
+        heard = self._now()
         version = -1
         failing = False
         while True:
@@ -108,7 +111,7 @@ class Heartbeats:
             if self._leaving and not self._something_to_save():
                 self._ending.end()
                 return
-            now = time.monotonic()
+            now = self._now()
             self._announce_wait(request, request.version != version, now)
             version = request.version
             try:
@@ -118,14 +121,16 @@ class Heartbeats:
                 if self._stopped.is_set():
                     return
                 self._awaited = ""
-                now = time.monotonic()
+                now = self._now()
                 failed = isinstance(error, RemoteFailure)
                 if now - heard > self._connect_timeout_s:
+                    refusal = self._client.refusal
                     what = f"has failed ({error})" if failed else "has been silent"
                     self._ending.end(
                         CoordinatorUnreachable(
                             f"the coordinator at {self._client.address} {what} for"
                             f" {now - heard:.0f} s; the shard gives up"
+                            + (f". When it answered last: {refusal}" if refusal else "")
                         )
                     )
                     return
@@ -135,7 +140,8 @@ class Heartbeats:
                 failing = failed
                 self._lost.waiting(
                     f"the coordinator at {self._client.address}, for"
-                    f" {self._connect_timeout_s:.0f} s at most",
+                    f" {self._connect_timeout_s:.0f} s at most"
+                    + (f": {self._client.refusal}" if self._client.refusal else ""),
                     now,
                 )
             except StaleGeneration as error:
@@ -143,7 +149,7 @@ class Heartbeats:
                 return
             except NotReady as error:
                 # It answers: it reads its job, or has as many calls as it takes.
-                heard, failing = time.monotonic(), False
+                heard, failing = self._now(), False
                 self._awaited = ""
                 self._lost.waiting(f"the coordinator at {self._client.address}: {error}", heard)
             except PsError as error:
@@ -195,6 +201,7 @@ class Heartbeats:
         tables = self.engine.table_figures()
         request.table_rows = sum(table.rows for table in tables)
         request.table_nbytes = sum(table.nbytes for table in tables)
+        request.epochs.extend(wire.to_totals(self.engine.totals()))
         awaited = self._awaited if report.generation == 0 else ""
         request.waiting_for = self.doing or awaited or report.waiting_for
         request.failure = self.engine.failure or self.failure

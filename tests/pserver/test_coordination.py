@@ -21,6 +21,7 @@ from psrpc.batch import BatchId
 from psrpc.clock import ManualClock
 from psrpc.errors import JobMismatch, NotReady, Preparing, RemoteFailure, StaleGeneration
 from psrpc.exit_status import DONE
+from psrpc.threads import Threads
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
 from tests.pserver.shards import ONE_TRY, counting, part, plan_of, whole
@@ -361,7 +362,10 @@ def test_a_shard_stays_while_the_coordinator_saves_the_whole_job() -> None:
                 clock.advance(timeout)
             return False
 
-    ending = Ending(clock.now)
+    class Paced(Threads):
+        now = staticmethod(clock.now)
+
+    ending = Ending(Paced())
     ending.event = Waited()
     ending.save_first(lambda: None)
     ending.stop()

@@ -1,4 +1,4 @@
-"""How a simulated worker calls: the real clients, over the simulated network."""
+"""How simulated processes call: the real clients, over the simulated network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from coordinator.client import CoordinatorClient
+from coordinator.client import CommandStream, CoordinatorClient
 from pserver import wire
 from pserver.client import ShardClient
 from pserver.exchanger import Target
@@ -17,13 +17,23 @@ from pserver.rows_wanted import RowsWanted
 from pserver.table_ids import from_table_ids
 from pserver.workspace import Workspace
 from psrpc.encoding import Gradient
-from psrpc.errors import DeadlinePassed, PsError, SegmentLost, Unreachable
+from psrpc.errors import (
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    PsError,
+    SegmentLost,
+    Unreachable,
+)
 from psrpc.security import PLAINTEXT, Security
 from psrpc.tables import Rows
+from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
-from tests.sim.network import Call
-from tests.sim.place import COORDINATOR, EXCHANGE_S
+from tests.sim.fibers import Fibers
+from tests.sim.network import Call, Network
+from tests.sim.place import CALL_S, COORDINATOR, EXCHANGE_S
+from tests.sim.schedule import Process
 from tests.sim.service import Tensors
+from tests.sim.stream import Stream
 from tests.sim.witness import ARENA
 
 if TYPE_CHECKING:
@@ -33,31 +43,95 @@ Response = TypeVar("Response", bound=Message)
 
 
 class ToCoordinator(CoordinatorClient):
-    """What a worker says to its coordinator."""
+    """What a shard or a worker says to its coordinator."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self,
+        network: Network,
+        process: Process,
+        fibers: Fibers,
+        answered: Callable[[str, Any], object] = lambda _method, _answer: None,
+    ) -> None:
+        """``answered`` sees each answer, with the method that was called."""
         self.address = COORDINATOR
         self.security = PLAINTEXT
         self.reached = False
-        self._worker = worker
-        self._threads = worker.fibers
+        self.refusal = ""
+        self._network = network
+        self._process = process
+        self._fibers = self._threads = fibers
+        self._answered = answered
+        self._under_way: set[Call] = set()
         self._stub: Any = _Names()
+
+    def close(self) -> None:
+        """See :class:`CoordinatorClient`."""
+        self._closed = True
+        for call in list(self._under_way):
+            call.give_up()
 
     def why_unreachable(self) -> PsError | None:
         """See :class:`CoordinatorClient`: nothing that is known."""
         return None
 
+    def watch(self, request: commands.WatchRequest) -> CommandStream:
+        """See :class:`CoordinatorClient`."""
+
+        def opened() -> Stream:
+            stream: Stream = self._answer("Watch", (request, self._process), CALL_S)
+            return stream
+
+        return _Commands(opened, self._fibers)
+
     def _call(
         self, method: Any, request: Message, expected: type[Response], timeout_s: float
     ) -> Response:
-        network = self._worker.cluster.network
-        response = self._worker.fibers.wait(network.call(COORDINATOR, method, request, timeout_s))
+        response = self._answer(method, request, timeout_s)
         assert isinstance(response, expected)
         self.reached = True
-        if method in ("LeaseWork", "CommitBatch"):
-            answer: Any = response
-            self._worker.cluster.invariants.check_lease(self._worker, answer.lease)
+        self._answered(method, response)
         return response
+
+    def _answer(self, method: str, request: Any, timeout_s: float) -> Any:
+        call = self._network.call(COORDINATOR, method, request, timeout_s, self._under_way)
+        try:
+            return self._fibers.wait(call)
+        except Unreachable as error:
+            raise _unreachable(error) from None
+
+
+class _Commands(CommandStream):
+    """The commands for a shard, on a stream that may break."""
+
+    def __init__(self, opened: Callable[[], Stream], fibers: Fibers) -> None:
+        self._cancelled = False
+        self._opened = opened
+        self._fibers = fibers
+        self._stream: Stream | None = None
+
+    def __iter__(self) -> Iterator[commands.WatchResponse]:
+        """See :class:`CommandStream`."""
+        try:
+            self._stream = self._opened()
+            if self._cancelled:
+                self._stream.cancel()
+            while True:
+                yield self._fibers.wait(self._stream.receive())
+        except Unreachable as error:
+            if not self._cancelled:
+                raise _unreachable(error) from None
+
+    def cancel(self) -> None:
+        """See :class:`CommandStream`."""
+        self._cancelled = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+
+def _unreachable(error: Unreachable) -> CoordinatorUnreachable:
+    unreachable = CoordinatorUnreachable(str(error))
+    unreachable.sent = error.sent
+    return unreachable
 
 
 class _Names:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from coordinator.course import Course
 from coordinator.description import JobDescription
-from coordinator.saving import CHECKPOINTS
+from coordinator.epochs import EpochRow
 from coordinator.stopping import STOPPED
 from pserver.engine import ShardEngine
 from pserver.tables.tables import Tables
+from psrpc.runs import CHECKPOINTS
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
@@ -77,6 +78,16 @@ class FinalPart(NamedTuple):
     values: npt.NDArray[Any]
     velocity: npt.NDArray[Any] | None
     tables: Tables
+
+
+PATIENT = {
+    "metric": "loss",
+    "lower": False,
+    "patience": 9,
+    "min_delta": 0.0,
+    "restore_best": False,
+}
+"""It never stops a run, which trains more records with each epoch; but epochs wait for it."""
 
 
 class Cluster:
@@ -173,10 +184,9 @@ class Cluster:
             self.schedule.after(0.0, None, self._resume)
 
     def _resume(self) -> None:
-        """Ends everything; it is started again, with --resume."""
+        """Ends everything; it is started again, with --resume auto."""
         for life in list(self.lives.values()):
             life.process.kill()
-        self.store.forget_the_end()
         self._resuming = False
 
     def awaited(self) -> str:
@@ -189,6 +199,11 @@ class Cluster:
     def view(self) -> View:
         """The disk, for somebody who only looks."""
         return View(self.disk, Process(self.schedule, "observer", 0))
+
+    @property
+    def history(self) -> list[EpochRow]:
+        """What is known of each epoch."""
+        return self.course.training.history.rows
 
     @property
     def results(self) -> dict[str, dict[str, float]]:
@@ -250,6 +265,7 @@ class Cluster:
             keep_checkpoints=options.keep_checkpoints,
             keep_best=BEST if options.eval_records and options.keeps_best else None,
             total_updates=options.total_updates,
+            stop_early=PATIENT if options.paced and options.eval_records else None,
         )
 
     # -- processes ---------------------------------------------------------------------------

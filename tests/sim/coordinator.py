@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.checkpoints import remove_unfinished
 from coordinator.course import Course
 from coordinator.curves import Curves
 from coordinator.engine import POLL_S, Caller, Engine, pause_s
 from coordinator.gauges import Gauges
-from coordinator.history import Followed
 from coordinator.lifecycle import ENDED
 from coordinator.messages import read_holding, read_report, read_reports, write_command, write_lease
 from coordinator.run import Run
+from coordinator.run_directory import RunDirectory
 from coordinator.servicer import Servicer
-from coordinator.store import GENERATION, POLICIES, SINCE
+from coordinator.settling import settle
 from coordinator.streams import Stream
 from coordinator.work import Ended, Round, Train, Wait, Work
-from psrpc.errors import NotReady, PsError, ResourceExhausted
+from psrpc.errors import CheckpointError, JobDone, NotReady, PsError, ResourceExhausted
 from psrpc.lasting import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
@@ -63,6 +64,34 @@ class SimulatedBell:
         self.rung = True
 
 
+@dataclass(frozen=True)
+class _Options:
+    """A :class:`coordinator.settling.Options`."""
+
+    shards: int
+    job: Path = Path("jobs/witness.py")
+    mode: str | None = None
+    replicas: int | None = None
+    overrides: tuple[str, ...] = ()
+    resume: bool = False
+    auto_resume: bool = True
+
+
+class _Directory(RunDirectory):
+    """Files of a run that no fault strikes."""
+
+    def token(self) -> str:
+        """See :class:`RunDirectory`."""
+        return "secret"
+
+    def new_token(self) -> str:
+        """See :class:`RunDirectory`."""
+        return "secret"
+
+    def write_job(self, document: dict[str, object]) -> None:
+        """See :class:`RunDirectory`."""
+
+
 @dataclass(slots=True, eq=False)
 class _Parked:
     """A call that waits for news: ``look`` answers it if there is any. Without news it looks again
@@ -96,22 +125,11 @@ class Coordinator:
         except OSError as error:
             return f"cannot use run directory {RUN_DIR}: {error}"
         store = self._store = FaultyStore(self._cluster.store, self._cluster.faults)
-        # As with --resume auto: the process may have died when it had just stored a stop.
-        self._cluster.store.forget_the_end()
         store.open()
-        remove_unfinished(RUN_DIR, self._storage)
-        run = Run(
-            run_id="r1",
-            run_dir=RUN_DIR,
-            job_path="jobs/witness.py",
-            overrides=(),
-            token="secret",
-            description=self._cluster.description,
-            plan=self._cluster.witness.plan,
-            generation=store.get(GENERATION) or 0,
-            since=store.get(SINCE) or 0,
-            policies=tuple(Followed.from_json(one) for one in store.get(POLICIES) or ()),
-        )
+        try:
+            run = self._settle_run()
+        except (CheckpointError, OSError, sqlite3.Error) as error:
+            return f"cannot go on: {error}"
         disk = SlowDisk(self.process, self._storage, run, self._cluster.counts)
         self.course = Course(run, store, self._schedule.clock, disk, NoCurves())
         self.course.bell = cast(Any, self._bell)
@@ -124,6 +142,24 @@ class Coordinator:
             self.course.tick()
             self._settle()
             yield self._schedule.sleep(TICK_S)
+
+    def _settle_run(self) -> Run:
+        """As with --resume auto."""
+        directory, cluster = _Directory(RUN_DIR, resume=False), self._cluster
+        while True:
+            try:
+                return settle(
+                    _Options(cluster.options.shards),
+                    cluster.description,
+                    cluster.witness.plan,
+                    directory,
+                    self._store,
+                    self._storage,
+                )
+            except JobDone:
+                # The process died when it had just stored that. It goes through the end again,
+                # where what the shards hold is looked at.
+                cluster.store.forget_the_end()
 
     def doing(self) -> str:
         """See :class:`tests.sim.cluster.Life`."""

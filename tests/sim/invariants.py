@@ -8,17 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from coordinator.course import Course
-from coordinator.saving import CHECKPOINTS
 from coordinator.store import ENDED, GENERATION, Store
 from coordinator.work import Begin, Command, Decision, Round, Train
 from pserver.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
 from psrpc.batch import BatchId
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
+from psrpc.runs import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.policy_book import PolicyBook
 from tests.sim.schedule import Process
+from tests.sim.source import POSITIONS
 from tests.sim.table_book import TableBook
 from tests.sim.table_witness import Contents
 from tests.sim.witness import ARENA
@@ -41,8 +42,9 @@ EXPECTED = (AlreadyExists, StaleGeneration, JobFailed)
 retryable has been tried for long enough."""
 
 
-class Violation(Exception):
-    """A promise was broken; the text says which, by whom and when."""
+class Violation(BaseException):
+    """A promise was broken; the text says which, by whom and when. No code under test takes it for
+    an error of its own."""
 
 
 class Invariants:
@@ -111,7 +113,9 @@ class Invariants:
         )
         if begun and engine.identity.settings.rounds:
             # A checkpoint of an async time holds other batches on one shard than on another.
-            stands = (standing.version, applied if self._options.alike else None)
+            # The first shard alone has totals.
+            positions = [{k: v for k, v in epoch.items() if k != "totals"} for epoch in applied]
+            stands = (standing.version, positions if self._options.alike else None)
             there = self._begun.setdefault(standing.generation, stands)
             if there != stands:
                 self.fail(
@@ -144,6 +148,10 @@ class Invariants:
             self.fail(
                 f"{who} has trained {_counts(found)}; its applied-set says {_counts(expected)}"
             )
+        for epoch in applied:
+            totals = epoch.get("totals")
+            if totals and tuple(totals) != witness.totals(epoch["epoch"], expected):
+                self.fail(f"{who} has the totals {totals}; its applied-set is {epoch}")
         if self._options.policy.taken == 1 and len(self._options.policies) == 1:
             batches = sum(expected[witness.entries(batch).start] for batch in witness.batches)
             if updates != batches:
@@ -209,6 +217,7 @@ class Invariants:
     def check_handed_out(self, course: Course, worker: str, work: Train | Round) -> None:
         """The coordinator leases; attempts rise. Work goes to whoever reaches all shards, and a
         second attempt at the same time is for who is stuck, or slow where that is asked for."""
+        self._check_paced(course, work)
         if course.members.workers[worker].unreachable:
             self.fail(f"{worker} is given {work} although it cannot reach all shards")
         if isinstance(work, Round):
@@ -217,6 +226,16 @@ class Invariants:
             key = (course.run.generation, attempt.batch)
             self._newest[key] = max(self._newest.get(key, 0), attempt.number)
         self.policies.handed_out(course, worker, work)
+
+    def _check_paced(self, course: Course, work: Train | Round) -> None:
+        """Where something depends on its results, an epoch is evaluated before the next begins."""
+        if not course.training.paced:
+            return
+        attempts = work.batches if isinstance(work, Train) else [work.attempt]
+        known = {row.epoch for row in course.training.history.rows if row.evaluation}
+        for epoch in {attempt.batch.epoch for attempt in attempts}:
+            if epoch and epoch - 1 not in known:
+                self.fail(f"epoch {epoch} begins, and the one before is not evaluated")
 
     def _check_doubled(self, course: Course, work: Round) -> None:
         assert course.training.rounds is not None
@@ -331,6 +350,7 @@ class Invariants:
         self.policies.check_end(self._cluster.course.run)
         self._check_saved(whole)
         self._check_evaluated()
+        self._check_history()
 
     def _check_saved(self, whole: NDArray) -> None:
         """The newest checkpoint holds the final state."""
@@ -347,6 +367,21 @@ class Invariants:
             if self._options.tables:
                 tables = self.tables.read(f"{CHECKPOINTS}/{found.name}", shard)
                 self.tables.check_trained(found, shard, tables, state.values[ARENA], whole)
+
+    def _check_history(self) -> None:
+        """Every epoch has one row, of each of its records once."""
+        rows, witness = self._cluster.history, self._witness
+        if [row.epoch for row in rows] != list(range(self._options.epochs)):
+            self.fail(f"the history is of the epochs {[row.epoch for row in rows]}")
+        for row in rows:
+            loss, records, positions = witness.totals(row.epoch, witness.whole())
+            known = {}
+            if records:  # otherwise every batch was skipped
+                known = {"loss": loss / records, "records": records, POSITIONS: positions}
+            if row.training != known:
+                self.fail(f"epoch {row.epoch} has {dict(row.training)}; expected {known}")
+        if self._options.eval_records and not rows[-1].evaluation:
+            self.fail(f"the last epoch has no evaluation: {rows[-1]}")
 
     def _check_evaluated(self) -> None:
         """The final evaluation is there, and is of the final state."""

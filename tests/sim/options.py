@@ -32,7 +32,8 @@ class Options:
     long at most. The job has the first ``tables`` embedding tables of
     ``tests.sim.table_witness``; with ``prefetch`` rows of a batch come while the one before it is
     computed; ``recent`` is what its last table is like. A route between a worker and a shard is cut
-    for ``cut_s``, at least and at most."""
+    for ``cut_s``, at least and at most.
+    ``paced`` has each epoch wait for the evaluation of the one before, where there are any."""
 
     policy: Policy
     then: Policy | None
@@ -64,6 +65,7 @@ class Options:
     prefetch: bool = False
     recent: Recent = PLAIN
     cut_s: tuple[float, float] = (2.0, 40.0)
+    paced: bool = False
 
     @property
     def policies(self) -> tuple[Policy, ...]:

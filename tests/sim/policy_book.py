@@ -13,11 +13,11 @@ from coordinator.course import Course
 from coordinator.history import Followed
 from coordinator.ledger import Ledger
 from coordinator.run import Run
-from coordinator.saving import CHECKPOINTS
 from coordinator.store import POLICIES, Store
 from coordinator.work import Begin, Decision, Round, Span, Train
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.policy import Policy
+from psrpc.runs import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 

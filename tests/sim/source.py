@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 NOT_READ = 0.1
 """How often a batch has not been read ahead."""
 
+POSITIONS = "positions"
+"""The metric of training data: the sum of the positions of the records that count."""
+
 ROWS_NBYTES = 4096
 """Of a batch; some have more."""
 
@@ -41,6 +44,7 @@ class Result:
     rows: Sequence[Mapping[int, Rows]]
     finite: bool
     loss: float = 1.0
+    metrics: Sequence[float] = ()
 
 
 class Source:
@@ -179,6 +183,7 @@ class Source:
                 if rows is not None
             ),
             batch not in self._witness.skipped,
+            metrics=[float(sum(range(batch.first, batch.first + batch.count)))],
         )
 
     def swap(self, version: int) -> None:
@@ -216,8 +221,12 @@ class Source:
         )
 
     def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
-        total, records = merge.states.variables[0].values
-        return pb.MergeDone(evaluation=merge.evaluation, results={"loss": total / records})
+        loss, *metrics = merge.states.variables
+        total, records = loss.values
+        results = {"loss": total / records}
+        if merge.training:
+            results |= {"records": records, POSITIONS: metrics[0].values[0]}
+        return pb.MergeDone(evaluation=merge.evaluation, results=results)
 
     # -- rows ----------------------------------------------------------------------------------
 

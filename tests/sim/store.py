@@ -21,7 +21,7 @@ class StoreFile:
         self.connection = self._spare.pop() if self._spare else None
 
     def forget_the_end(self) -> None:
-        """The run goes on, as with --resume."""
+        """The run has not ended."""
         if self.connection is not None:
             self.connection.rollback()
             self.connection.execute("DELETE FROM meta WHERE key = ?", (ENDED,))

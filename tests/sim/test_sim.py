@@ -71,6 +71,14 @@ def _all_hold(seeds: range) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, FAST, 10))
+def test_clusters_whose_epochs_wait_for_evaluations(first: int) -> None:
+    for seed in range(first, first + 10):
+        verdict = run_options(seed, replace(draw(Random(seed)), paced=True, eval_records=5000))
+        assert not verdict.failure, str(verdict)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*RATES, *PLANNED])
 def test_every_kind_of_fault_happens(kind: str) -> None:
     """Alone, as often as it ever is."""

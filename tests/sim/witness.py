@@ -170,6 +170,13 @@ class Witness:
             found[self.entries(batch)] = 0
         return found
 
+    def totals(self, epoch: int, trained: NDArray) -> tuple[float, float, float]:
+        """Those of an epoch of which the records in ``trained`` count: their number, which is the
+        sum of their losses, and the sum of their positions."""
+        records = self.options.records
+        positions = np.flatnonzero(trained[epoch * records : (epoch + 1) * records])
+        return float(len(positions)), float(len(positions)), float(positions.sum())
+
     def whole(self) -> NDArray:
         """``[rows]``: the same at the end of the job."""
         whole = np.zeros(self.rows, np.float32)

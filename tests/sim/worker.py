@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psrpc.errors import PsError
 from tests.sim.calls import ToCoordinator, ToShard
@@ -32,12 +32,12 @@ class Worker:
         self.fibers = Fibers(process)
         times = StepTimes(1, self.fibers.now)
         self.standing = Standing(
-            ToCoordinator(self),
+            ToCoordinator(cluster.network, process, self.fibers, self._answered),
             process.incarnation,
             cluster.options.patience_s,
             times.totals,
             self.fibers,
-            Routes(self.fibers.now, self._connects),
+            Routes(self.fibers.now, self._connects, self.fibers),
         )
         self.source = Source(self)
         self._performer = Performer(
@@ -71,6 +71,10 @@ class Worker:
             f"{membership.worker} {self._doing} in generation {membership.generation}, "
             f"{self.standing.waits.reason() or 'waits for nothing'}"
         )
+
+    def _answered(self, method: str, answer: Any) -> None:
+        if method in ("LeaseWork", "CommitBatch"):
+            self.cluster.invariants.check_lease(self, answer.lease)
 
     def _connects(self, address: str) -> bool:
         """Whether a connection can be made; the kernel of a process that stands still makes it."""

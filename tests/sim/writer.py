@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pserver.requests import Snapshot, SnapshotOrder
@@ -19,12 +20,17 @@ WRITE_S = (0.001, 0.3)
 class Writer(SnapshotWriter):
     """The real one, on a simulated thread. Looks at each snapshot as it is taken and written."""
 
-    def __init__(self, files: SnapshotFiles, shard: Shard) -> None:
+    def __init__(
+        self,
+        files: SnapshotFiles,
+        shard: Shard,
+        report: Callable[[pb.ReportSnapshotRequest], object],
+    ) -> None:
         self.files = files
         self._shard = shard
         self._cuts: dict[str, tuple[Contents, ...] | None] = {}
         slow: Any = _SlowFiles(files, self._wait, self._written)
-        super().__init__(slow, self._send, shard.fibers)
+        super().__init__(slow, report, shard.fibers)
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
@@ -37,9 +43,6 @@ class Writer(SnapshotWriter):
 
     def _written(self, report: pb.ReportSnapshotRequest) -> None:
         self._shard.written(report, self._cuts[report.name])
-
-    def _send(self, report: pb.ReportSnapshotRequest) -> None:
-        self._shard.fibers.follow(self._shard.report(report))
 
 
 class _SlowFiles:
