@@ -40,7 +40,7 @@ class Process:
         name: of its place, e.g. ``shard-0``; the same for those that replace it.
         started: monotonic seconds; ``ended`` too.
         killed: it has been sent SIGKILL.
-        ordered: it was killed, or has a rival, on purpose; it may end how it likes.
+        ordered: it was told to end, or has a rival, on purpose; it may end how it likes.
         data_port: of a shard; None if it takes no data connections, or has not said so yet.
         link: through which others reach a shard.
         widened: the link is the way to its data port, too.
@@ -182,8 +182,8 @@ class Cluster:
 
     def signal(self, process: Process, number: int) -> bool:
         """Sends a signal; False when the process had ended."""
-        if number == signal.SIGKILL:
-            process.killed = process.ordered = True
+        process.killed |= number == signal.SIGKILL
+        process.ordered |= number in (signal.SIGKILL, signal.SIGTERM)
         return self._launcher.signal(process.pid, number)
 
     def hold_back(self, name: str) -> None:

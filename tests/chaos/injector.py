@@ -147,14 +147,18 @@ class Injector:
         fault = record.fault
         if fault.kind == "full":
             return self._fill(record)
-        if fault.kind in ("kill", "stop", "replace"):
+        if fault.kind in ("kill", "drain", "stop", "replace"):
             found = [self._cluster.living(name)[-1:] for name in fault.targets]
             if not (any(found) if fault.step == ENDING else all(found)):
                 return False
             processes = [process for some in found for process in some]
-            {"kill": self._kill, "stop": self._stop, "replace": self._stop}[fault.kind](
-                record, processes
-            )
+            hit = {
+                "kill": self._kill,
+                "drain": self._drain,
+                "stop": self._stop,
+                "replace": self._stop,
+            }
+            hit[fault.kind](record, processes)
             return True
         links = [self._cluster.link(name) for name in fault.targets]
         if not all(link.connections for link in links):
@@ -168,6 +172,18 @@ class Injector:
         hit = [p.name for p in processes if self._cluster.signal(p, signal.SIGKILL)]
         record.proof = f"killed {', '.join(hit)}" if hit else ""
         record.undo += [partial(self._cluster.let_go, process.name) for process in processes]
+
+    def _drain(self, record: Record, processes: list[Process]) -> None:
+        for process in processes:
+            self._cluster.hold_back(process.name)
+        told = [p for p in processes if self._cluster.signal(p, signal.SIGTERM)]
+
+        def prove() -> None:
+            left = [f"{p.name} ({p.status})" for p in told if p.status is not None]
+            record.proof = f"drained {', '.join(left)}" if left else ""
+
+        record.effective = lambda: all(p.status is not None for p in told)
+        record.undo += [prove, *(partial(self._cluster.let_go, p.name) for p in processes)]
 
     def _stop(self, record: Record, processes: list[Process]) -> None:
         for process in processes:

@@ -9,7 +9,9 @@ from typing import Literal
 from psrpc.policy import ASYNC, Policy
 from tests.chaos.witness import Optimizer, Options
 
-Kind = Literal["kill", "stop", "replace", "reset", "partition", "swallow", "refuse", "full"]
+Kind = Literal[
+    "kill", "drain", "stop", "replace", "reset", "partition", "swallow", "refuse", "full"
+]
 
 STARTING = -1
 """``Fault.step`` of a fault that does not wait for training to begin."""
@@ -25,6 +27,9 @@ GATE = 0.9
 
 TABLES = 0.4
 """The part of all jobs that has embedding tables."""
+
+DRAINS = 0.25
+"""The part of all kills in whose place processes get SIGTERM."""
 
 DATA = 0.75
 """The part of all jobs whose shards take data connections."""
@@ -87,8 +92,8 @@ def make_schedule(seed: int, *, disk: bool = True, tensorflow: bool = False) -> 
         options = _with_policies(policies, options)
         options = replace(options, rows=random.Random(f"tables {seed}").random() < TABLES)
     options = replace(options, data=random.Random(f"data {seed}").random() < DATA)
-    faults = _faults(rng, options, disk)
-    return Schedule(seed, options, _with_change(policies, options, faults))
+    faults = _with_change(policies, options, _faults(rng, options, disk))
+    return Schedule(seed, options, _with_drains(random.Random(f"drains {seed}"), faults))
 
 
 def links(options: Options) -> list[str]:
@@ -208,6 +213,14 @@ def _with_change(
     kill = Fault("kill", _victims(rng, options), step, after_s, rng.choice((0.0, 0.1)))
     place = sum(fault.step <= step and fault.step != ENDING for fault in faults)
     return (*faults[:place], kill, *faults[place:])
+
+
+def _with_drains(rng: random.Random, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """The same faults, some of which let processes save and leave."""
+    return tuple(
+        replace(fault, kind="drain") if fault.kind == "kill" and rng.random() < DRAINS else fault
+        for fault in faults
+    )
 
 
 def _fault(rng: random.Random, options: Options, step: int, disk: bool) -> Fault:

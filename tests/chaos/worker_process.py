@@ -61,6 +61,7 @@ class WitnessResult:
     loss: float
     finite: bool
     rows: tuple[Mapping[int, Rows], ...] = ()
+    metrics: tuple[float, ...] = ()
 
 
 class WitnessSource:
@@ -211,7 +212,7 @@ def run(arguments: Sequence[str]) -> int:
                 performer.run()
         except Stopped as stopped:
             log.info("leaving", why=str(stopped))
-            return 0
+            return stopped.status
         except JobFailed as error:
             sys.stderr.write(f"error: job failed: {error}\n")
         except PsError as error:
