@@ -66,6 +66,15 @@ def resident_nbytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def available_nbytes() -> int:
+    """Memory of this machine that can be taken without swapping, as the kernel estimates it; more
+    than any has where it does not."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return sys.maxsize
+
+
 def die_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, however that happens.
 
@@ -121,9 +130,29 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+class StopSignals:
+    """The signals that stop a process, and which of them say something new. Not thread-safe.
+
+    SIGHUP, of a terminal that is closed, is one unless the process was started to ignore it, as
+    ``nohup`` does. It is never the second word, which means "at once": shell and kernel each send
+    one, and who has pressed Ctrl-C may close the terminal before all is saved.
+    """
+
+    def __init__(self) -> None:
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self.numbers = (signal.SIGTERM, signal.SIGINT, *(() if ignored else (signal.SIGHUP,)))
+        self._heard = False
+
+    def says(self, number: int) -> bool:
+        """Takes in a signal; whether it asks for something."""
+        new = number in self.numbers and not (self._heard and number == signal.SIGHUP)
+        self._heard = self._heard or new
+        return new
+
+
 def on_stop_signals(stop: Callable[[int], object]) -> None:
-    """Calls ``stop`` with the number of each SIGTERM and SIGINT, in a thread of its own. Only from
-    the main thread.
+    """Calls ``stop`` with the number of each of :class:`StopSignals`, in a thread of its own. Only
+    from the main thread.
 
     Not in a handler of Python's, for two reasons. It interrupts the main thread wherever it is,
     inside a lock too: one that sets an event which the main thread is just about to wait for would
@@ -132,17 +161,17 @@ def on_stop_signals(stop: Callable[[int], object]) -> None:
     """
     heard, tell = socket.socketpair()
     tell.setblocking(False)
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    signals = StopSignals()
 
     def listen() -> None:
         with heard:
             while told := heard.recv(1):
-                if told[0] in numbers:
+                if signals.says(told[0]):
                     threading.Thread(target=stop, args=(told[0],), name="stop", daemon=True).start()
 
     threading.Thread(target=listen, name="signals", daemon=True).start()
     # The descriptor is the interpreter's from now on, for as long as the process lives.
     signal.set_wakeup_fd(tell.detach(), warn_on_full_buffer=False)
-    for number in numbers:
+    for number in signals.numbers:
         # Only a signal that has a handler is told of.
         signal.signal(number, lambda _number, _frame: None)

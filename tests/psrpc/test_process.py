@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from psrpc.process import PARENT_PID, READER_LEFT, on_stop_signals, while_read
+from psrpc.process import PARENT_PID, READER_LEFT, StopSignals, on_stop_signals, while_read
 
 CHILD = (
     "import os; from psrpc.process import *; die_with_parent(); print(os.environ.get(PARENT_PID))"
@@ -38,7 +39,7 @@ def test_a_child_whose_parent_ended_while_it_started_does_not_begin() -> None:
 
 @pytest.fixture
 def own_handlers() -> Iterator[None]:
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):
@@ -47,7 +48,7 @@ def own_handlers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("own_handlers")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_that_comes_inside_a_lock_does_not_wait_for_it(number: signal.Signals) -> None:
     lock, came, done = threading.Lock(), threading.Event(), threading.Event()
 
@@ -80,6 +81,68 @@ def test_a_signal_is_heard_while_the_main_thread_waits() -> None:
     waiting.set()
     assert came.wait(30)
     other.join()
+
+
+def test_a_hangup_is_the_first_word_or_none() -> None:
+    first, after = StopSignals(), StopSignals()
+    assert [first.says(signal.SIGHUP), first.says(signal.SIGHUP)] == [True, False]
+    assert first.says(signal.SIGINT), "at once"
+    assert [after.says(signal.SIGINT), after.says(signal.SIGHUP)] == [True, False]
+    assert after.says(signal.SIGTERM)
+    assert not after.says(signal.SIGUSR1)
+
+
+STOPS = """
+import threading
+from psrpc.process import on_stop_signals
+came = threading.Event()
+on_stop_signals(lambda number: (print("heard", number, file=out, flush=True), came.set()))
+out = open("heard", "w")
+print("ready", flush=True)
+came.wait()
+"""
+
+
+@pytest.mark.slow  # interpreters start
+def test_a_terminal_that_is_closed_asks_to_stop(tmp_path: Path) -> None:
+    leader, terminal = os.openpty()
+    # A session of its own gets the first terminal that it opens.
+    opens = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", opens + STOPS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    said = b""
+    while not said.endswith(b"\n"):
+        said += os.read(leader, 100)
+    os.close(leader)
+    assert process.wait(60) == 0
+    assert (tmp_path / "heard").read_text() == f"heard {signal.SIGHUP.value}\n"
+
+
+@pytest.mark.slow  # interpreters start
+def test_who_was_started_to_ignore_hangups_does(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", STOPS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as out:
+        assert out.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert (tmp_path / "heard").read_text() == f"heard {signal.SIGTERM.value}\n"
 
 
 @pytest.mark.slow  # interpreters start
