@@ -9,15 +9,18 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.utils.naming import reset_uids
 
 from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_exclusions
 from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
+from worker import keras_names
 from worker.data import Batch, map_arrays
 from worker.job import Job
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
+from worker.loss_scale import SCALE, initial_scale, inner
 from worker.overrides import override_optimizer
 from worker.ragged import as_tensor
 
@@ -45,7 +48,12 @@ def build_model(job: Job, example: Batch) -> Any:
         model = job.model()
     if isinstance(model, keras.Model):
         if not model.built:
-            with user_code("the first call of the model"), look_up(NoRows()):
+            # Creates the variables, and changes none: a layer may count its calls.
+            with (
+                user_code("the first call of the model"),
+                keras.StatelessScope(),
+                look_up(NoRows()),
+            ):
                 model(map_arrays(as_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
         if not callable(job.loss) or isinstance(job.loss, keras.losses.Loss):
@@ -112,23 +120,12 @@ def _computed_by(model: keras.Model) -> Callable[..., Any]:
 
 def _loss(loss: Any) -> Any:
     if isinstance(loss, str):
-        try:
-            loss = keras.losses.get(loss)
-        except ValueError:
-            raise InvalidJob(f"loss is {loss!r}; Keras has no loss of that name") from None
-    return loss if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
-
-
-class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
-    """A user's ``f(y_true, y_pred)``. Keras's own wrapper would do, were it public."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        # The name becomes a TensorFlow scope, which must not begin with an underscore.
-        super().__init__(name="loss")
-        self._function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        return self._function(y_true, y_pred)
+        loss = keras_names.get("loss", loss)
+    if isinstance(loss, keras.losses.Loss):
+        return loss
+    # Brings labels [n] to the rank of an output [n, 1], as fit does for functions and names. The
+    # name becomes a TensorFlow scope, which must not begin with an underscore.
+    return LossFunctionWrapper(loss, name="loss")
 
 
 def loss_trackers(model: Any) -> list[Any]:
@@ -137,6 +134,20 @@ def loss_trackers(model: Any) -> list[Any]:
     # Model.metrics is public, but does not say which of them these are.
     compiled = getattr(model, "_compile_loss", None)
     return [] if compiled is None else list(compiled.metrics)
+
+
+def layer_metrics(model: Any) -> list[Any]:
+    """The metrics that layers keep as attributes and update themselves, in model order. Keras
+    reports them beside those of ``compile``."""
+    if not isinstance(model, keras.Model):
+        return []
+    of_compile = [*loss_trackers(model), *(getattr(model, name, None) for name in _OF_COMPILE)]
+    others = {id(metric) for metric in of_compile}
+    return [metric for metric in model.metrics if id(metric) not in others]
+
+
+_OF_COMPILE = ("_loss_tracker", "_compile_metrics")
+"""Model.metrics is public, but does not say which of them these are."""
 
 
 def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
@@ -153,10 +164,19 @@ def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
     if several and job.metrics and model.compiled:
         return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
     metrics = [_metric(metric, y_true, y_pred) for metric in job.metrics]
-    names = ["loss", *(metric.name for metric in metrics)]
+    tracked = [metric.name for metric in layer_metrics(model)]
+    names = ["loss", *tracked, *(metric.name for metric in metrics)]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidJob(f"two metrics are named {name!r}; give them different names")
+            where = ""
+            if name in tracked:
+                where = (
+                    f": the model or one of its layers keeps a metric of this name, a "
+                    f"keras.metrics.Metric(name={name!r}) in an attribute"
+                )
+            if name in tracked and name == "loss":
+                where += ", as is done for a train_step; the loss is reported without it: remove it"
+            raise InvalidJob(f"two metrics are named {name!r}{where}; give them different names")
     return metrics
 
 
@@ -168,12 +188,7 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     if isinstance(metric, str):
         if metric.lower() in ("accuracy", "acc"):
             return _accuracy(metric, y_true, y_pred)
-        try:
-            made = keras.metrics.get(metric)
-        except ValueError:
-            raise InvalidJob(
-                f"metrics contains {metric!r}; Keras has no metric of that name"
-            ) from None
+        made = keras_names.get("metric", metric)
         if not isinstance(made, keras.metrics.Metric):
             return keras.metrics.MeanMetricWrapper(made, name=metric)
         made.name = metric
@@ -231,16 +246,18 @@ def serialized_optimizer(
     """
     optimizer = job.optimizer
     if isinstance(optimizer, str):
-        try:
-            optimizer = keras.optimizers.get(optimizer)
-        except ValueError:
-            raise InvalidJob(
-                f"optimizer is {optimizer!r}; Keras has no optimizer of that name"
-            ) from None
+        optimizer = keras_names.get("optimizer", optimizer)
     elif callable(optimizer) and not isinstance(optimizer, keras.optimizers.Optimizer):
         given = (job.optimizer_updates(),) if _required_arguments(optimizer) else ()
         with user_code("optimizer()"):
             optimizer = optimizer(*given)
+        if initial_scale(optimizer) != SCALE:
+            raise InvalidJob(
+                "optimizer() made a LossScaleOptimizer with initial_scale="
+                f"{initial_scale(optimizer)}; give the optimizer itself in place of a function",
+                code="PS108",
+            )
+    optimizer = inner(optimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise InvalidJob(
             f"optimizer() made a {type(optimizer).__name__}; expected a Keras optimizer"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from psrpc import completion
-from psrpc.command_line import Parser
+from psrpc.command_line import Parser, run_path
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, PsError, error_line
 from psrpc.identity import Role
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if options.command == "export":
         from worker.export import export_main
 
-        return export_main(options.job, options.checkpoint, options.to, options.set)
+        return export_main(options.job, str(options.checkpoint), options.to, options.set)
     if options.command == "healthcheck":
         return healthcheck.check(options)
     if options.command == "completion":
@@ -139,7 +139,9 @@ def make_parser() -> argparse.ArgumentParser:
         "export", help="write a checkpoint as a file that plain Keras loads"
     )
     export.add_argument("job", metavar="JOB", help="the job file")
-    export.add_argument("checkpoint", metavar="CHECKPOINT_DIR", help="directory of a checkpoint")
+    export.add_argument(
+        "checkpoint", type=run_path, metavar="CHECKPOINT_DIR", help="directory of a checkpoint"
+    )
     export.add_argument(
         "--to",
         required=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,10 @@ from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import wire_encoding
 from psrpc.plan import Plan
+from psrpc.plural import counted
+from psrpc.waiting import COMPILING
 from worker.buffers import ParameterBuffers, tensor_of
+from worker.class_weights import weighed
 from worker.compression import Compressor
 from worker.data import Batch
 from worker.devices import Device
@@ -25,6 +29,7 @@ from worker.job import Job
 from worker.loader import user_code
 from worker.local_sgd import LocalSgd
 from worker.local_steps import LocalSteps
+from worker.record_names import name_in_batch, naming_record
 from worker.replica import Replica
 from worker.row_sets import HEADROOM, ReceivedRows, RowSets, rows_nbytes
 from worker.row_sums import RowSums
@@ -59,6 +64,7 @@ class BatchReader:
         takes them."""
         with user_code("train"):
             records = self._job.train.read(self._job.seed, batch)
+            records = weighed(records, self._job.class_weight)
         if self._inputs:
             with user_code(f"the data of {batch}"):
                 check_whole_numbers(self._inputs, records[0])
@@ -69,7 +75,12 @@ class BatchReader:
             seeds, placed = self._device.place((np.array(states, np.int64), records))
         if self._finder is None:
             return StepInput(seeds, placed)
-        with user_code(f"the ids of {batch}"):
+        with (
+            user_code(f"the ids of {batch}"),
+            naming_record(
+                records[0], batch.count, name_in_batch(self._job.train, self._job.seed, batch)
+            ),
+        ):
             # The host sums gradients up by itself, see FlatStep.
             orders = not self._device.is_host
             return with_ids(self._finder, self._device, seeds, placed, orders=orders)
@@ -127,10 +138,11 @@ class Compute:
         job = replica.job
         self._tables = plan.tables
         self._waits = waits
+        self._compiling = f"{COMPILING} {counted(len(plan.variables), 'variable')}"
         self._shards = range(plan.shards)
         self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
         wire = wire_encoding(job.wire_dtype)
-        step = replica.make_step(plan)
+        step = replica.make_step(plan, counts=True)
         self._step: FlatStep | None = None
         self._local: LocalSteps | None = None
         if sgd is None:
@@ -231,11 +243,21 @@ class Compute:
             InvalidJob: the step failed; the message says how.
         """
         try:
-            if self._step is not None:
-                tensors = () if rows is None else tuple(map(tensor_of, rows.values))
-                return self._step(self._current.tensors, given, tensors, self._sums)
-            assert self._local is not None  # one of the two
-            return self._local(self._current.tensors, given, self._version)
+            with nullcontext() if self._compiled(given) else self._waits.on(self._compiling):
+                return self._run(given, rows)
         except Exception:
             with user_code(f"the training step on {batch}"):
                 raise
+
+    def _compiled(self, given: Any) -> bool:
+        if self._step is not None:
+            return self._step.compiled(given)
+        assert self._local is not None  # one of the two
+        return self._local.compiled(given)
+
+    def _run(self, given: Any, rows: ReceivedRows | None) -> StepResult:
+        if self._step is not None:
+            tensors = () if rows is None else tuple(map(tensor_of, rows.values))
+            return self._step(self._current.tensors, given, tensors, self._sums)
+        assert self._local is not None  # one of the two
+        return self._local(self._current.tensors, given, self._version)

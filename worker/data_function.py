@@ -11,9 +11,10 @@ from typing import Any
 
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidData
-from worker.data import Batch, check_count, check_range, map_arrays
+from psrpc.plural import counted
+from worker.data import Batch, arrays_of, check_count, check_range, map_arrays
 from worker.permutation import BlockOrder
-from worker.ragged import joined, take
+from worker.ragged import in_numpy, joined, take
 
 KEPT_BLOCKS = 3
 """Shuffled blocks in memory: the one being read, and two that a batch may reach into."""
@@ -25,7 +26,8 @@ class Function:
 
     The dataset yields single records, in order and unbatched. Neither may shuffle: blocks of
     ``block_records`` records are asked for, in a seeded order, and shuffled in memory; up to three
-    blocks are kept there.
+    blocks are kept there. A dataset that shuffles is refused: its records would be others each time
+    that a block is made, and some would never be trained.
 
     Rows of different lengths are a ``worker.Ragged``, or what a dataset has as sparse or ragged
     tensors. Of one that has them as dense tensors, make a batch of it:
@@ -38,7 +40,8 @@ class Function:
         content: says what the records are, where that is known: resuming with another is refused.
 
     Raises:
-        InvalidJob: the function makes fewer or more records than it was asked for.
+        InvalidJob: the function makes fewer or more records than it was asked for, or a dataset
+            that batches or shuffles.
     """
 
     def __init__(
@@ -79,6 +82,12 @@ class Function:
         check_range("Function", start, stop, self._records)
         return self._made(start, stop)
 
+    def record_name(self, seed: int, epoch: int, position: int) -> str:
+        """What the record at a position of an epoch is called in messages."""
+        [(block, low, _)] = self._order.pieces(seed, epoch, position, position + 1)
+        start, _ = self._order.range_of(block)
+        return f"record {start + self._order.shuffled(seed, epoch, block)[low]}"
+
     def fingerprint(self) -> str:
         """Of the sizes and ``content``: what a function makes may be different each time
         (augmentation)."""
@@ -117,6 +126,11 @@ class Function:
                 f"{name} is {type(dataset).__name__}; expected a tf.data.Dataset or (x, y)"
             )
         wanted = stop - start
+        if "shuffle" in dataset_steps(dataset):
+            raise InvalidData(
+                f"{name} is shuffled; leave .shuffle(...) out: Function shuffles the records "
+                "itself, each epoch anew, and needs record i to be the same each time"
+            )
         # Batched by TensorFlow, not record by record in Python: 30 times faster. One more than
         # was asked for shows a dataset that gives too many, an endless one too.
         try:
@@ -124,13 +138,55 @@ class Function:
         except Exception as error:  # of TensorFlow, which was not imported here
             if not re.search("Cannot (batch tensors|add tensor to the batch)", str(error)):
                 raise
+            _check_unbatched(name, dataset, wanted)
             raise InvalidData(
                 f"{name} has tensors of different lengths; return "
                 "next(iter(dataset.ragged_batch(stop - start))) instead"
             ) from None
         if not batches:
             raise InvalidData(f"{name} gave 0 records; it was asked for {wanted}")
+        made = len(in_numpy(next(arrays_of(batches[0]))))
+        if made > wanted:
+            raise InvalidData(
+                f"{name} gave more than {counted(wanted, 'record')}, which it was asked for; "
+                "it must end there: leave .repeat() out, or add .take(stop - start)"
+            )
+        if made < wanted:
+            _check_unbatched(name, dataset, wanted)
         return check_count(name, batches[0], wanted)
+
+
+_STEPS = {
+    "_BatchDataset": "batch",
+    "_ParallelBatchDataset": "batch",
+    "_PaddedBatchDataset": "batch",
+    "_ShuffleDataset": "shuffle",
+}
+"""What datasets of TensorFlow's classes do. None of these names is public: one that changes is a
+mistake that is named less well."""
+
+
+def dataset_steps(dataset: Any) -> list[str]:
+    """Those of the steps "batch" and "shuffle" that a ``tf.data.Dataset`` is made by."""
+    steps, todo = [], [dataset]
+    while todo:
+        each = todo.pop()
+        steps += [_STEPS[name] for name in [type(each).__name__] if name in _STEPS]
+        todo += getattr(each, "_inputs", list)()
+    return steps
+
+
+def _check_unbatched(name: str, dataset: Any, wanted: int) -> None:
+    """Refuses elements that are batches, by how the dataset is made or by what is in them."""
+    elements = list(dataset.take(wanted + 1))
+    firsts = [next(arrays_of(element)) for element in elements]
+    records = sum(int(first.shape[0]) for first in firsts if first.shape.rank)
+    if "batch" in dataset_steps(dataset) or records == wanted > len(firsts):
+        raise InvalidData(
+            f"{name} gave {counted(len(elements), 'batch', 'batches')}, and was asked for "
+            f"{counted(wanted, 'record')}; leave .batch(...) out, or end with .unbatch(): "
+            "workers make batches of the job's batch_size themselves"
+        )
 
 
 def _part(batch: Batch, low: int, high: int) -> Batch:

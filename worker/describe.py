@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +19,36 @@ from pserver.updates.allowlist import needs_single_shard, placement_for
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob, error_line
+from psrpc.job_file import UserCodeFailed
+from psrpc.job_source import first_look
 from psrpc.plan import Plan, VariableSpec, make_plan
+from psrpc.plural import counted
+from psrpc.remote import exists
+from psrpc.remote_calls import give_up_after
+from psrpc.urls import location
+from worker.class_weights import weighed
 from worker.data import Batch, check_count, map_arrays
 from worker.job import Job
 from worker.keep_best import parse_keep_best
-from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
+from worker.loader import LoadedJob, load_job, user_code
+from worker.plateau import parse_reduce_lr, parse_stop_early
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
 from worker.ragged import as_tensor
+from worker.settings import only_while_loading
 
 if TYPE_CHECKING:
     from worker.described_tables import AskedRows
     from worker.keras_step import KerasStep
     from worker.module_step import ModuleStep
 
+_PATIENCE_S = 20.0
+"""How long stores are tried that do not answer."""
+
 FORMAT = 1
 """Of the JSON. Load-bearing: the coordinator refuses others."""
 
 
+@only_while_loading()
 def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = None) -> int:
     """Prints the description of the job at ``path`` as one JSON object on stdout.
 
@@ -49,8 +63,11 @@ def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = No
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     if mode is not None:
         settings = [*settings, f"mode={mode}"]
+    # Somebody waits for it.
+    give_up_after(_PATIENCE_S)
     with redirected(STDOUT, STDERR) as stdout:
         try:
+            first_look(Path(path), settings)
             import_tensorflow()
             document = json.dumps(describe(load_job(path, settings)), allow_nan=False)
         except InvalidJob as error:
@@ -76,6 +93,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     from worker.build import serialized_optimizer
     from worker.compiled import complete
     from worker.described_tables import described_tables
+    from worker.initializer import check_fits
     from worker.local_sgd import LocalSgd, shard_optimizer
 
     job = loaded.job
@@ -84,7 +102,10 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     records, eval_records = _check_data(job)
     example = _first_records("train", job, min(job.batch_size, records))
     job, model = complete(job, _head(example))
-    variables, trained, metrics, asked = _describe_model(job, model, example, eval_records)
+    found = _describe_model(job, model, example, eval_records)
+    variables, trained, metrics, unsummed, asked = found
+    if job.init_from is not None:
+        check_fits(model, variables, job.init_from)
     optimizer = serialized_optimizer(job, loaded.optimizer_arguments, trained)
     tables = described_tables(job, asked, optimizer)
     # Every check of the plan that does not depend on the number of shards.
@@ -121,38 +142,85 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "full_checkpoint_every": job.full_checkpoint_every,
         "keep_checkpoints": job.keep_checkpoints,
         "keep_best": _describe_keep_best(job, metrics),
+        "stop_early": _describe_stop_early(job, metrics),
+        "reduce_lr": _describe_reduce_lr(job, metrics, optimizer),
+        "evaluate_every_epoch": job.evaluate_every_epoch,
         "intra_op_threads": job.intra_op_threads,
         "wire_dtype": job.wire_dtype,
         "compression": job.compression,
         "topk": job.topk,
         "total_updates": job.total_updates(),
         "metrics": ["loss", *metrics] if eval_records else ["loss"],
+        "unsummed_metrics": unsummed,
     }
     if asked is not None:
         document["tables"] = [table.to_json() for table in tables]
-        document["rows_nbytes"] = asked.rows_nbytes(tables)
+        document["rows_nbytes"] = asked.rows_nbytes(tables, _naming(job, example))
     return document
 
 
 def _describe_keep_best(job: Job, metrics: Sequence[str]) -> dict[str, Any] | None:
-    if job.keep_best is None:
+    kept = None
+    if job.keep_best is not None:
+        name, direction = parse_keep_best(job.keep_best)
+        _check_evaluated("keep_best", job.keep_best, name, metrics)
+        kept = {"metric": name, "lower": direction == "min"}
+    stop = None if job.stop_early is None else parse_stop_early(job.stop_early)
+    if stop is None or not stop["restore_best"]:
+        return kept
+    restored = {"metric": stop["metric"], "lower": stop["lower"]}
+    if kept not in (None, restored):
+        raise InvalidJob(
+            f"keep_best is {job.keep_best!r} and stop_early {job.stop_early!r}, which restores the "
+            "best of something else; leave keep_best out"
+        )
+    return restored
+
+
+def _describe_stop_early(job: Job, metrics: Sequence[str]) -> dict[str, Any] | None:
+    if job.stop_early is None:
         return None
-    name, direction = parse_keep_best(job.keep_best)
+    found = parse_stop_early(job.stop_early)
+    _check_evaluated("stop_early", job.stop_early, found["metric"], metrics)
+    return found
+
+
+def _describe_reduce_lr(
+    job: Job, metrics: Sequence[str], optimizer: dict[str, Any]
+) -> dict[str, Any] | None:
+    if job.reduce_lr is None:
+        return None
+    found = parse_reduce_lr(job.reduce_lr)
+    _check_evaluated("reduce_lr", job.reduce_lr, found["metric"], metrics)
+    rate = optimizer["config"].get("learning_rate")
+    if not isinstance(rate, int | float) or not rate > 0:
+        kind = rate.get("class_name") if isinstance(rate, dict) else rate
+        raise InvalidJob(
+            f"reduce_lr is {job.reduce_lr!r}, but the optimizer's learning rate is {kind}, a "
+            "schedule; only one that is a number above 0 can be reduced: "
+            "--set optimizer.learning_rate=0.01, or leave reduce_lr out"
+        )
+    return found
+
+
+def _check_evaluated(field: str, text: str, name: str, metrics: Sequence[str]) -> None:
     known = ["loss", *metrics]
     if name not in known:
         raise InvalidJob(
-            f"keep_best is {job.keep_best!r}, but evaluations have no {name!r}; they have "
-            f"{', '.join(known)}"
+            f"{field} is {text!r}, but evaluations have no {name!r}; they have {', '.join(known)}"
         )
-    return {"metric": name, "lower": direction == "min"}
 
 
 def _check_paths(job: Job) -> None:
-    if job.init_from is not None and not Path(job.init_from).exists():
-        raise InvalidJob(
-            f"init_from is {str(job.init_from)!r}; there is no such file or checkpoint in "
-            f"{Path.cwd()}"
-        )
+    if job.init_from is None:
+        return
+    place = location(job.init_from)
+    if not (place.exists() if isinstance(place, Path) else exists(place)):
+        where = f" in {Path.cwd()}" if isinstance(place, Path) else ""
+        raise InvalidJob(f"init_from is {str(place)!r}; there is no such file or checkpoint{where}")
+    from worker.initializer import source_of
+
+    source_of(job.init_from)  # refuses a directory of another kind
 
 
 def _check_wire(job: Job, plan: Plan) -> None:
@@ -181,7 +249,7 @@ def _check_data(job: Job) -> tuple[int, int]:
     needed = math.prod(factors.values())
     if records < needed:
         raise InvalidJob(
-            f"train holds {records} records, less than one global batch of {needed} "
+            f"train holds {counted(records, 'record')}, less than one global batch of {needed} "
             f"({' x '.join(f'{name} {factor}' for name, factor in factors.items())}); use more "
             f"data, or a smaller {' or '.join(factors)}"
         )
@@ -200,14 +268,15 @@ def _first_records(name: str, job: Job, count: int) -> Batch:
         if name == "eval":
             assert job.eval is not None  # the caller has counted its records
             return check_count(name, job.eval.read_range(0, count), count)
-        return check_count(name, job.train.read(job.seed, BatchId(0, 0, count)), count)
+        found = check_count(name, job.train.read(job.seed, BatchId(0, 0, count)), count)
+        return weighed(found, job.class_weight)
 
 
 def _describe_model(
     job: Job, model: Any, example: Batch, eval_records: int
-) -> tuple[list[VariableSpec], list[Any], list[str], AskedRows | None]:
-    """The variables, those of them that are trained, the names of the metrics, and what the first
-    batch asks of embedding tables, if there are any."""
+) -> tuple[list[VariableSpec], list[Any], list[str], list[str], AskedRows | None]:
+    """The variables, those of them that are trained, the names of the metrics, and of those that do
+    not add up, and what the first batch asks of embedding tables, if there are any."""
     import keras
 
     from worker.described_tables import asked_rows
@@ -217,8 +286,9 @@ def _describe_model(
 
     check_inputs(model, example[0])
     names: list[str] = []
+    unsummed: list[str] = []
     if isinstance(model, keras.Model):
-        names = _check_outputs(job, model, example, eval_records)
+        names, unsummed = _check_outputs(job, model, example, eval_records)
     elif job.metrics:
         raise InvalidJob(
             f"metrics is {job.metrics!r}, but the model is a tf.Module; metrics need a "
@@ -241,7 +311,17 @@ def _describe_model(
             f"the loss depends on none of the trainable variables ({', '.join(sorted(without))})"
         )
     trained = [variable for spec, variable in found if spec.role == "trainable"]
-    return [spec for spec, _ in found], trained, names, asked
+    return [spec for spec, _ in found], trained, names, unsummed, asked
+
+
+def _naming(job: Job, example: Batch) -> AbstractContextManager[None]:
+    """Names the record of the first batch that an error is about."""
+    from worker.data import arrays_of
+    from worker.record_names import name_in_batch, naming_record
+
+    count = len(next(arrays_of(example[0])))
+    name = name_in_batch(job.train, job.seed, BatchId(0, 0, count))
+    return naming_record(example[0], count, name)
 
 
 def _head(batch: Batch, count: int = 2) -> Batch:
@@ -250,17 +330,23 @@ def _head(batch: Batch, count: int = 2) -> Batch:
     return head
 
 
-def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> list[str]:
-    """Tries the model, the labels and the metrics on a few records; the metrics' names."""
+def _check_outputs(
+    job: Job, model: Any, example: Batch, eval_records: int
+) -> tuple[list[str], list[str]]:
+    """Tries the model, the labels and the metrics on a few records; the metrics' names, and those
+    of them that do not add up."""
     import numpy as np
 
-    from worker.build import BY_OUTPUT, build_metrics, loss_trackers
+    from worker.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
+    from worker.compiled import overrides_loss
     from worker.evaluator import metric_results
-    from worker.labels import check_labels, output_shape
+    from worker.inputs import calling, check_input_names
+    from worker.labels import check_labels, counting, output_shape
     from worker.lookups import NoRows, look_up
+    from worker.output_names import check_label_names
 
     head = _head(example)
-    with user_code("the model"), look_up(NoRows()):
+    with calling(model, head[0]), look_up(NoRows()):
         outputs = model(map_arrays(as_tensor, head[0]), training=False)
     shape = output_shape(outputs)
     sources = [("train", job.train, example)]
@@ -268,17 +354,48 @@ def _check_outputs(job: Job, model: Any, example: Batch, eval_records: int) -> l
         few = min(job.batch_size, eval_records)
         sources.append(("eval", job.eval, _first_records("eval", job, few)))
     for name, source, batch in sources:
+        with user_code(name):
+            check_input_names(model, batch[0])
+            if not overrides_loss(model):
+                check_label_names(job, model, outputs, batch[1])
         if shape is not None and isinstance(batch[1], np.ndarray):
             with user_code(name):
                 check_labels(source, job.loss, batch[1], shape)
     metrics = build_metrics(job, model, head[1], outputs)
     names = [tracker.name for tracker in loss_trackers(model)]
+    for metric in layer_metrics(model):
+        names += metric_results(metric.name, metric.result())
     for metric in metrics:
-        with user_code(f"metric {metric.name}"):
+        with counting(metric.name, head[1], outputs):
             metric.update_state(map_arrays(as_tensor, head[1]), outputs)
             by_output = metric.name == BY_OUTPUT
             names += metric_results(metric.name, metric.result()) if by_output else [metric.name]
-    return names
+    return names, _unsummed(model, example, metrics, names)
+
+
+def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) -> list[str]:
+    """The results of metrics, of the job and of layers, whose states do not add up."""
+    from worker.build import layer_metrics
+    from worker.data import arrays_of
+    from worker.lookups import NoRows, look_up
+    from worker.summable import PART, is_kerass_own, not_summable, parts, results_of
+
+    def counted(batch: Batch) -> None:
+        x, y = map_arrays(as_tensor, batch[0]), map_arrays(as_tensor, batch[1])
+        with look_up(NoRows()):
+            outputs = model(x, training=False)
+        for metric in metrics:
+            metric.update_state(y, outputs)
+
+    tried = parts([*layer_metrics(model), *metrics])
+    if all(is_kerass_own(metric) for metric in tried):
+        return []
+    first, rest = _head(example, PART), _head(example, 2 * PART)
+    if len(next(arrays_of(rest[0]))) > PART:
+        rest = map_arrays(lambda array: array[PART:], rest)
+    with user_code("the metrics"):
+        found = not_summable(tried, [lambda: counted(first), lambda: counted(rest)])
+    return [name for metric in found for name in results_of(metric, names)]
 
 
 def _make_step(

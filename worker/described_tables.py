@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from psrpc.errors import InvalidJob
 from psrpc.plan import VariableSpec
-from psrpc.tables import TableSpec
+from psrpc.tables import IdKind, TableSpec
 from worker.data import Array, Batch, map_arrays
 from worker.id_finder import IdsTrace, Model, trace_ids
 from worker.job import Job
@@ -30,13 +31,17 @@ class AskedRows:
     trace: IdsTrace
     ids: tuple[Array, ...]
 
-    def rows_nbytes(self, tables: Sequence[TableSpec]) -> int:
-        """Bytes of the rows that the batch needs.
+    def rows_nbytes(
+        self,
+        tables: Sequence[TableSpec],
+        naming: AbstractContextManager[None] = nullcontext(),  # noqa: B008
+    ) -> int:
+        """Bytes of the rows that the batch needs; ``naming`` names the record of an error.
 
         Raises:
             InvalidJob: an id is outside its vocabulary, or there are too many.
         """
-        with user_code("the first batch"):
+        with user_code("the first batch"), naming:
             needed, _, _ = find_rows(tables, self.trace.calls, self.ids, 1)
         return rows_nbytes(tables, needed)
 
@@ -101,7 +106,18 @@ def described_tables(
     """
     if asked is None:
         return []
-    return [table.spec(optimizer, job.seed) for table in asked.trace.tables]
+    return [
+        replace(table.spec(optimizer, job.seed), id_kind=_id_kind(asked.trace, index))
+        for index, table in enumerate(asked.trace.tables)
+    ]
+
+
+def _id_kind(trace: IdsTrace, table: int) -> IdKind:
+    """What the layers of a table are given."""
+    strings = {call.rule.strings for call in trace.calls if call.table == table}
+    if len(strings) > 1:
+        return "both"
+    return "strings" if True in strings else "numbers"
 
 
 def _check_settings(job: Job) -> None:

@@ -300,7 +300,9 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
             raise self._refused(f"has padding={padding!r}, but was given numbers; give the id")
         else:
             ids = tf.cast(inputs, tf.int64)
-        asked = Asked(self.options, IdRule(self.name, self.out_of_vocabulary, padding), ids)
+        strings = inputs.dtype == tf.string
+        rule = IdRule(self.name, self.out_of_vocabulary, padding, strings)
+        asked = Asked(self.options, rule, ids)
         source = present()
         if self._rows is not None:
             return self._all_rows(asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.buffers import ParameterBuffers, tensor_of
-from worker.build import BY_OUTPUT, build_metrics, loss_trackers
+from worker.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
 from worker.compute import with_ids
 from worker.data import Batch, check_count
 from worker.devices import Device
@@ -24,6 +26,7 @@ from worker.keras_step import KerasStep
 from worker.loader import user_code
 from worker.lookups import FetchedRows, NoRows
 from worker.module_step import ModuleStep
+from worker.record_names import naming_record
 from worker.replica import Replica
 from worker.row_gradients import table_specs
 from worker.row_sets import ReceivedRows, RowSets
@@ -106,7 +109,8 @@ class Evaluator:
                     loss = self._function(arenas, batch)
             else:
                 assert pull_rows is not None  # whoever evaluates tables has it
-                with user_code(f"the ids of records {first} to {last}"):
+                names = naming_record((), last - first, _names(first))
+                with user_code(f"the ids of records {first} to {last}"), names:
                     given = with_ids(self._finder, self._device, self._seeds, batch)
                     assert given.needed is not None  # there are tables
                 rows = self._rows.place(given.needed)
@@ -128,6 +132,8 @@ class Evaluator:
         metrics = self._reset_metrics()
         variables = [variable for metric in metrics for variable in metric.variables]
         loss, *states = merge.states.variables
+        if merge.training:
+            states = _cut(states, [variable.shape for variable in variables])
         if len(states) != len(variables):
             raise InvalidArgument(
                 f"evaluation {merge.evaluation!r} has {len(states)} metric variables; "
@@ -188,9 +194,13 @@ class Evaluator:
             return loss
 
     def _read(self, start: int, stop: int) -> Batch:
-        assert self._job.eval is not None  # the coordinator knows from the description
-        with user_code("eval"):
-            records = check_count("eval", self._job.eval.read_range(start, stop), stop - start)
+        if self._job.eval is not None:
+            with user_code("eval"):
+                records = check_count("eval", self._job.eval.read_range(start, stop), stop - start)
+        else:
+            # To make the metrics by, of training data alone.
+            with user_code("train"):
+                records = self._job.train.read(self._job.seed, BatchId(0, start, stop - start))
         if self._inputs:
             with user_code(f"the evaluation data, records {start} to {stop}"):
                 check_whole_numbers(self._inputs, records[0])
@@ -200,8 +210,8 @@ class Evaluator:
         """The job's metrics, without any records. Made by a try on two records at first, since
         some metrics have no variables before they see data."""
         if self._metrics is None:
-            assert self._job.eval is not None  # as above
-            batch = self._read(0, min(2, self._job.eval.num_records))
+            source = self._job.eval or self._job.train
+            batch = self._read(0, min(2, source.num_records))
             values = split_arenas(self._plan, self._parameters.tensors)
             with user_code("the evaluation"), TRACING, self._device.scope():
                 _, outputs = self._step.loss(values, batch, NoRows())
@@ -212,10 +222,24 @@ class Evaluator:
                     metric.update_state(batch[1], outputs)
             if self._job.metrics and not self._counted:
                 raise InvalidJob("metrics need a keras.Model; a tf.Module reports its loss")
-            self._metrics = [*loss_trackers(self._model), *self._counted]
+            own = [*loss_trackers(self._model), *layer_metrics(self._model)]
+            self._metrics = [*own, *self._counted]
         for metric in self._metrics:
             metric.reset_state()
         return self._metrics
+
+
+def _cut(flat: Sequence[pb.MetricVariable], shapes: Sequence[Any]) -> list[pb.MetricVariable]:
+    """States in one flat variable, as those of ``shapes``; none where they do not fill these."""
+    values = [value for variable in flat for value in variable.values]
+    sizes = [math.prod(shape) for shape in shapes]
+    if len(values) != sum(sizes):
+        return []
+    ends = itertools.accumulate(sizes)
+    return [
+        pb.MetricVariable(shape=shape, values=values[end - size : end])
+        for shape, size, end in zip(shapes, sizes, ends, strict=True)
+    ]
 
 
 def _state(value: Any) -> pb.MetricVariable:
@@ -235,3 +259,8 @@ def metric_results(name: str, result: Any) -> dict[str, float]:
     if values.size == 1:
         return {name: float(values[0])}
     return {f"{name}_{i}": float(value) for i, value in enumerate(values)}
+
+
+def _names(first: int) -> Callable[[int], str]:
+    """Of records in the order of the source."""
+    return lambda place: f"record {first + place}"

@@ -18,14 +18,21 @@ from psrpc.errors import (
     disk_reason,
     error_line,
 )
+from psrpc.job_file import UserCodeFailed
+from psrpc.job_source import first_look
+from psrpc.remote import exists
+from psrpc.remote_copies import upload
+from psrpc.urls import location
 from worker.data import Array, Batch, map_arrays
-from worker.loader import UserCodeFailed, load_job, user_code
+from worker.loader import job_module, load_job, user_code
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
 from worker.ragged import Ragged, as_tensor
+from worker.settings import only_while_loading
 
 FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a SavedModel"
 
 
+@only_while_loading()
 def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()) -> int:
     """Builds the model of ``job``, gives it the values of ``checkpoint`` and writes it to ``to``.
 
@@ -34,10 +41,12 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
     """
     try:
         save_name(to)
+        first_look(Path(job), settings)
         import_tensorflow()
         # Keras tells on stdout what it exports, in many lines.
         with redirected(STDOUT, STDERR):
             needed = export(job, Path(checkpoint), to, settings)
+            advice = _advice(job, to, needed)
     except Exception as error:
         if isinstance(error, UserCodeFailed):
             sys.stderr.write(error.user_traceback)
@@ -46,13 +55,38 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
             error = PsError(f"the export of {job} to {to} failed: {type(error).__name__}: {error}")
         sys.stderr.write(error_line(error) + "\n")
         return 2
-    if needed:
-        given = ", ".join(f"{name!r}: {name}" for name in needed)
-        sys.stdout.write(
-            f"{to} names what is the job's own: load it with keras.models.load_model({to!r}, "
-            f"custom_objects={{{given}}}); a SavedModel (--to DIR/) needs none of it\n"
-        )
+    if advice:
+        sys.stdout.write(f"{advice}\n")
     return 0
+
+
+def _advice(job: str, to: str, needed: list[str]) -> str:
+    """How what was exported is loaded; empty where its name is enough."""
+    from worker.export_check import endpoints, why_not_loaded
+
+    written = location(to)
+    if save_name(to) == "saved_model":
+        called = isinstance(written, Path) and "serve" in endpoints(written)
+        # In two statements: what is loaded must not be collected before it is called.
+        line = f"model = tf.saved_model.load({to!r}); model.serve(x)"
+        return f"to use {to}: {line}" if called else ""
+    if not needed:
+        return ""
+    refused = ""
+    if isinstance(written, Path):
+        refused = why_not_loaded(written, job_module(Path(job).absolute()))
+    if refused:
+        return (
+            f"keras.models.load_model cannot load {to}: {refused}; build the model as the job does "
+            f"and load the values: model.load_weights({to!r}); or give the class a get_config(), "
+            "or **kwargs in __init__ that it passes on, and export again; a SavedModel (--to DIR/) "
+            "needs none of it"
+        )
+    given = ", ".join(f"{name!r}: {name}" for name in needed)
+    return (
+        f"{to} names what is the job's own: load it with keras.models.load_model({to!r}, "
+        f"custom_objects={{{given}}}); a SavedModel (--to DIR/) needs none of it"
+    )
 
 
 def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> list[str]:
@@ -79,13 +113,10 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     from worker.table_export import plain_keras, whole_tables
 
     kind = save_name(to)
-    target = Path(to)
+    target = location(to)
     if not checkpoint.is_dir():
         raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}", code="PS404")
-    if target.exists():
-        raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
-    if not target.parent.is_dir():
-        raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
+    _check_target(target, to)
     manifest = read_manifest(checkpoint)
     values = exported_variables(checkpoint, manifest)
     tables, grown = whole_tables(checkpoint, manifest)
@@ -106,17 +137,29 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     save = _saver(model, kind, to, _signature(replica.example), bool(tables))
     try:
         # Whole or not at all: written beside its place and moved there.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
-            written = Path(folder) / target.name
+        beside = target.parent if isinstance(target, Path) else None
+        with tempfile.TemporaryDirectory(dir=beside, prefix=".export-") as folder:
+            written = Path(folder) / Path(to).name
             _write(save, written, to)
             check_written(written, kind, {name: tables[name] for _, name in held})
             needed = own_names(written) if kind == "keras" else []
-            written.rename(target)
+            if isinstance(target, Path):
+                written.rename(target)
+            else:
+                upload(written, target)
             return needed
     except OSError as error:
         raise CheckpointError(
             f"--to {to} cannot be written: {disk_reason(error)}", code=disk_code(error)
         ) from error
+
+
+def _check_target(target: Path | str, to: str) -> None:
+    there = target.exists() if isinstance(target, Path) else exists(target)
+    if there:
+        raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
+    if isinstance(target, Path) and not target.parent.is_dir():
+        raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
 
 
 def _write(save: Callable[[Path], Any], path: Path, to: str) -> None:

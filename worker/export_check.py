@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import h5py
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from psrpc.errors import PsError
 from worker.data import Array
@@ -62,19 +65,65 @@ def own_names(path: Path) -> list[str]:
         return sorted(_own_names(json.loads(archive.read("config.json"))))
 
 
+def why_not_loaded(path: Path, module: ModuleType) -> str:
+    """Why Keras cannot make a class of ``module`` from what a ``.keras`` file says of it, in a
+    line; empty where nothing speaks against it. Keras gives the constructor all of that, name,
+    dtype and whether it is trained among it."""
+    with zipfile.ZipFile(path) as archive:
+        documents = list(_objects(json.loads(archive.read("config.json"))))
+    for document in documents:
+        made: Any = getattr(module, str(document["class_name"]), None)
+        config = document.get("config")
+        if not (_is_own(document) and callable(made) and isinstance(config, dict)):
+            continue
+        if "layers" in config:
+            continue  # a functional model, which is made of its layers
+        if not getattr(made, "from_config", _objects).__module__.startswith("keras."):
+            continue  # it is made in a way of its own
+        try:
+            inspect.signature(made.__init__).bind(None, **config)
+        except TypeError as error:
+            return f"{made.__name__}.__init__() {error}"
+    return ""
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """All that a document says of objects, from the outside in."""
+    if isinstance(config, dict):
+        if "class_name" in config:
+            yield config
+        config = list(config.values())
+    if isinstance(config, list):
+        for part in config:
+            yield from _objects(part)
+
+
+def endpoints(path: Path) -> set[str]:
+    """The names of what a SavedModel has, its methods among them."""
+    saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    root = saved.meta_graphs[0].object_graph_def.nodes[0]
+    return {child.local_name for child in root.children}
+
+
 def _own_names(config: Any) -> set[str]:
     found: set[str] = set()
     if isinstance(config, list):
         found.update(*map(_own_names, config))
     if isinstance(config, dict):
         found.update(*map(_own_names, config.values()))
-        module, name = config.get("module"), config.get("class_name")
+        name = config.get("class_name")
         if name == "function" and isinstance(config.get("config"), str):
             # Of Keras's own functions there is no more than the name.
             found.add(config["config"])
-        elif isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins"):
+        elif _is_own(config):
             found.add(str(name))
     return found
+
+
+def _is_own(document: dict[str, Any]) -> bool:
+    """Whether an object is of a class that is neither Keras's nor Python's."""
+    module = document.get("module")
+    return isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
 
 
 def _arrays(path: Path, kind: str) -> Iterator[Array]:

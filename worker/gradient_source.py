@@ -34,7 +34,8 @@ class Result(Protocol):
 
     @property
     def gradients(self) -> tuple[Gradient, ...]:
-        """What each shard gets: gradients of trainable arenas, new minus old value of state arenas.
+        """What each shard gets: gradients of trainable arenas, new minus old value of state arenas,
+        the new value of replaced ones.
         Empty if not finite. Valid until the second swap."""
 
     @property
@@ -44,6 +45,10 @@ class Result(Protocol):
     @property
     def finite(self) -> bool:
         """No element of the gradients is NaN or infinite."""
+
+    @property
+    def metrics(self) -> Sequence[float]:
+        """The variables of the job's metrics after this batch alone, flat."""
 
     @property
     def rows(self) -> Sequence[Mapping[int, Rows]]:

@@ -11,11 +11,14 @@ from psrpc.batch import batches_per_epoch
 from psrpc.checkpoint_every import EXPECTED, CheckpointEvery, read_checkpoint_every
 from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
+from psrpc.job_instead import INSTEAD
 from psrpc.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from psrpc.tables import FULL_EVERY
 from worker.data import DataSource
 from worker.job_checks import (
+    check_boolean,
     check_choice,
+    check_class_weight,
     check_fraction,
     check_integer,
     check_loss,
@@ -27,6 +30,7 @@ from worker.job_checks import (
 )
 from worker.keep_best import parse_keep_best
 from worker.phases import phases_of
+from worker.plateau import parse_reduce_lr, parse_stop_early
 
 if TYPE_CHECKING:
     import keras
@@ -54,10 +58,11 @@ class Job:
             after all random seeds have been set from ``seed``.
         loss: for a Keras model a Keras loss or its name, or ``f(y_true, y_pred)`` that returns one
             value per example or their mean; losses that layers add (regularizers) are added to it.
-            Of a model with several outputs a dict of those by the outputs' names, or a list in
-            their order, as ``keras.Model.compile`` takes it. None takes the loss that the model is
-            compiled with, or its own ``compute_loss``. For a ``tf.Module`` a function
-            ``f(module, x, y)`` that returns the mean loss over the batch, a scalar;
+            Labels come in the rank of the output, ``[n]`` as ``[n, 1]`` where that is its shape, as
+            in ``fit``. Of a model with several outputs one for all, a dict of those by the outputs'
+            names, or a list in their order, as ``keras.Model.compile`` takes it. None takes the
+            loss that the model is compiled with, or its own ``compute_loss``. For a ``tf.Module`` a
+            function ``f(module, x, y)`` that returns the mean loss over the batch, a scalar;
             ``f(module, x, y, sample_weight)`` when the data has weights.
         loss_weights: what the losses of several outputs are multiplied by before they are added
             up: a dict or list like ``loss``; None takes those that the model is compiled with.
@@ -70,11 +75,16 @@ class Job:
             is compiled with.
         train: the training data, see ``worker.data``.
         eval: the data that each epoch is evaluated on, or None. Training does not wait: where
-            epochs take less time than evaluations, some are left out, with a warning.
+            epochs take less time than evaluations, some are left out, with a warning; see
+            ``evaluate_every_epoch``.
         metrics: what to report beside the loss: names of Keras metrics, metrics, functions that
             make one, or functions ``f(y_true, y_pred)``. Of a model with several outputs a dict of
-            lists by the outputs' names, as ``keras.Model.compile`` takes it. Empty takes those that
+            lists by the outputs' names, as ``keras.Model.compile`` takes it. One whose state is not
+            a sum over batches (a maximum) has no value of training data. Empty takes those that
             the model is compiled with. Keras models only.
+        class_weight: what the loss of each training record is multiplied by, by its class:
+            ``{0: 1.0, 1: 5.0}``, 1 for a class that is left out, as in ``keras.Model.fit``. For a
+            model of one output, and data without sample weights.
         batch_size: examples of one micro-batch: what a worker computes one gradient on.
         epochs: passes over the training data.
         mode: ``async`` applies every gradient as it comes; ``sync`` applies the mean of
@@ -114,15 +124,17 @@ class Job:
             computed, instead of with its push: a step waits less, and its rows are a step older,
             which counts as staleness (async, ssp).
         seed: of the initial values, the order of records and dropout masks.
-        init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``) or the
-            directory of an earlier checkpoint, of which the rows of tables with the same name and
-            width are taken, too. Relative to the working directory.
+        init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``), the
+            directory of an earlier checkpoint, or that of a run, whose newest good checkpoint is
+            taken. The rows of tables with the same name and width are taken, too. Relative to the
+            working directory, or a URL, see docs/urls.md.
         engine: who updates the parameters: ``keras`` runs any built-in Keras optimizer,
             ``numpy`` SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the shards.
         checkpoint_every: from one checkpoint to the next, which is how much a loss may cost: global
-            steps (500), or time with its unit (``"60s"``, ``"2m"``). None is 1000 steps or a
-            minute, whichever comes first. Where time counts, a checkpoint is ordered no sooner
-            than 20 times as long after the last as that one took.
+            steps (500), or time with its unit (``"60s"``, ``"2m"``). None, ``--set
+            checkpoint_every=none``, is 1000 steps or a minute, whichever comes first: it does not
+            switch checkpoints off. Where time counts, checkpoints come so far apart that
+            they take at most 5 % of the time.
         full_checkpoint_every: of so many checkpoints at least one has all rows of embedding tables
             by itself; the others have those touched since the one before, and files in common with
             it. More makes checkpoints smaller, and a restart reads more files.
@@ -130,7 +142,20 @@ class Job:
         keep_best: keep the checkpoint that an evaluation found best as well: ``"max:accuracy"``,
             ``"min:loss"``, or the bare name of a result that has accuracy, auc, precision or recall
             in it (more is better), or loss, error or crossentropy (less is). With it the state
-            that each epoch is evaluated on is written as a checkpoint.
+            that each epoch is evaluated on is written as a checkpoint. The best is one of the
+            epochs that were evaluated, see ``evaluate_every_epoch``.
+        evaluate_every_epoch: an epoch begins once the one before is evaluated, so that none is left
+            out and ``keep_best`` chooses among all of them. Costs the time of an evaluation per
+            epoch. ``stop_early`` and ``reduce_lr`` do the same.
+        stop_early: end the run when epochs bring nothing more, as Keras's ``EarlyStopping`` does:
+            ``"min:loss patience=3 min_delta=0.001 restore_best=true"``. The name is that of a
+            result of evaluations, as in ``keep_best``; patience (0) is how many epochs may pass
+            that are not better by more than min_delta (0). With restore_best (false) the run comes
+            to the checkpoint of its best epoch, which is then kept like ``keep_best``'s.
+        reduce_lr: multiply the learning rate when epochs bring nothing more, as Keras's
+            ``ReduceLROnPlateau`` does: ``"min:loss factor=0.5 patience=2"``; further settings are
+            min_delta (0.0001), cooldown (0) and min_lr (0); factor is 0.1 and patience 10 unless
+            said. For a learning rate that is a number, not a schedule.
         intra_op_threads: threads of one TensorFlow operation in a worker. Gradients are the same
             bits only where this is pinned; None leaves it to TensorFlow.
         wire_dtype: what float32 parameters and their gradients are rounded to on their way between
@@ -157,6 +182,7 @@ class Job:
     train: DataSource
     eval: DataSource | None = None
     metrics: Sequence[Metric] | Mapping[str, Any] = ()
+    class_weight: Mapping[int, float] | None = None
     batch_size: int
     epochs: int = 1
     mode: Mode = "async"
@@ -184,6 +210,9 @@ class Job:
     full_checkpoint_every: int = FULL_EVERY
     keep_checkpoints: int = 5
     keep_best: str | None = None
+    evaluate_every_epoch: bool = False
+    stop_early: str | None = None
+    reduce_lr: str | None = None
     intra_op_threads: int | None = None
     wire_dtype: WireDtype = "float32"
     compression: Compression | None = None
@@ -194,7 +223,10 @@ class Job:
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
+                if name in INSTEAD:
+                    hint = f"; {INSTEAD[name]}"
+                else:
+                    hint = did_you_mean(name, known) or f"; its fields are {', '.join(known)}"
                 raise InvalidSetting(f"Job has no field {name}{hint}", code="PS104")
         return super().__new__(cls)
 
@@ -237,6 +269,7 @@ class Job:
             )
         check_loss(self.loss)
         check_loss_weights(self.loss_weights)
+        check_class_weight(self.class_weight)
         if not (
             self.optimizer is None
             or isinstance(self.optimizer, str)
@@ -254,11 +287,36 @@ class Job:
                 raise InvalidSetting(
                     f"keep_best is {self.keep_best!r}, but eval is None; nothing is evaluated"
                 )
+        check_boolean("evaluate_every_epoch", self.evaluate_every_epoch)
+        if self.evaluate_every_epoch and self.eval is None:
+            raise InvalidSetting(
+                "evaluate_every_epoch is True, but eval is None; nothing is evaluated"
+            )
+        self._check_plateaus()
         check_source("train", self.train)
         if self.eval is not None:
             check_source("eval", self.eval)
         if self.init_from is not None and not isinstance(self.init_from, str | Path):
             raise InvalidSetting(f"init_from is {show(self.init_from)}; expected a path")
+
+    def _check_plateaus(self) -> None:
+        for name, parse in (("stop_early", parse_stop_early), ("reduce_lr", parse_reduce_lr)):
+            text = getattr(self, name)
+            if text is None:
+                continue
+            parse(text)
+            if self.eval is None:
+                raise InvalidSetting(f"{name} is {text!r}, but eval is None; nothing is evaluated")
+            if name == "reduce_lr" and self.then is not None:
+                raise InvalidSetting(
+                    f"reduce_lr and then exclude each other: then is {self.then!r}, and a run that "
+                    "has another learning rate than at first follows no rule"
+                )
+            if name == "reduce_lr" and self.local_steps > 1:
+                raise InvalidSetting(
+                    "reduce_lr and local_steps exclude each other: the learning rate of local "
+                    "steps is the worker's own; give the optimizer a schedule"
+                )
 
     def policy(self) -> Policy:
         """What the job begins with.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 
 from psrpc.errors import InvalidSetting
 
@@ -35,6 +36,22 @@ def check_loss_weights(weights: object) -> None:
         raise InvalidSetting(
             f"loss_weights is {show(weights)}; expected a number for each output, as a dict or list"
         )
+
+
+def check_class_weight(weights: object) -> None:
+    """Refuses what is neither None nor a dict from classes, whole numbers, to weights."""
+    if weights is None:
+        return
+    if not isinstance(weights, Mapping) or not weights:
+        raise InvalidSetting(
+            f"class_weight is {show(weights)}; expected a dict such as {{0: 1.0, 1: 5.0}}"
+        )
+    for each, weight in weights.items():
+        # NumPy's numbers, too.
+        if isinstance(each, bool) or not isinstance(each, Integral):
+            raise InvalidSetting(f"class_weight has the class {show(each)}; expected whole numbers")
+        number = float(weight) if isinstance(weight, Real) else weight
+        check_not_negative(f"class_weight[{each}]", number)
 
 
 def check_metrics(metrics: object) -> None:
@@ -72,6 +89,12 @@ def check_integer(name: str, value: object, least: int, most: int | None = None)
         )
     if most is not None and value > most:
         raise InvalidSetting(f"{name} is {show(value)}; expected a whole number of at most {most}")
+
+
+def check_boolean(name: str, value: object) -> None:
+    """Refuses all but True and False."""
+    if not isinstance(value, bool):
+        raise InvalidSetting(f"{name} is {show(value)}; expected True or False")
 
 
 def check_fraction(name: str, value: object, most: float) -> None:

@@ -1,4 +1,4 @@
-"""What ``Job.keep_best`` means: a result of evaluations, and which way of it is better."""
+"""What ``Job.keep_best`` and its like mean: a result of evaluations, and which way is better."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ def parse_keep_best(text: object) -> tuple[str, Direction]:
     Raises:
         InvalidJob: no name, or one of which the direction is not known.
     """
+    return parse_objective("keep_best", text)
+
+
+def parse_objective(field: str, text: object) -> tuple[str, Direction]:
+    """The same of another field."""
     if not isinstance(text, str):
         raise InvalidJob(
-            f"keep_best is {text!r} ({type(text).__name__}); expected a name like 'min:loss'"
+            f"{field} is {text!r} ({type(text).__name__}); expected a name like 'min:loss'"
         )
     direction, colon, name = text.partition(":")
     if colon and direction in ("min", "max") and name:
@@ -31,7 +36,7 @@ def parse_keep_best(text: object) -> tuple[str, Direction]:
     if colon or not text or less == more:
         plain = text.rpartition(":")[2] or "accuracy"
         raise InvalidJob(
-            f"keep_best is {text!r}; say in which direction it gets better: "
+            f"{field} is {text!r}; say in which direction it gets better: "
             f"'max:{plain}' or 'min:{plain}'"
         )
     return text, "min" if less else "max"

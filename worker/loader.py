@@ -16,7 +16,8 @@ from pathlib import Path
 from types import ModuleType
 
 from psrpc.errors import InvalidJob
-from psrpc.job_file import read_job_file
+from psrpc.job_file import UserCodeFailed, read_job_file
+from psrpc.job_keys import own_settings
 from worker.job import Job
 from worker.overrides import override_job
 from worker.settings import settings_for
@@ -45,17 +46,6 @@ class LoadedJob:
     optimizer_arguments: Mapping[str, str] = field(default_factory=dict)
 
 
-class UserCodeFailed(InvalidJob):
-    """Code of the job file raised. The message is one line; ``user_traceback`` is the text of the
-    traceback from the user's first frame on, to be shown before it."""
-
-    code = "PS103"
-
-    def __init__(self, message: str, user_traceback: str) -> None:
-        super().__init__(message)
-        self.user_traceback = user_traceback
-
-
 def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
     """Runs the file at ``path`` and takes its ``job``, with ``--set`` settings applied.
 
@@ -80,7 +70,8 @@ def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
         raise InvalidJob(
             f"job in {shown} is a {type(job).__name__}; expected a worker.Job: job = Job(...)"
         )
-    job, arguments = override_job(job, settings, offered.asked)
+    unread = own_settings(path) - offered.asked
+    job, arguments = override_job(job, settings, offered.asked, unread)
     return LoadedJob(job, path, hashlib.sha256(source).hexdigest(), path.stem, arguments)
 
 
@@ -162,9 +153,18 @@ class _BytesLoader(SourceLoader):
         return self._source
 
 
+def job_module(path: Path) -> ModuleType:
+    """The module of a job file that was loaded last of this name."""
+    return sys.modules[_module_name(path)]
+
+
+def _module_name(path: Path) -> str:
+    """One that hides no real module, even if the file is called keras.py."""
+    return f"_job_{path.stem}"
+
+
 def _run(path: Path, source: bytes) -> ModuleType:
-    # A name that hides no real module, even if the file is called keras.py.
-    name = f"_job_{path.stem}"
+    name = _module_name(path)
     loader = _BytesLoader(path, source)
     spec = spec_from_loader(name, loader, origin=str(path))
     assert spec is not None  # a SourceLoader always gives one

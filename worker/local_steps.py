@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +24,9 @@ from worker.flat import (
     power_of,
     split_arenas,
     step_result,
+    with_states,
 )
-from worker.layout import Layout
+from worker.layout import MOST_JOINED, Layout
 from worker.local_sgd import LocalSgd
 from worker.trace import Trace
 
@@ -104,7 +105,7 @@ class LocalSteps:
         self._compressor = compressor
         # A buffer for each arena: the values are in one piece already.
         outgoing: Encoding = "plain" if compressor else wire
-        self._layout = Layout(plan, outgoing, alone_nbytes=sys.maxsize)
+        self._layout = Layout(plan, outgoing, alone_nbytes=sys.maxsize, most_joined=sys.maxsize)
         self._trainable = [arena for arena in plan.arenas if arena.role == "trainable"]
         self._advance = tf.function(self._advanced)
         self._traces: dict[object, Trace] = {}
@@ -123,18 +124,24 @@ class LocalSteps:
         """
         first = values = self._begin(parameters)
         velocities = self._at_rest()
-        losses = []
+        told = []
         for index, part in enumerate(given.parts, start=version * self._local_steps):
-            values, velocities, loss = self._one(values, velocities, index, part)
-            losses.append(loss)
+            values, velocities, vitals = self._one(values, velocities, index, part)
+            told.append(vitals)
         if self._subtract is None:
             subtract = tf.function(self._difference)
             self._subtract = Trace(subtract.get_concrete_function(first, values))
         outputs = map(self._device.send, self._subtract((*first, *values)))
         *buffers, power = [np.asarray(memoryview(output)) for output in outputs]
-        means = [float(self._device.send(loss)) for loss in losses]
+        steps = [np.asarray(memoryview(self._device.send(vitals))) for vitals in told]
+        means = [float(vitals[0]) for vitals in steps]
         mean = sum(m * n for m, n in zip(means, given.counts, strict=True)) / sum(given.counts)
-        return step_result(self._layout, self._compressor, buffers, mean, float(power))
+        result = step_result(self._layout, self._compressor, buffers, mean, float(power))
+        return replace(result, metrics=tuple(np.sum(steps, axis=0)[1:].tolist()))
+
+    def compiled(self, given: LocalInput) -> bool:
+        """Whether the step has been compiled for batches of all these shapes."""
+        return all(part.signature in self._traces for part in given.parts)
 
     # -- compiled calls -----------------------------------------------------------------------
 
@@ -165,9 +172,9 @@ class LocalSteps:
                 )
             )
             self._traces[part.signature] = trace
-        *outputs, loss = trace((*values, *velocities, number, *part.tensors))
+        *outputs, vitals = trace((*values, *velocities, number, *part.tensors))
         arenas = len(self._plan.arenas)
-        return tuple(outputs[:arenas]), tuple(outputs[arenas:]), loss
+        return tuple(outputs[:arenas]), tuple(outputs[arenas:]), vitals
 
     def _at_rest(self) -> tuple[tf.Tensor, ...]:
         """Velocities to begin with: zeros, one for each arena of trained variables."""
@@ -196,9 +203,11 @@ class LocalSteps:
         seeds: tf.Tensor,
         batch: Batch,
     ) -> tuple[tf.Tensor, ...]:
-        """The arenas and the velocities after a step, and its loss."""
+        """The arenas and the velocities after a step, and its loss and metrics."""
         with self._device.scope():
-            values = split_arenas(self._plan, arenas)
+            # As in :class:`worker.flat.FlatStep`.
+            plain = tf.autograph.experimental.do_not_convert
+            values = plain(split_arenas)(self._plan, arenas)
             loss, changes = self._step.differentiate(values, seeds, batch)
             if loss.shape.rank != 0:
                 raise InvalidJob(f"the loss has shape {loss.shape}; expected a scalar")
@@ -207,7 +216,7 @@ class LocalSteps:
             after: list[tf.Tensor] = []
             moved: list[tf.Tensor] = []
             for arena, value in zip(self._plan.arenas, arenas, strict=True):
-                change = self._joined(arena, values, changes)
+                change = plain(self._joined)(arena, values, changes)
                 if arena.role == "state":
                     moved.append(change)
                     continue
@@ -217,7 +226,7 @@ class LocalSteps:
                 moved.append(new)
                 if velocity is not None:
                     after.append(velocity)
-            return (*moved, *after, tf.cast(loss, tf.float64))
+            return (*moved, *after, with_states([tf.cast(loss, tf.float64)], self._step))
 
     def _joined(
         self,
@@ -237,16 +246,22 @@ class LocalSteps:
                         "job was described; let it always do so"
                     )
                 change = values[index]
-            parts.append(tf.reshape(tf.convert_to_tensor(change), [-1]))
-        return tf.concat(parts, 0)
+            flat = tf.reshape(tf.convert_to_tensor(change), [-1])
+            parts.append(tf.cast(flat, arena.dtype) if arena.replaced else flat)
+        groups = [
+            tf.concat(parts[at : at + MOST_JOINED], 0) for at in range(0, len(parts), MOST_JOINED)
+        ]
+        return groups[0] if len(groups) == 1 else tf.concat(groups, 0)
 
     def _difference(
         self, first: tuple[tf.Tensor, ...], last: tuple[tf.Tensor, ...]
     ) -> tuple[tf.Tensor, ...]:
         """What is pushed of each arena, and what tells whether it is finite."""
         with self._device.scope():
+            arenas = self._plan.arenas
             buffers = [
-                old - new if arena.role == "trainable" else new - old
-                for arena, old, new in zip(self._plan.arenas, first, last, strict=True)
+                new if a.replaced else old - new if a.role == "trainable" else new - old
+                for a, old, new in zip(arenas, first, last, strict=True)
             ]
-            return (*encoded(self._layout.spans, buffers), power_of(buffers))
+            floats = [b for a, b in zip(arenas, buffers, strict=True) if not a.replaced]
+            return (*encoded(self._layout.spans, buffers), power_of(floats))

@@ -14,6 +14,9 @@ from worker.lookups import FetchedRows, LookUps, look_up
 class ModuleStep:
     """A module whose variables are given their values inside the compiled step."""
 
+    counted: Sequence[tf.Tensor] = ()
+    """See :class:`worker.flat.GradientStep`; a module has no metrics."""
+
     def __init__(
         self,
         module: tf.Module,
@@ -79,7 +82,7 @@ class ModuleStep:
         # Where a value is a view of the received parameters, an assignment may alias it; the
         # variables are read within this step only, so later writes there do no harm.
         for variable, value in zip(self._variables, values, strict=True):
-            variable.assign(value)
+            variable.assign(tf.cast(value, variable.dtype))
 
 
 def _converted(loss: Callable[..., Any]) -> Callable[..., Any]:

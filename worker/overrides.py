@@ -6,12 +6,12 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from pserver.updates.allowlist import with_learning_rate
 from psrpc.checkpoint_every import EXPECTED, read_checkpoint_every
-from psrpc.errors import InvalidJob, InvalidSetting
+from psrpc.errors import InvalidSetting
+from psrpc.job_keys import unknown_key
 from psrpc.policy import MODES
 from worker.job import Job
 from worker.phases import without_effect
@@ -80,6 +80,7 @@ FIELDS: dict[str, _Kind | None] = {
     "train": None,
     "eval": _Kind("none (data can only be switched off here)", _none),
     "metrics": _Kind("names of metrics with commas between them, or none", _names),
+    "class_weight": None,
     "batch_size": _INTEGER,
     "epochs": _INTEGER,
     "mode": _NAME,
@@ -107,6 +108,9 @@ FIELDS: dict[str, _Kind | None] = {
     "full_checkpoint_every": _INTEGER,
     "keep_checkpoints": _INTEGER,
     "keep_best": _or_none(_NAME),
+    "evaluate_every_epoch": _BOOLEAN,
+    "stop_early": _or_none(_NAME),
+    "reduce_lr": _or_none(_NAME),
     "intra_op_threads": _or_none(_INTEGER),
     "wire_dtype": _NAME,
     "compression": _or_none(_NAME),
@@ -128,12 +132,13 @@ _OPTIONAL = frozenset(
 
 
 def override_job(
-    job: Job, settings: Iterable[str], asked: Collection[str] = ()
+    job: Job, settings: Iterable[str], asked: Collection[str] = (), unread: Collection[str] = ()
 ) -> tuple[Job, dict[str, str]]:
     """The job with ``key=value`` settings applied, and the settings ``optimizer.*``, still text,
     for :func:`override_optimizer`. Of one key the last setting counts. In another mode than its
     own, what the job says for that alone is left out, see ``worker.phases``. Settings that the job
-    file has ``asked`` for by itself are passed over, see ``worker.settings``.
+    file has ``asked`` for by itself are passed over, see ``worker.settings``; those ``unread`` are
+    named in it, but it has not asked for them.
 
     Raises:
         InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
@@ -153,9 +158,15 @@ def override_job(
             continue
         if key in asked:
             continue
+        if key not in FIELDS and key in unread:
+            raise InvalidSetting(
+                f"--set {setting}: setting({key!r}) is not read while the job file is loaded; read "
+                "it at the top of the file",
+                code="PS104",
+            )
         if key not in FIELDS:
             settable = [name for name, kind in FIELDS.items() if kind]
-            raise _unknown(
+            raise unknown_key(
                 setting, key, [*sorted(asked), *settable, OPTIMIZER_PREFIX + "learning_rate"]
             )
         kind = FIELDS[key]
@@ -187,7 +198,7 @@ def override_optimizer(
             config = changed["config"]
             continue
         if argument not in config:
-            raise _unknown(
+            raise unknown_key(
                 setting, OPTIMIZER_PREFIX + argument, [OPTIMIZER_PREFIX + key for key in config]
             )
         kind = kind_of(config[argument])
@@ -214,16 +225,3 @@ def parsed(setting: str, kind: _Kind, text: str) -> Any:
         raise InvalidSetting(
             f"--set {setting}: {text!r} cannot be read; expected {kind.expected}"
         ) from None
-
-
-def _unknown(setting: str, key: str, known: list[str]) -> InvalidJob:
-    # ``lr`` is as far from ``learning_rate`` as from anything.
-    last = key.rpartition(".")[2]
-    short = [name for name in known if last == _initials(name.rpartition(".")[2])]
-    nearest = short or get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"known keys: {', '.join(known)}"
-    return InvalidSetting(f"--set {setting}: there is no {key}; {hint}", code="PS104")
-
-
-def _initials(name: str) -> str:
-    return "".join(word[:1] for word in name.split("_"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from psrpc.errors import RoundPassed
 from psrpc.logs import get_logger
 from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.waiting import BUILDING
 from worker.actions import (
     Action,
     Commit,
@@ -40,7 +42,7 @@ from worker.actions import (
     TakeLease,
 )
 from worker.conduct import conduct, drive
-from worker.gradient_source import GradientSource
+from worker.gradient_source import GradientSource, Result
 from worker.joined import Joined, join
 from worker.row_sets import ReceivedRows
 from worker.standing import Standing
@@ -95,6 +97,7 @@ class Performer:
         self._joined: Joined | None = None
         self._gradients: tuple[Gradient, ...] = ()
         self._row_gradients: Sequence[Mapping[int, Rows]] = ()
+        self._totals: tuple[float, ...] = ()
         # The round whose values were received last; None is the newest.
         self._round: int | None = None
         # What the gradient was computed from.
@@ -148,7 +151,8 @@ class Performer:
         self._standing.register(self._job_sha256, self._device)
         if not self._built:
             # Before the shards are asked for: they may still be starting.
-            self._source.build()
+            with self._standing.waits.on(f"{BUILDING} the model"):
+                self._source.build()
             self._built = True
 
     def _join(self, _action: Join) -> None:
@@ -277,6 +281,7 @@ class Performer:
                 "the gradient is NaN or infinite; the batch is skipped", batch=str(action.batch)
             )
         self._gradients = result.gradients
+        self._totals = _totals(result, action.batch.count)
         if rows is not None:
             self._row_gradients = result.rows
         return Computed(result.loss, result.finite)
@@ -305,6 +310,7 @@ class Performer:
             rows=self._row_gradients,
             bases=self._here.shards.bases(self._used),
             following=rows,
+            totals=self._totals,
         )
         self._here.rows.came(following, rows)
         self._round = None
@@ -317,7 +323,12 @@ class Performer:
         bases = self._here.shards.bases(self._used)
         try:
             results = self._here.shards.push(
-                action.batch, action.attempt, gradients, rows=self._row_gradients, bases=bases
+                action.batch,
+                action.attempt,
+                gradients,
+                rows=self._row_gradients,
+                bases=bases,
+                totals=self._totals,
             )
         except RoundPassed as passed:
             self._passed(passed)
@@ -367,12 +378,19 @@ class Performer:
 
     def _drop_gradients(self) -> None:
         self._gradients = self._row_gradients = ()
+        self._totals = ()
         self._used = None
 
     def _passed(self, passed: RoundPassed) -> None:
         self._stepping = False
         self._drop_gradients()
         log.info("the round went on without this micro-batch", reason=str(passed))
+
+
+def _totals(result: Result, records: int) -> tuple[float, ...]:
+    """What a batch adds to the totals of its epoch; nothing where that is no number."""
+    totals = (result.loss * records, float(records), *result.metrics)
+    return totals if result.finite and all(map(math.isfinite, totals)) else ()
 
 
 def _places(outcomes: Sequence[Outcome], outcome: Outcome) -> tuple[int, ...]:

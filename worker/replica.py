@@ -10,6 +10,7 @@ import numpy as np
 
 from psrpc.errors import InvalidArgument, JobMismatch
 from psrpc.plan import Plan, VariableSpec, aligned_empty
+from worker.adapted import derive
 from worker.build import build_loss
 from worker.compiled import complete
 from worker.data import Array, Batch
@@ -17,7 +18,9 @@ from worker.id_finder import IdFinder
 from worker.job import Job
 from worker.keras_step import KerasStep
 from worker.loader import user_code
+from worker.loss_scale import loss_scale
 from worker.module_step import ModuleStep
+from worker.training_metrics import TrainingMetrics
 from worker.variables import model_variables, seed_variables
 
 EXAMPLES = 2
@@ -58,15 +61,17 @@ class Replica:
             )
         return [variable for _, variable in named]
 
-    def make_step(self, plan: Plan) -> KerasStep | ModuleStep:
-        """The training step as a function of the variables' values, in the order of the plan."""
+    def make_step(self, plan: Plan, *, counts: bool = False) -> KerasStep | ModuleStep:
+        """The training step as a function of the variables' values, in the order of the plan; one
+        that ``counts`` has the job's metrics with each gradient."""
         variables = self.variables(plan)
         trainable = [variable.role == "trainable" for variable in plan.variables]
         if isinstance(self.model, keras.Model):
             seeds = seed_variables(self.model)
-            return KerasStep(
-                self.model, build_loss(self.job, self.model), variables, trainable, seeds
-            )
+            loss = build_loss(self.job, self.model)
+            metrics = TrainingMetrics(self.job, self.model) if counts else None
+            scale = loss_scale(self.job.optimizer, self.model)
+            return KerasStep(self.model, loss, variables, trainable, seeds, metrics, scale)
         return ModuleStep(self.model, self._module_loss(), variables, trainable)
 
     def make_finder(self, plan: Plan, *, training: bool = True) -> IdFinder | None:
@@ -107,7 +112,7 @@ class Replica:
             if value is None:
                 raise InvalidArgument(
                     f"there is no value for variable {spec.name!r}; it holds "
-                    f"{_listed(sorted(values))}"
+                    f"{listed(sorted(values))}"
                 )
             if tuple(value.shape) != spec.shape:
                 raise InvalidArgument(
@@ -115,7 +120,10 @@ class Replica:
                     f"the model's has {spec.shape}"
                 )
         for spec, variable in named:
-            variable.assign(values[spec.name])
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            variable.assign(values[spec.name].astype(dtype, copy=False))
+        if isinstance(self.model, keras.Model):
+            derive(self.model)
 
     def _module_loss(self) -> Callable[..., Any]:
         assert callable(self.job.loss)  # build_model has refused others
@@ -141,6 +149,7 @@ def _shown(spec: VariableSpec) -> str:
     return f"{spec.dtype} {list(spec.shape)} ({spec.role}{constraint})"
 
 
-def _listed(names: Sequence[str], most: int = 6) -> str:
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

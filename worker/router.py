@@ -89,7 +89,7 @@ class Router:
             )
             for index, shard in enumerate(cluster.shards)
         ]
-        standing.routes.joined([shard.address for shard in cluster.shards])
+        standing.routes.joined([(shard.address, shard.incarnation) for shard in cluster.shards])
         self.generation = cluster.generation
         self._fences = [
             client.fence(cluster.generation, cluster.policy) for client in self._clients
@@ -207,11 +207,13 @@ class Router:
         *,
         rows: Sequence[Mapping[int, Rows]] = (),
         bases: Sequence[int] = (),
+        totals: Sequence[float] = (),
     ) -> list[PushResult]:
         """Stages a gradient on all shards (sync); None is one that is not finite. ``rows`` are
         what each shard gets for tables; ``bases`` as of :meth:`bases`, of the parameters by
-        default."""
-        messages = self._pushes(batch, attempt, gradients, rows, bases)
+        default. ``totals`` are what the batch adds to those of its epoch, which the first shard
+        keeps."""
+        messages = self._pushes(batch, attempt, gradients, rows, bases, totals)
 
         def push(shard: int) -> PushResult:
             return self._clients[shard].push(self._fences[shard], messages[shard])
@@ -229,11 +231,12 @@ class Router:
         rows: Sequence[Mapping[int, Rows]] = (),
         bases: Sequence[int] = (),
         following: ReceivedRows | None = None,
+        totals: Sequence[float] = (),
     ) -> list[PushResult]:
         """Applies a gradient on all shards (async) and receives the newest parameters, and rows for
         the batch that follows; None is a gradient that is not finite: the batch is recorded as
         skipped. See :meth:`push`."""
-        messages = self._pushes(batch, attempt, gradients, rows, bases)
+        messages = self._pushes(batch, attempt, gradients, rows, bases, totals)
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)
@@ -266,6 +269,7 @@ class Router:
         gradients: Sequence[Gradient] | None,
         rows: Sequence[Mapping[int, Rows]],
         bases: Sequence[int],
+        totals: Sequence[float],
     ) -> list[Push]:
         worker, bases = self._standing.worker, bases or self._versions
         return [
@@ -276,6 +280,7 @@ class Router:
                 base,
                 None if gradients is None else gradients[shard],
                 rows[shard] if rows and gradients is not None else None,
+                totals if shard == 0 else (),
             )
             for shard, base in enumerate(bases)
         ]

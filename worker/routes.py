@@ -6,8 +6,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from psrpc.channel import parse_address
+from psrpc.threads import THREADS, Threads
 
 SUSPECT_S = 1.5
 """A call that has not been answered for so long has its shard's address probed."""
@@ -15,6 +17,9 @@ SUSPECT_S = 1.5
 PROBE_S = 3.0
 """A connection that is not made within this time cannot be made: longer than the first two
 retransmissions of TCP, in case a packet was lost. Between probes of one shard, as well."""
+
+PROBES = 16
+"""At once, at most; the others are due the next time."""
 
 
 def connects(address: str, timeout_s: float = PROBE_S) -> bool:
@@ -39,24 +44,26 @@ class Routes:
         self,
         clock: Callable[[], float] = time.monotonic,
         connects: Callable[[str], bool] = connects,
+        threads: Threads = THREADS,
     ) -> None:
         """``connects`` says whether an address can be reached; it may take a few seconds."""
         self._clock = clock
         self._connects = connects
+        self._threads = threads
         self._lock = threading.Lock()
-        self._addresses: tuple[str, ...] = ()
+        self._shards: tuple[tuple[str, int], ...] = ()
         self._asked: dict[int, float] = {}
         self._probed: dict[int, float] = {}
         self._broken: dict[int, float] = {}
 
-    def joined(self, addresses: Sequence[str]) -> None:
-        """The shards of the cluster are at ``addresses``; a route to another address than before is
-        another one."""
+    def joined(self, shards: Sequence[tuple[str, int]]) -> None:
+        """The shards of the cluster have these addresses and incarnations; a route to another
+        address or process than before is another one."""
         with self._lock:
-            for shard, (before, now) in enumerate(zip(self._addresses, addresses, strict=False)):
+            for shard, (before, now) in enumerate(zip(self._shards, shards, strict=False)):
                 if before != now:
                     self._broken.pop(shard, None)
-            self._addresses = tuple(addresses)
+            self._shards = tuple(shards)
             self._asked.clear()
 
     def asked(self, shard: int) -> None:
@@ -88,21 +95,34 @@ class Routes:
             return {shard: now - since for shard, since in self._broken.items()}
 
     def probe(self) -> bool:
-        """Probes shards where that is due; whether a route was found broken, or whole. Call it now
-        and then, from one thread that may be blocked for some seconds."""
-        found = False
-        for shard, asked in self._due():
-            reached = self._connects(self._addresses[shard])
-            with self._lock:
-                self._probed[shard] = self._clock()
-                if self._asked.get(shard) != asked:
-                    continue  # a call has begun or ended meanwhile, and knows better
-                if asked is None and reached:
-                    found = self._broken.pop(shard, None) is not None or found
-                elif asked is not None and not reached:
-                    found = shard not in self._broken or found
-                    self._broken.setdefault(shard, asked)
-        return found
+        """Probes shards where that is due, all at once; whether a route was found broken, or whole.
+        Call it now and then, from one thread that may be blocked for some seconds."""
+        found: list[int] = []
+        due = [partial(self._probe, shard, asked, found) for shard, asked in self._due()[:PROBES]]
+        others = [self._threads.thread(probe, "probe") for probe in due[1:]]
+        for thread in others:
+            thread.start()
+        # The calling thread takes the first.
+        for probe in due[:1]:
+            probe()
+        for thread in others:
+            thread.join()
+        return bool(found)
+
+    def _probe(self, shard: int, asked: float | None, found: list[int]) -> None:
+        """Probes ``shard``; adds it to ``found`` if its route is broken or whole since then."""
+        reached = self._connects(self._shards[shard][0])
+        with self._lock:
+            self._probed[shard] = self._clock()
+            if self._asked.get(shard) != asked:
+                return  # a call has begun or ended meanwhile, and knows better
+            if asked is None and reached:
+                if self._broken.pop(shard, None) is not None:
+                    found.append(shard)
+            elif asked is not None and not reached:
+                if shard not in self._broken:
+                    found.append(shard)
+                self._broken.setdefault(shard, asked)
 
     def _due(self) -> list[tuple[int, float | None]]:
         """Shards that are to be probed, and since when a call to each is under way. A call on a

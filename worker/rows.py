@@ -26,11 +26,12 @@ _MAX_PACKED = 2**31 - 1
 @dataclass(frozen=True)
 class IdRule:
     """What the ids of one call of a layer mean. ``padding`` is the id that stands for none, and
-    ``layer`` the name for messages."""
+    ``layer`` the name for messages; ``strings`` are what the layer was given."""
 
     layer: str
     out_of_vocabulary: OutOfVocabulary = "error"
     padding: int | None = None
+    strings: bool = False
 
     @property
     def drops(self) -> bool:
@@ -79,6 +80,21 @@ class RowsNeeded:
         )
 
 
+class OutsideVocabulary(InvalidJob):
+    """A layer was given an id that its table does not have.
+
+    Attributes:
+        bad_id: the first such id.
+        place: where it stands along the first axis of the layer's ids, and how long that axis is;
+            None where the layer was given a scalar.
+    """
+
+    def __init__(self, message: str, bad_id: int, place: tuple[int, int] | None) -> None:
+        super().__init__(message)
+        self.bad_id = bad_id
+        self.place = place
+
+
 @dataclass(frozen=True, eq=False)
 class ByRow:
     """Where the ids of one table stand in a batch, those of one row after those of another.
@@ -105,8 +121,8 @@ def find_rows(
         found: the ids that each of ``calls`` was given, int64 of any shape.
 
     Raises:
-        InvalidJob: an id is outside its table's vocabulary, or there are more ids than one message
-            may name.
+        OutsideVocabulary: an id is not in its table.
+        InvalidJob: there are more ids than one message may name.
     """
     ids: list[Ids] = []
     cuts: list[tuple[int, ...]] = []
@@ -141,7 +157,7 @@ def _joined(table: TableSpec, rules: Sequence[IdRule], found: Sequence[Ids]) -> 
     """All ids that a table is asked for, in one piece, within its vocabulary, and which count."""
     flat, kept = [], []
     for rule, given in zip(rules, found, strict=True):
-        each, counts = _checked(table, rule, given.reshape(-1))
+        each, counts = _checked(table, rule, given.reshape(-1), given.shape)
         flat.append(each)
         kept.append(counts)
     if len(flat) == 1:
@@ -188,8 +204,9 @@ def _by_shard(unique: Ids, by: ByRow, shards: int) -> tuple[Ids, ByRow, tuple[in
     return unique[rows], ByRow(by.order[moved], starts), (0, *np.cumsum(sizes).tolist())
 
 
-def _checked(table: TableSpec, rule: IdRule, ids: Ids) -> tuple[Ids, Kept]:
-    """``ids`` within the vocabulary, and which of them count; None is all."""
+def _checked(table: TableSpec, rule: IdRule, ids: Ids, shape: tuple[int, ...]) -> tuple[Ids, Kept]:
+    """``ids`` within the vocabulary, and which of them count; None is all. They are flat; the layer
+    was given them in ``shape``."""
     kept = None if rule.padding is None else ids != rule.padding
     if table.vocabulary is None or not ids.size:
         return ids, kept
@@ -203,9 +220,12 @@ def _checked(table: TableSpec, rule: IdRule, ids: Ids) -> tuple[Ids, Kept]:
     if rule.out_of_vocabulary == "drop":
         return ids, ~outside if kept is None else kept & ~outside
     if outside.any():
-        raise InvalidJob(
-            f"layer {rule.layer!r} was given id {int(ids[outside][0])}, which table "
+        at = int(np.flatnonzero(outside)[0])
+        raise OutsideVocabulary(
+            f"layer {rule.layer!r} was given id {int(ids[at])}, which table "
             f"{table.name!r} has not: its ids are 0 to {table.vocabulary - 1}; mend the data, or "
-            "say out_of_vocabulary='clip' or 'drop'"
+            "say out_of_vocabulary='clip' or 'drop'",
+            int(ids[at]),
+            (at * shape[0] // ids.size, shape[0]) if shape else None,
         )
     return ids, kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -23,6 +24,8 @@ from psrpc.errors import (
     error_line,
 )
 from psrpc.exit_status import BAD_INPUT, DONE, FAILED, after_signal
+from psrpc.job_file import UserCodeFailed, read_job_file
+from psrpc.job_source import first_look
 from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
@@ -32,9 +35,10 @@ from psrpc.tracing import tracing
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE
 from worker.ending import Stopped
-from worker.loader import LoadedJob, UserCodeFailed, load_job, user_code
+from worker.loader import LoadedJob, load_job, user_code
 from worker.metrics import families
 from worker.quiet import import_tensorflow
+from worker.settings import only_while_loading
 from worker.standing import Standing
 from worker.step_times import StepTimes
 
@@ -79,6 +83,7 @@ class WorkerOptions:
     trace: str = ""
 
 
+@only_while_loading()
 def run_worker(options: WorkerOptions) -> int:
     """Takes part in a job until it ends; the exit status. Only from the main thread.
 
@@ -107,9 +112,15 @@ def run_worker(options: WorkerOptions) -> int:
         on_stop_signals(lambda number: _stop(after_signal(number), options, standing, times))
         try:
             # What no waiting can mend is said before the seconds that TensorFlow takes. In these
-            # the coordinator may come up as well.
+            # the coordinator may come up as well, also where --connect-timeout is shorter: that
+            # counts from when it is asked next, and a cluster that is started all at once would
+            # otherwise wait for one thing after the other.
+            if options.job is not None:
+                first_look(Path(options.job))
             away = standing.why_away()
-            if away is not None:
+            if away is None:
+                _check_copy(options, standing.get_job())
+            else:
                 log.info(f"no answer yet from the coordinator at {client.address}: {away.coded}")
             log.info("loading TensorFlow; the coordinator is asked next")
             import_tensorflow()
@@ -162,31 +173,46 @@ def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None
     Trainer(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down).run()
 
 
-def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
-    """The job as the coordinator runs it, from this machine's copy of the file."""
+def _check_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> Path:
+    """This machine's copy of the job file, which is the coordinator's, as is this software.
+
+    Raises:
+        InvalidJob: there is none.
+        JobMismatch: it is another one.
+    """
     if asked.software != SOFTWARE:
         raise JobMismatch(
             f"the coordinator at {options.coordinator} runs version {asked.software}; this worker "
             f"is {SOFTWARE}; install the same version everywhere",
             code="PS131",
         )
-    path = options.job or asked.job_path
-    settings = [*asked.overrides, f"mode={asked.mode}"]
-    if asked.replicas:
-        settings.append(f"replicas={asked.replicas}")
+    path = Path(options.job or asked.job_path)
     try:
-        loaded = load_job(path, settings)
-    except UserCodeFailed:
-        raise
+        source = read_job_file(path)
     except InvalidJob as error:
         hint = "" if options.job else "; say where it is here with --job FILE"
         raise InvalidJob(f"{error}{hint}", code=error.code) from None
-    if loaded.sha256 != asked.job_sha256:
+    _check_same(path, hashlib.sha256(source).hexdigest(), asked)
+    return path
+
+
+def _check_same(path: Path, sha256: str, asked: pb.GetJobResponse) -> None:
+    if sha256 != asked.job_sha256:
         raise JobMismatch(
-            f"the job file {path} has SHA-256 {loaded.sha256[:12]} here, and "
+            f"the job file {path} has SHA-256 {sha256[:12]} here, and "
             f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine",
             code="PS132",
         )
+
+
+def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
+    """The job as the coordinator runs it, from this machine's copy of the file."""
+    path = _check_copy(options, asked)
+    settings = [*asked.overrides, f"mode={asked.mode}"]
+    if asked.replicas:
+        settings.append(f"replicas={asked.replicas}")
+    loaded = load_job(path, settings)
+    _check_same(path, loaded.sha256, asked)
     with user_code("train"):
         fingerprint = loaded.job.train.fingerprint()
     if fingerprint != asked.data_fingerprint:

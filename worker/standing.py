@@ -15,6 +15,7 @@ from psrpc.exit_status import DRAINED
 from psrpc.logs import get_logger, set_role
 from psrpc.threads import THREADS, Threads
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.waiting import waiting_words
 from worker.actions import WorkDone
 from worker.done import DoneBatch
 from worker.membership import Membership
@@ -358,4 +359,4 @@ class Standing:
 
 
 def _waiting_line(reason: str, waited_s: float) -> str:
-    return f"waiting for {reason} ({waited_s:.0f} s)"
+    return f"{waiting_words(reason)} ({waited_s:.0f} s)"

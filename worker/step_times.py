@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +65,8 @@ class StepTimes:
         self._apply_s = 0.0
         self._phase: pb.WorkerPosition.Phase = pb.WorkerPosition.PHASE_WAITING
         self._moves = 0
-        self._lately: deque[float] = deque(maxlen=MEDIAN_STEPS)
+        # A ring of fixed size: a deque cannot be copied while another thread appends to it.
+        self._lately = array("d", bytes(8 * MEDIAN_STEPS))
 
     def at(self, phase: pb.WorkerPosition.Phase) -> None:
         """What the thread of the loop does from now on."""
@@ -75,7 +75,7 @@ class StepTimes:
 
     def position(self) -> pb.WorkerPosition:
         """How far the loop has come. Any thread may ask."""
-        lately = tuple(self._lately)
+        lately = self._lately[: self._steps]
         return pb.WorkerPosition(
             phase=self._phase,
             position=self._moves,
@@ -124,9 +124,10 @@ class StepTimes:
 
     def end(self) -> None:
         """The step counts."""
-        self._steps += 1
         # Without the commit, which waits for others.
-        self._lately.append(sum(self._rows[self._at + 1 : self._at + _WIDTH - 1]))
+        step_s = sum(self._rows[self._at + 1 : self._at + _WIDTH - 1])
+        self._lately[self._steps % MEDIAN_STEPS] = step_s
+        self._steps += 1
 
     @property
     def steps(self) -> int:

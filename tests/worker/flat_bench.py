@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import tensorflow as tf
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.encoding import Encoding, wire_dtype
-from psrpc.plan import Plan, make_plan
+from psrpc.plan import Placement, Plan, make_plan
 from worker import Arrays, Job
 from worker.buffers import ParameterBuffers
 from worker.compute import BatchReader
@@ -74,12 +74,19 @@ class Bench:
     """The flat step of a job, with the model's initial values as parameters."""
 
     def __init__(
-        self, job: Job, device: Device = CPU, shards: int = 2, wire: Encoding = "plain"
+        self,
+        job: Job,
+        device: Device = CPU,
+        shards: int = 2,
+        wire: Encoding = "plain",
+        placement: Placement = "cut",
+        without_gradient: Collection[str] = (),
     ) -> None:
         self.job = job
         self.replica = Replica(job)
         model = self.replica.model
-        self.plan: Plan = make_plan([spec for spec, _ in model_variables(model)], shards, "cut")
+        found = model_variables(model, without_gradient)
+        self.plan: Plan = make_plan([spec for spec, _ in found], shards, placement)
         self.step = FlatStep(self.replica.make_step(self.plan), self.plan, device, wire)
         self.parameters = ParameterBuffers(Workspace(self.plan, wire, shared=False).sets[0])
         for name, values in self.replica.values(self.plan).items():

@@ -46,6 +46,7 @@ class Result:
     loss: float = 0.5
     finite: bool = True
     rows: tuple[Mapping[int, Rows], ...] = ()
+    metrics: tuple[float, ...] = ()
 
 
 class Source(WithoutTables):

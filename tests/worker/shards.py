@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from coordinator.client import CoordinatorClient
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
-from pserver.updates.engine import make_engine
+from pserver.updates.engine import EngineKind, make_engine
 from psrpc.plan import Plan, aligned_empty
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
@@ -51,6 +51,8 @@ def serve_shards(
     replicas: int = 0,
     policy: Policy | None = None,
     data_port: int | None = None,
+    optimizer: Mapping[str, Any] = SGD,
+    engine_kind: EngineKind = "numpy",
 ) -> Iterator[Shards]:
     """Shards 0 to ``plan.shards`` - 1, uninitialized; of ``policy`` if it is given. ``data_port``
     is 0 for data connections."""
@@ -58,7 +60,7 @@ def serve_shards(
     engines, servers, addresses = [], [], []
     with ExitStack() as stack:
         for shard in range(plan.shards):
-            updates = make_engine("numpy", SGD, plan, shard)
+            updates = make_engine(engine_kind, optimizer, plan, shard)
             identity = ShardIdentity(shard, 100 + shard, 1, 1, policy)
             engine = ShardEngine(identity, plan, updates, NoSink())
             server = stack.enter_context(ShardServer(shard, "127.0.0.1:0", data_port=data_port))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from psrpc.batch import BatchId
 from psrpc.plan import make_plan
 from tests.worker.flat_bench import CPU, dense_model, make_job
 from worker.compute import BatchReader, Compute
-from worker.flat import StepResult
+from worker.flat import FlatStep, StepResult
 from worker.replica import Replica
 from worker.variables import model_variables
 from worker.waits import Waits
@@ -28,7 +30,8 @@ class Worker:
         replica = Replica(make_job(dense_model, compression="topk", topk=0.2))
         self.plan = make_plan([spec for spec, _ in model_variables(replica.model)], 2, "cut")
         read = BatchReader(replica.job, CPU, replica.num_seeds())
-        self.compute = Compute(replica, self.plan, CPU, read, Waits(print))
+        self.waits = Waits(print)
+        self.compute = Compute(replica, self.plan, CPU, read, self.waits)
         self.values = replica.values(self.plan)
         self.renew()
 
@@ -101,3 +104,18 @@ def test_a_batch_that_is_skipped_leaves_what_was_there() -> None:
     one.compute.take_back()
     one.receive(0)
     assert sent(one.run(ONE)) == sent(other.run(ONE))
+
+
+def test_the_first_batch_of_a_shape_says_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, said = Worker(), []
+    ready, run = worker.compute.read(ONE), FlatStep.__call__
+
+    def telling(step: FlatStep, *args: Any) -> StepResult:
+        said.append(worker.waits.reason())
+        return run(step, *args)
+
+    monkeypatch.setattr(FlatStep, "__call__", telling)
+    for given in (ready, ready, worker.compute.read(BatchId(0, 0, 4))):
+        worker.compute.gradient(ONE, given)
+    assert said == ["compiling 4 variables", "", "compiling 4 variables"]
+    assert worker.waits.reason() == ""

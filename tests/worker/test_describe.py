@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from psrpc.errors import InvalidJob
+from psrpc.tables import TableSpec
 from tests.worker.describe_bench import Line, classes, dense, described, line_loss, loaded, make_job
+from worker import Arrays, Embedding
 from worker.describe import describe
 
 pytestmark = pytest.mark.slow
@@ -33,6 +36,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "epochs": 2,
         "seed": 0,
         "train_records": 60,
+        "unsummed_metrics": [],
         "eval_records": 20,
         "data_fingerprint": classes().fingerprint(),
         "variables": [
@@ -53,6 +57,9 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "full_checkpoint_every": 16,
         "keep_checkpoints": 5,
         "keep_best": None,
+        "stop_early": None,
+        "reduce_lr": None,
+        "evaluate_every_epoch": False,
         "intra_op_threads": None,
         "wire_dtype": "float32",
         "compression": None,
@@ -245,3 +252,23 @@ def test_a_module_may_make_its_variables_when_it_is_first_called() -> None:
 def test_what_the_numpy_engine_cannot_do_is_refused_before_a_shard_starts() -> None:
     with pytest.raises(InvalidJob, match="the numpy engine has no Lion"):
         described(engine="numpy", optimizer="lion")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "kind"),
+    [(["int64"], None), (["string"], "strings"), (["string", "int64"], "both")],
+)
+def test_the_plan_says_what_a_table_is_given(dtypes: list[str], kind: str | None) -> None:
+    """So that who looks rows up by the other kind can be told."""
+
+    def model() -> keras.Model:
+        inputs = [keras.Input((), dtype=dtype, name=dtype) for dtype in dtypes]
+        rows = [Embedding(2, table="users", name=f"of_{i.name}")(i) for i in inputs]
+        return keras.Model(inputs, keras.layers.Dense(3)(sum(rows[1:], rows[0])))
+
+    values = {"int64": np.arange(60), "string": np.array(["anna", "ben"] * 30)}
+    x = {dtype: values[dtype] for dtype in dtypes}
+    data = Arrays(x if len(x) > 1 else x[dtypes[0]], np.arange(60) % 3)
+    [table] = described(model=model, train=data, metrics=[])["tables"]
+    assert table.get("id_kind") == kind
+    assert TableSpec.from_json(table).id_kind == (kind or "numbers")

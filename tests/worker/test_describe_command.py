@@ -69,3 +69,16 @@ def test_errors_are_shown_on_stderr_with_the_users_frames_alone(tmp_path: Path) 
     assert "no_such_part" in last
     assert any(f'File "{path}"' in frame for frame in frames)
     assert not any("worker/" in frame or "site-packages" in frame for frame in frames)
+
+
+def test_a_setting_that_the_model_reads_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    path.write_text(JOB.format(loss="y - p") + "from worker import setting\nsetting('units', 1)\n")
+    text = path.read_text().replace("model=lambda: ", "model=lambda: setting('units', 1) and ")
+    path.write_text(text)
+    refused = run(path, "replicas=1", "units=7")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines()[-1] == (
+        "error PS104: model(): setting('units') is read after the job file was loaded; "
+        "read it at the top of the file"
+    )

@@ -10,9 +10,18 @@ import pytest
 import tensorflow as tf
 
 from psrpc.errors import InvalidJob
-from tests.worker.describe_bench import Line, classes, dense, described, line_loss, one_hot, spoilt
+from psrpc.job_file import UserCodeFailed
+from tests.worker.describe_bench import (
+    Line,
+    classes,
+    dense,
+    described,
+    line_loss,
+    one_hot,
+    spoilt,
+    text_labels,
+)
 from worker import Arrays
-from worker.loader import UserCodeFailed
 
 pytestmark = pytest.mark.slow
 layers = keras.layers
@@ -22,8 +31,9 @@ def weights_only() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), layers.Flatten()])
 
 
-def counting() -> keras.Model:
-    return keras.Sequential([keras.Input((4,)), layers.Normalization(name="n"), layers.Dense(3)])
+def halved() -> keras.Model:
+    norm = layers.BatchNormalization(name="n", dtype="float16", center=False, scale=False)
+    return keras.Sequential([keras.Input((4,)), norm, layers.Dense(3)])
 
 
 @pytest.mark.parametrize(
@@ -37,7 +47,7 @@ def counting() -> keras.Model:
             "train holds 60 records, less than one global batch of 70 (batch_size 10 x replicas 7)",
         ),
         ({"model": weights_only}, "the model has no trainable variables"),
-        ({"model": counting}, "state variable 'sequential/n/count' has dtype int64"),
+        ({"model": halved}, "state variable 'sequential/n/moving_mean' has dtype float16"),
         (
             {"model": lambda: dense(dtype="float16")},
             "trainable variable 'sequential/dense/kernel' has dtype float16",
@@ -61,12 +71,32 @@ def counting() -> keras.Model:
             {"loss": keras.losses.MeanSquaredError()},
             "labels of shape () per example do not fit the loss mean_squared_error",
         ),
-        ({"loss": "msse"}, "loss is 'msse'; Keras has no loss of that name"),
-        ({"metrics": ["acuracy"]}, "metrics contains 'acuracy'; Keras has no metric"),
+        ({"train": text_labels("U")}, "train: labels are text, such as 'cat', and the loss takes "),
+        ({"train": text_labels("S")}, "y = np.unique(labels, return_inverse=True)"),
+        ({"train": text_labels("U"), "loss": "crossentropy"}, "labels are text, such as 'cat'"),
+        (
+            {"loss": "msse"},
+            "loss is 'msse'; Keras has no loss of that name; did you mean 'mse'?",
+        ),
+        ({"loss": "accuracy"}, "no loss of that name; it is the name of a metric"),
+        ({"loss": {"dense": "mse2"}}, "loss is 'mse2'; Keras has no loss of that name; did you "),
+        (
+            {"metrics": ["acuracy"]},
+            "metrics contains 'acuracy'; Keras has no metric of that name; ",
+        ),
+        ({"metrics": ["acuracy"]}, "did you mean 'accuracy'?"),
+        ({"metrics": {"dense": ["AUCC"]}}, "metrics contains 'AUCC'; Keras has no metric of that "),
+        ({"metrics": ["rmse"]}, "did you mean 'root_mean_squared_error'?"),
+        ({"metrics": ["qqq"]}, "no metric of that name; see keras.metrics for those that it has"),
+        ({"metrics": ["mean_io_u"]}, "'num_classes'); give keras.metrics.MeanIoU(...) instead"),
         ({"metrics": ["accuracy", "accuracy"]}, "two metrics are named 'accuracy'"),
-        ({"optimizer": "sdg"}, "optimizer is 'sdg'; Keras has no optimizer of that name"),
+        ({"optimizer": "sdg"}, "Keras has no optimizer of that name; did you mean 'sgd'?"),
         ({"optimizer": lambda: 3}, "optimizer() made a int; expected a Keras optimizer"),
         ({"init_from": "absent.keras"}, "init_from is 'absent.keras'; there is no such file"),
+        (
+            {"init_from": "/"},
+            "init_from '/' is neither a checkpoint (it has no manifest.json) nor a",
+        ),
         ({"model": Line, "metrics": []}, "but the model is a tf.Module; expected a function"),
         ({"model": Line, "loss": line_loss}, "metrics need a keras.Model"),
         (

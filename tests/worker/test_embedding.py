@@ -270,9 +270,10 @@ def test_a_module_may_use_the_layer() -> None:
     check_gradients(bench, forward)
 
 
-def test_mixed_precision_computes_in_16_bits_and_sends_32() -> None:
-    bench = Bench(make_job(lambda: Weighed(dtype="mixed_bfloat16"), some_ids()))
-    assert bench.replica.model.rows.compute_dtype == "bfloat16"
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_computes_in_16_bits_and_sends_32(dtype: str) -> None:
+    bench = Bench(make_job(lambda: Weighed(dtype=f"mixed_{dtype}"), some_ids()))
+    assert bench.replica.model.rows.compute_dtype == dtype
 
     def forward(tables: Mapping[str, Any], x: Any) -> Any:
         return tf.reduce_sum(tf.gather(tables["rows"], x) * WEIGHTS, -1)

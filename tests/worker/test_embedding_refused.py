@@ -84,7 +84,7 @@ def named_as_its_input() -> keras.Model:
             lambda: keras.Sequential([Embedding(W, name="rows"), keras.layers.Flatten()]),
             "layer 'rows' was given ids of dtype float32.*a Sequential one too.*dtype='int64'",
         ),
-        (lambda: Weighed(vocabulary=3), "first batch: layer 'rows' was given id"),
+        (lambda: Weighed(vocabulary=3), "first batch: record 11: layer 'rows' was given id"),
         (lambda: Weighed(optimizer="lion"), "optimizer Lion, which has no form for rows"),
         (lambda: Weighed(initializer="glorot_uniform"), "initializer GlorotUniform; rows are"),
         (

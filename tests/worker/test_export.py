@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,16 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from pserver.updates.engine import AVERAGES
 from psrpc.checkpoint import ManifestFile, ShardState, commit, write_shard_file
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
-from psrpc.plan import make_plan
+from psrpc.plan import ArenaPlan, make_plan
 from tests.psrpc.manifests import manifest_of
 from tests.worker.flat_bench import make_job, noisy_model
 from worker.data import Array
+from worker.describe import describe
 from worker.export import export, export_main
 from worker.initializer import initial_values
 from worker.loader import load_job
@@ -75,7 +78,7 @@ def write_job(folder: Path, model: str = "dense", units: int = 1) -> Path:
 def write_checkpoint(folder: Path, replica: Replica, averages: bool = False) -> Path:
     """A checkpoint of two shards with arbitrary values, and averages twice as large."""
     plan = make_plan([spec for spec, _ in model_variables(replica.model)], 2, "cut")
-    values = {a.name: np.arange(1, a.length + 1, dtype=a.dtype) / a.length for a in plan.arenas}
+    values = {a.name: arbitrary(a) for a in plan.arenas}
     (folder / "tmp").mkdir()
     files = []
     for shard in range(plan.shards):
@@ -93,12 +96,17 @@ def write_checkpoint(folder: Path, replica: Replica, averages: bool = False) -> 
     return folder / manifest.name
 
 
+def arbitrary(arena: ArenaPlan) -> Array:
+    values = np.arange(1, arena.length + 1, dtype=arena.dtype)
+    return values if arena.replaced else values / arena.length
+
+
 def flat_values(replica: Replica, scale: float) -> dict[str, Array]:
     """By variable, what :func:`write_checkpoint` wrote; trainable ones times ``scale``."""
     plan = make_plan([spec for spec, _ in model_variables(replica.model)], 1, "cut")
     found = {}
     for arena in plan.arenas:
-        flat = np.arange(1, arena.length + 1, dtype=arena.dtype) / arena.length
+        flat = arbitrary(arena)
         flat *= scale if arena.role == "trainable" else 1
         for index, start in zip(arena.order, arena.starts, strict=True):
             spec = plan.variables[index]
@@ -248,6 +256,59 @@ def half(x):
     keras.models.load_model(to, custom_objects=given)
 
 
+def test_a_model_that_keras_cannot_make_again_is_said_to_be_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And what is advised instead works."""
+    path = write_job(tmp_path, "Net")
+    own = """
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x)
+"""
+    path.write_text(path.read_text().replace("def dense", own + "\ndef dense", 1))
+    checkpoint = write_checkpoint(tmp_path, trained := Replica(load_job(path).job))
+    to = str(tmp_path / "m.keras")
+    assert export_main(str(path), str(checkpoint), to) == 0
+    said = capfd.readouterr().out
+    assert said.startswith(f"keras.models.load_model cannot load {to}: ")
+    assert "Net.__init__() got an unexpected keyword argument" in said
+    assert "custom_objects" not in said
+    assert f"model.load_weights({to!r})" in said
+    expected = flat_values(trained, 1)
+    built = Replica(load_job(path).job)
+    built.model.load_weights(to)
+    for spec, variable in model_variables(built.model):
+        np.testing.assert_array_equal(variable.numpy(), expected[spec.name])
+    with_kwargs = path.read_text().replace("__init__(self)", "__init__(self, **kwargs)")
+    path.write_text(
+        with_kwargs.replace(
+            "super().__init__()\n        self.out", ("super().__init__(**kwargs)\n        self.out")
+        )
+    )
+    again = str(tmp_path / "again.keras")
+    assert export_main(str(path), str(checkpoint), again) == 0
+    assert f"load_model({again!r}, custom_objects={{'Net': Net}})" in capfd.readouterr().out
+
+
+def test_how_a_saved_model_is_called_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_job(tmp_path)
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
+    to = f"{tmp_path}/model/"
+    assert export_main(str(path), str(checkpoint), to) == 0
+    line = f"model = tf.saved_model.load({to!r}); model.serve(x)"
+    assert capfd.readouterr().out == f"to use {to}: {line}\n"
+    names = {"tf": tf, "x": np.ones((2, 4), np.float32)}
+    exec(line.replace("model.serve", "y = model.serve"), names)
+    assert names["y"].shape == (2, 1)
+
+
 def test_init_from_a_keras_file_or_a_checkpoint(tmp_path: Path) -> None:
     other = Replica(make_job(noisy_model, seed=5))
     plan = make_plan([spec for spec, _ in model_variables(other.model)], 2, "cut")
@@ -262,12 +323,14 @@ def test_init_from_a_keras_file_or_a_checkpoint(tmp_path: Path) -> None:
     seeded = initial_values(Replica(make_job(noisy_model)), plan)
     assert (seeded["float32.trainable"] != expected["float32.trainable"]).any()
 
-    checkpoint = write_checkpoint(tmp_path, other)
-    replica = Replica(make_job(noisy_model, init_from=checkpoint))
-    found = initial_values(replica, plan)
-    for arena in plan.arenas:
-        values = np.arange(1, arena.length + 1, dtype=arena.dtype) / arena.length
-        np.testing.assert_array_equal(found[arena.name], values)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for source in (write_checkpoint(checkpoints, other), tmp_path / "run"):
+        replica = Replica(make_job(noisy_model, init_from=source))
+        found = initial_values(replica, plan)
+        for arena in plan.arenas:
+            values = np.arange(1, arena.length + 1, dtype=arena.dtype) / arena.length
+            np.testing.assert_array_equal(found[arena.name], values)
 
 
 def test_init_from_what_does_not_fit(tmp_path: Path) -> None:
@@ -284,3 +347,40 @@ def test_init_from_what_does_not_fit(tmp_path: Path) -> None:
     replica = Replica(make_job(noisy_model, init_from=checkpoint))
     with pytest.raises(InvalidJob, match=r"there is no value for variable|has shape"):
         initial_values(replica, plan)
+
+
+def test_an_export_refuses_a_setting_that_the_model_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_job(tmp_path)
+    text = path.read_text() + "\nfrom dataclasses import replace\nfrom worker import setting\n"
+    text += "build = job.model\n"
+    text += "job = replace(job, model=lambda: setting('units', 1) and build())\n"
+    path.write_text(text)
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
+    assert export_main(str(path), str(checkpoint), str(tmp_path / "late.keras")) == 2
+    assert "model(): setting('units') is read after the job file" in capsys.readouterr().err
+
+
+def test_init_from_another_model_is_refused_when_the_job_is_described(tmp_path: Path) -> None:
+    path = write_job(tmp_path)
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
+    init = [f"init_from={checkpoint}"]
+    assert describe(load_job(path, init))["name"] == "small"
+    text = path.read_text()
+    path.write_text(text.replace("Dense(3,", "Dense(5,"))
+    shape = "sequential/dense/kernel has shape (4, 3) there and (4, 5) in the model; "
+    with pytest.raises(InvalidJob, match=re.escape(shape)):
+        describe(load_job(path, init))
+    path.write_text(text.replace("Dense(1)", "Dense(1, name='head')"))
+    with pytest.raises(InvalidJob) as raised:
+        describe(load_job(path, init))
+    assert str(raised.value) == (
+        f"init_from {str(checkpoint)!r} is of another model: it has no values for "
+        "sequential/head/kernel, sequential/head/bias; it has sequential/dense_1/bias, "
+        "sequential/dense_1/kernel, which the model has not"
+    )
+    keras_file = str(tmp_path / "wide.keras")
+    keras.Sequential([keras.Input((6,)), keras.layers.Dense(7)]).save(keras_file)
+    with pytest.raises(InvalidJob, match=r"wide\.keras' does not fit the model: "):
+        describe(load_job(path, [f"init_from={keras_file}"]))

@@ -13,7 +13,7 @@ from psrpc.errors import InvalidJob
 from psrpc.plan import make_plan
 from tests.psrpc.rows import TABLES, VARIABLES, DictTable, plan_of, write_checkpoint
 from worker import initializer
-from worker.initializer import first_rows
+from worker.initializer import first_rows, source_of
 
 NEW = replace(TABLES[1], name="new")
 
@@ -26,7 +26,10 @@ def job_of(source: Path | None) -> Any:
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tables that the log says begin without rows."""
     tables: list[str] = []
-    log = SimpleNamespace(warning=lambda _text, **said: tables.append(said["table"]))
+    log = SimpleNamespace(
+        warning=lambda _text, **said: tables.append(said["table"]),
+        info=lambda _text, **_said: None,
+    )
     monkeypatch.setattr(initializer, "log", log)
     return tables
 
@@ -48,6 +51,29 @@ def test_those_of_the_same_name_and_width(
     assert warned == ["new"]
     assert first_rows(job_of(relative), plan_of(1, (NEW,))) == ""
     assert warned == ["new", "new"]
+
+
+def test_of_a_run_those_of_its_newest_good_checkpoint(tmp_path: Path, warned: list[str]) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    held = [DictTable(spec, {}) for spec in TABLES]
+    good, newest = (write_checkpoint(checkpoints, plan_of(2), held, step) for step in (10, 20))
+    manifest = newest / "manifest.json"
+    manifest.write_text(manifest.read_text()[:-9])
+    job = job_of(tmp_path / "run")
+    assert first_rows(job, plan_of(1)) == str(good)
+    # It may go on meanwhile: values and rows are those of one checkpoint.
+    write_checkpoint(checkpoints, plan_of(2), held, 30)
+    assert first_rows(job, plan_of(1)) == str(good)
+    assert warned == []
+
+
+def test_what_is_neither_a_checkpoint_nor_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"neither a checkpoint \(it has no manifest.json\) nor"):
+        source_of(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InvalidJob, match=r"init_from '.*': no good checkpoint in .*checkpoints"):
+        source_of(tmp_path)
 
 
 def test_another_width_names_the_table_and_both(checkpoint: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from psrpc.errors import InvalidJob
+from psrpc.job_instead import INSTEAD
 from worker import Arrays, Job
 
 
@@ -51,6 +53,8 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("keep_best", 3, "keep_best is 3 (int); expected a name like 'min:loss'"),
         ("keep_best", "gain", "keep_best is 'gain'; say in which direction it gets better"),
         ("keep_best", "loss", "keep_best is 'loss', but eval is None; nothing is evaluated"),
+        ("evaluate_every_epoch", 3, "evaluate_every_epoch is 3 (int); expected True or False"),
+        ("evaluate_every_epoch", True, "evaluate_every_epoch is True, but eval is None"),
         ("intra_op_threads", "2", "intra_op_threads is '2' (str)"),
         ("mode", "fast", "mode is 'fast' (str); expected async or sync or ssp"),
         ("then", "later", "then is 'later' (str); expected async or sync or ssp or None"),
@@ -83,6 +87,10 @@ def make_job(records: int = 100, **fields: Any) -> Job:
         ("eval", [1], "eval is [1] (list); expected a data source"),
         ("init_from", 3, "init_from is 3 (int); expected a path"),
         ("batch_sizes", 3, "Job has no field batch_sizes; did you mean 'batch_size'?"),
+        ("callbacks", [], "Job has no field callbacks; stop_early and reduce_lr stand for Early"),
+        ("validation_data", 3, "no field validation_data; eval= takes the evaluation data"),
+        ("lr", 0.1, "no field lr; it is an argument of the optimizer: optimizer=keras"),
+        ("steps_per_epoch", 3, "no field steps_per_epoch; an epoch is one pass over train"),
         (
             "xyz",
             3,
@@ -97,6 +105,20 @@ def test_a_job_names_the_field_the_value_and_what_is_expected(
         make_job(**{field: value})
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_a_name_of_keras_is_answered_with_what_there_is_instead(name: str) -> None:
+    known = {field.name for field in fields(Job)}
+    assert name not in known
+    with pytest.raises(InvalidJob) as raised:
+        make_job(**{name: 3})
+    said = str(raised.value)
+    assert "\n" not in said
+    assert len(said) < 300
+    # What looks like a field of the job is one.
+    others = {"train", "eval", *re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", INSTEAD[name])}
+    assert others - known <= {"learning_rate", "sample_weight"}
 
 
 def test_updates_of_the_whole_job_in_both_modes() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from psrpc.errors import InvalidJob
-from worker.loader import UserCodeFailed, load_job, user_code
+from psrpc.job_file import UserCodeFailed
+from worker.loader import load_job, user_code
 
 JOB = """
 import numpy as np

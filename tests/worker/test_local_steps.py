@@ -129,6 +129,21 @@ def test_an_attempt_gives_the_same_bits_in_another_worker() -> None:
         np.testing.assert_array_equal(values, other.pushed(version=1)[name])
 
 
+def test_variables_are_joined_a_few_at_a_time_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorFlow's time to compile one operation grows with the square of its inputs."""
+    expected = Local(noisy_model, sgd(0.1, momentum=0.9)).pushed()
+    monkeypatch.setattr("worker.local_steps.MOST_JOINED", 2)
+    local = Local(noisy_model, sgd(0.1, momentum=0.9))
+    for name, values in local.pushed().items():
+        np.testing.assert_array_equal(values, expected[name])
+    (trace,) = local.local._traces.values()
+    joins = [node for node in trace._concrete.graph.as_graph_def().node if node.op == "ConcatV2"]
+    # Six trainable variables in three pairs, which one more operation joins; the axis is an input.
+    assert sorted(len(node.input) - 1 for node in joins)[-4:] == [2, 2, 2, 3]
+
+
 def test_a_step_leaves_what_was_received_alone() -> None:
     local = Local(noisy_model, sgd(0.1, momentum=0.9))
     before = {name: array.copy() for name, array in local.parameters.arrays.items()}

@@ -80,7 +80,7 @@ def test_a_map_may_make_rows_ragged() -> None:
     x, _ = Arrays(np.array(["a|b", "c", "d|e|f"]), np.zeros(3), map=split).read_range(1, 3)
     assert lists(x) == [["c"], ["d", "e", "f"]]
     short = Arrays(np.array(["a", "b"]), np.zeros(2), map=lambda x, y: (split(x[1:], y)[0], y))
-    with pytest.raises(InvalidJob, match="map gave 1 records; it was asked for 2"):
+    with pytest.raises(InvalidJob, match="map gave 1 record; it was asked for 2"):
         short.read_range(0, 2)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.client import ShardClient
+from pserver.client import RetryPolicy, ShardClient
 from pserver.engine import ShardEngine
 from pserver.server import ShardServer
 from pserver.workspace import Workspace
@@ -316,6 +316,53 @@ def test_a_stop_ends_the_wait_for_a_shard(monkeypatch: pytest.MonkeyPatch) -> No
     # Heartbeats went faster while it lasted.
     assert hurried[0]
     assert not hurried[-1]
+
+
+@pytest.mark.parametrize("data_port", [None, 0])
+def test_a_pull_that_the_worker_ends_itself_is_no_broken_route(data_port: int | None) -> None:
+    plan = make_cut_plan(2)
+    with (
+        serve_shards(plan, "sync", 1, data_port=data_port) as served,
+        standing_alone(connect_timeout_s=600) as standing,
+    ):
+        stopping = threading.Thread(target=standing.stop)
+
+        def gone(waits: bool) -> None:
+            if waits and pulling.is_set():
+                stopping.start()
+
+        pulling = threading.Event()
+        with Router(served.cluster, plan, standing, waiting=gone) as router:
+            router.initialize(arrays(plan, 1))
+            pulling.set()
+            with pytest.raises(Stopped):
+                router.pull(1, arrays(plan, 0))
+            stopping.join()
+            assert standing.routes.unreachable() == {}
+
+
+def test_a_route_that_breaks_after_a_pull_was_ended_is_one() -> None:
+    plan = make_cut_plan(1)
+    failed: list[int] = []
+    with serve_shards(plan) as served:
+        [shard] = served.cluster.shards
+        client = ShardClient(
+            shard.address,
+            shard.incarnation,
+            plan,
+            0,
+            retry=RetryPolicy(budget_s=0.0),
+            failed=lambda: failed.append(1),
+        )
+        with client:
+            client.reach()
+            client.cancel()
+            client.reach()
+            assert failed == []
+            served.servers[0].stop(0)
+            with pytest.raises(ShardUnreachable):
+                client.reach()
+            assert failed == [1]
 
 
 def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
 from psrpc.clock import ManualClock
-from worker.routes import PROBE_S, SUSPECT_S, Routes, connects
+from worker.routes import PROBE_S, PROBES, SUSPECT_S, Routes, connects
 
 
 class World:
@@ -18,7 +19,7 @@ class World:
         self.cut: set[str] = set()
         self.probed: list[str] = []
         self.routes = Routes(self.clock.now, self.connects)
-        self.routes.joined(["a:1", "b:2"])
+        self.routes.joined([("a:1", 1), ("b:2", 2)])
 
     def connects(self, address: str) -> bool:
         self.probed.append(address)
@@ -77,6 +78,41 @@ def test_a_broken_route_without_a_call_is_probed_until_it_is_whole(world: World)
     assert world.probed == ["b:2"] * 4
 
 
+def test_shards_are_probed_at_once() -> None:
+    clock, both = ManualClock(), threading.Barrier(2)
+
+    def connects(_address: str) -> bool:
+        both.wait(60)
+        return False
+
+    routes = Routes(clock.now, connects)
+    routes.joined([("a:1", 1), ("b:2", 2)])
+    for shard in range(2):
+        routes.asked(shard)
+    clock.advance(SUSPECT_S)
+    assert routes.probe()
+    assert routes.unreachable() == {0: SUSPECT_S, 1: SUSPECT_S}
+
+
+def test_so_many_are_probed_at_once_and_the_others_the_next_time() -> None:
+    clock, probed = ManualClock(), list[str]()
+
+    def connects(address: str) -> bool:
+        probed.append(address)
+        return False
+
+    routes = Routes(clock.now, connects)
+    addresses = [f"a:{port}" for port in range(1, 2 * PROBES)]
+    routes.joined([(address, 1) for address in addresses])
+    for shard in range(len(addresses)):
+        routes.asked(shard)
+    clock.advance(SUSPECT_S)
+    assert routes.probe()
+    assert len(routes.unreachable()) == len(probed) == PROBES
+    assert routes.probe()
+    assert sorted(probed) == sorted(addresses)
+
+
 def test_a_probe_that_ends_after_the_call_says_nothing(world: World) -> None:
     routes = world.routes
 
@@ -97,8 +133,10 @@ def test_a_shard_at_another_address_has_another_route(world: World) -> None:
     routes.failed(0)
     routes.asked(1)
     routes.failed(1)
-    routes.joined(["a:1", "b:3"])
+    routes.joined([("a:1", 1), ("b:3", 2)])
     assert routes.unreachable() == {0: 0.0}
+    routes.joined([("a:1", 4), ("b:3", 2)])
+    assert routes.unreachable() == {}, "another process"
 
 
 def test_a_shard_that_accepts_nothing_is_reached_all_the_same() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.step_times import COLUMNS, StepTimes
+from worker.step_times import COLUMNS, MEDIAN_STEPS, StepTimes
 
 
 def clocked(capacity: int = 3) -> StepTimes:
@@ -54,6 +57,49 @@ def test_the_position_is_what_is_done_now_and_how_long_steps_take() -> None:
         times.end()
     # Waiting for others is no part of it.
     assert times.position().median_step_s == 2.0
+
+
+@contextmanager
+def steps_that_end_whenever_memory_is_taken(times: StepTimes) -> Iterator[list[int]]:
+    """Each garbage collection ends a step, as the loop's thread may wherever another one is; the
+    list grows by one each time."""
+    ended: list[int] = []
+
+    def end_a_step(phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            step(times)
+            ended.append(times.steps)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(end_a_step)
+    gc.set_threshold(1)
+    try:
+        yield ended
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(end_a_step)
+
+
+def test_steps_may_end_while_their_median_is_asked_for() -> None:
+    times = StepTimes(3, clock=iter(float(s) for s in range(10**6)).__next__)
+    for _ in range(MEDIAN_STEPS + 1):
+        step(times)
+    with steps_that_end_whenever_memory_is_taken(times) as ended:
+        medians = [times.position().median_step_s for _ in range(20)]
+        [[] for _ in range(10)]  # takes memory itself, should a position need none
+    assert ended
+    assert medians == [3.0] * 20
+
+
+def test_the_median_is_that_of_the_last_steps() -> None:
+    seconds = 0.0
+    times = StepTimes(3, clock=lambda: seconds)
+    for number in range(2 * MEDIAN_STEPS):
+        times.begin()
+        seconds += 1.0 if number < MEDIAN_STEPS + MEDIAN_STEPS // 2 else 5.0
+        times.took("compute")
+        times.end()
+    assert times.position().median_step_s == 5.0
 
 
 def test_a_step_that_was_given_up_leaves_nothing() -> None:

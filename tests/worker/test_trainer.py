@@ -17,6 +17,7 @@ from pserver.wire import from_decision
 from pserver.workspace import Workspace
 from psrpc.batch import BatchId
 from psrpc.errors import JobFailed, JobMismatch, StaleGeneration
+from psrpc.job_file import UserCodeFailed
 from psrpc.plan import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -27,7 +28,7 @@ from worker import Arrays, Job
 from worker.data import Batch
 from worker.ending import Stopped
 from worker.evaluator import Evaluator
-from worker.loader import LoadedJob, UserCodeFailed
+from worker.loader import LoadedJob
 from worker.replica import Replica
 from worker.standing import Standing
 from worker.trainer import Trainer
