@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.wording import counted
 from psrpc.certificates import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -34,6 +33,7 @@ from psrpc.certificates import (
 )
 from psrpc.errors import InvalidArgument, disk_code
 from psrpc.identity import Identity, Role, ca_uri, check_job_name
+from psrpc.plural import counted
 
 CA_DAYS = 3650
 LEAF_DAYS = 365

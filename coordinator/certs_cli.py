@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from coordinator.wording import counted
 from psrpc.identity import job_name
+from psrpc.plural import counted
 
 DAYS = 365
 

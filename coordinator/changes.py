@@ -60,6 +60,8 @@ class Changes:
         training, rule = self._course.training, self._course.run.rule
         if self.switch is None and rule is not None and training.rule_due:
             self._start(rule.policy, by_rule=True)
+        if self.switch is None and training.rate_due is not None:
+            self._start(self._course.run.settings, by_rule=True, rate=training.rate_due)
         if self.switch is None:
             return
         followed = self.switch.due(training, self._course.now())
@@ -89,7 +91,9 @@ class Changes:
             self._course.warnings.add(f"{self.switch} does not come about: {why}")
             self.switch = None
 
-    def _start(self, settings: Policy, by_rule: bool = False) -> None:
-        self.switch = Switch(self._course.run.policy + 1, settings, by_rule)
+    def _start(self, settings: Policy, by_rule: bool = False, rate: float | None = None) -> None:
+        run = self._course.run
+        rate = run.followed[-1].rate if rate is None else rate
+        self.switch = Switch(run.policy + 1, settings, by_rule, rate)
         self.switch.begin(self._course.training)
         log.info("the policy is to change", to=str(settings), by_rule=by_rule)

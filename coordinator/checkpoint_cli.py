@@ -23,7 +23,6 @@ from coordinator.description import JobDescription, read_description
 from coordinator.pruning import Pruner
 from coordinator.retention import Kept, Objective, best_of
 from coordinator.run_directory import LEDGER, RunDirectory
-from coordinator.saving import CHECKPOINTS
 from coordinator.store import Store, unreadable_ledger
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
@@ -32,7 +31,7 @@ from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, 
 from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
-from psrpc.runs import JOB, newest_run
+from psrpc.runs import CHECKPOINTS, JOB, newest_run
 from psrpc.storage import cause_of, read_json
 from psrpc.told import told
 

@@ -14,6 +14,7 @@ from psrpc.evicted_file import evicted_sizes
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import Manifest
 from psrpc.plan import make_plan
+from psrpc.plural import counted
 from psrpc.rows_chain import load_table
 from psrpc.rows_reader import RowsBlock
 from psrpc.shard_file import NDArray
@@ -143,12 +144,13 @@ def compare_rows(
 ) -> tuple[list[str], list[ArrayDifference], int]:
     """Facts, differences and the number of equal columns of two tables whose ids ascend."""
     if one is None or other is None:
-        sizes = ["none" if rows is None else f"{rows.ids.size} rows" for rows in (one, other)]
+        sizes = ["none" if rows is None else counted(rows.ids.size, "row") for rows in (one, other)]
         return [f"table {name}: {sizes[0]} and {sizes[1]}"], [], 0
     both, ours, theirs = np.intersect1d(one.ids, other.ids, assume_unique=True, return_indices=True)
     facts = []
     if not both.size == one.ids.size == other.ids.size:
-        facts = [f"table {name}: {one.ids.size} and {other.ids.size} rows, {both.size} in both"]
+        both_sizes = f"{one.ids.size} and {counted(other.ids.size, 'row')}"
+        facts = [f"table {name}: {both_sizes}, {both.size} in both"]
     columns = [
         {f"rows of {name}": rows.values[at]}
         | {f"{slot} of {name}": array[at] for slot, array in rows.slots.items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from psrpc.command_line import run_path
 from psrpc.runs import RUNS
 
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "any is bad.",
     )
     verify.add_argument(
-        "source", type=Path, metavar="RUN_DIR|CHECKPOINT_DIR", help="all of a run, or one"
+        "source", type=run_path, metavar="RUN_DIR|CHECKPOINT_DIR", help="all of a run, or one"
     )
     diff = actions.add_parser(
         "diff",
@@ -30,12 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "number of shards. Ends with status 1 if they differ.",
     )
     diff.add_argument(
-        "one", type=Path, metavar="A", help="the directory of a checkpoint, or its name in a run"
+        "one",
+        type=run_path,
+        metavar="A",
+        help="the directory of a checkpoint, or its name in a run",
     )
-    diff.add_argument("other", type=Path, metavar="B", help="the same of another")
+    diff.add_argument("other", type=run_path, metavar="B", help="the same of another")
     diff.add_argument(
         "--run-dir",
-        type=Path,
+        type=run_path,
         metavar="RUN_DIR",
         help=f"the run of which A and B are names (default: the newest under {RUNS}/)",
     )
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run")
+    parser.add_argument("run_dir", type=run_path, metavar="RUN_DIR", help="the directory of a run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.disk import Committed, DiskWork
-from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Failed, Taken
 from psrpc.logs import get_logger
+from psrpc.runs import CHECKPOINTS
 
 if TYPE_CHECKING:
     from coordinator.course import Course
@@ -22,14 +22,23 @@ DAMAGED = "it was read back, and is not what was written"
 
 
 class Checkpointing:
-    """The checkpoints of a run that are on the disk. ``newest`` is the last one that was
-    committed, relative to the run directory; empty if there is none. Not thread-safe."""
+    """The checkpoints of a run that are on the disk. Not thread-safe."""
 
     def __init__(self, course: Course, disk: DiskWork, newest: tuple[str, int, int] | None) -> None:
         """``newest`` is the checkpoint that was noted last: name, generation, global step."""
-        self.newest = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
+        self._newest = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
         self._course = course
         self._disk = disk
+
+    @property
+    def newest(self) -> str:
+        """The last one that was committed, relative to the run directory; empty if there is none,
+        or the run directory is gone."""
+        return "" if self._disk.gone else self._newest
+
+    def restored(self, source: str) -> None:
+        """The run went on from ``source``; empty where it did from no checkpoint."""
+        self._newest = source or self._newest
 
     def reported(self, outcome: Taken | Failed | None) -> None:
         """What the last report on a snapshot came to."""
@@ -75,8 +84,8 @@ class Checkpointing:
         self._warn(result.warnings)
         error = result.error or (DAMAGED if result.damaged else "")
         if not error:
-            self.newest = f"{CHECKPOINTS}/{order.name}"
-            log.info("checkpoint committed", checkpoint=self.newest)
+            self._newest = f"{CHECKPOINTS}/{order.name}"
+            log.info("checkpoint committed", checkpoint=self._newest)
             training.notes.note_checkpoint(order, result.generation)
             if result.generation == course.begun:
                 training.orders.taken(order)

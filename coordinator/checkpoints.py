@@ -13,7 +13,6 @@ from coordinator.description import JobDescription
 from coordinator.open_batches import count_batches
 from coordinator.pruning import Pruner
 from coordinator.run import RestoredCheckpoint, Run
-from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
 from psrpc.checkpoint import (
@@ -22,6 +21,7 @@ from psrpc.checkpoint import (
     ManifestFile,
     applied_sets,
     commit,
+    compare_variables,
     newest_good,
     slot_names,
 )
@@ -30,7 +30,9 @@ from psrpc.intervals import IntervalSet
 from psrpc.lasting import give_names_back, make_directory, make_last
 from psrpc.manifest import TEMPORARY
 from psrpc.plan import Plan
+from psrpc.plural import counted
 from psrpc.rows_chain import compare_tables
+from psrpc.runs import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10
@@ -52,6 +54,8 @@ class Checkpoints:
         self._nbytes = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
         """What a checkpoint takes, as far as one can tell."""
         keep, best = run.description.keep_checkpoints, run.description.keep_best
+        self.gone = False
+        """Whether the run directory was not there when a checkpoint was to be made last."""
         self._pruner = Pruner(self._directory, keep, best, storage)
         self.lasting = self._pruner.lasting
         """Names that this process has made to last, and gives to none anew: shards may be reading
@@ -65,7 +69,7 @@ class Checkpoints:
         """
         directory = self._run.run_dir / order.directory
         try:
-            free = self._storage.free(self._run.run_dir)
+            free = self._free()
             if free < self._nbytes + RESERVE_NBYTES:
                 raise CheckpointError(
                     f"no space for {directory}: {free} bytes are free; a checkpoint takes about "
@@ -77,6 +81,21 @@ class Checkpoints:
             raise CheckpointError(
                 f"cannot make {directory}: {error.strerror}", code=disk_code(error)
             ) from error
+
+    def _free(self) -> int:
+        run_dir = self._run.run_dir
+        try:
+            free = self._storage.free(run_dir)
+        except FileNotFoundError:
+            self.gone = True
+            raise CheckpointError(
+                f"run directory {run_dir} is gone, it was deleted or its file system unmounted: "
+                "nothing of the run is saved there any more; training goes on, and checkpoints are "
+                "written again once the directory is mounted or made anew",
+                code="PS504",
+            ) from None
+        self.gone = False
+        return free
 
     def commit(self, taken: Taken, generation: int | None = None) -> None:
         """Writes the manifest and gives the directory its name. ``generation`` is the one that the
@@ -111,6 +130,7 @@ class Checkpoints:
                 "train_records": description.train_records,
                 "epochs": description.epochs,
                 "settings": under.settings.to_json(),
+                "rate": under.rate,
                 "overrides": list(run.overrides),
                 WRITTEN_UTC: datetime.now(UTC).isoformat(timespec="seconds"),
             },
@@ -245,10 +265,10 @@ def _lost_by_another_plan(manifest: Manifest, apart: int) -> list[str]:
     if not apart:
         return []
     return [
-        f"{apart} {'batch counts' if apart == 1 else 'batches count'} twice on parts of the "
+        f"{counted(apart, 'batch counts', 'batches count')} twice on parts of the "
         f"parameters: {manifest.name} was taken while some shards had applied them and others had "
-        f"not; go on with the plan that it was written with ({manifest.plan.shards} shards) to "
-        "avoid it"
+        "not; go on with the plan that it was written with "
+        f"({counted(manifest.plan.shards, 'shard')}) to avoid it"
     ]
 
 
@@ -271,6 +291,15 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
     if manifest.job != description.name:
         whose = f", which is of job {manifest.job!r} and not of {description.name!r}"
     for name, theirs, ours in wanted:
+        if theirs != ours and name == "data":
+            raise InvalidJob(
+                f"cannot resume from {directory}{whose}: the training data (train=) has changed, "
+                f"and has {counted(description.train_records, 'record')} now: its data is "
+                f"{theirs!r}, the job's is {ours!r}; batches would be lost or repeated. Give the "
+                "data that it was trained on, or start a new run (init_from takes the "
+                "values of parameters)",
+                code="PS405",
+            )
         if theirs != ours:
             raise InvalidJob(
                 f"cannot resume from {directory}{whose}: its {name} is {theirs!r}, the job's is "
@@ -278,9 +307,10 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
                 code="PS405",
             )
     try:
+        compare_variables(directory, manifest.plan.variables, description.variables)
         compare_tables(directory, manifest.plan.tables, description.tables)
     except CheckpointError as error:
-        raise InvalidJob(f"cannot resume: {error}") from None
+        raise InvalidJob(f"cannot resume: {error}", code=error.code) from None
 
 
 def _check_slots(

@@ -10,7 +10,7 @@ from pathlib import Path
 from coordinator.checkpoints import RESERVE_NBYTES
 from coordinator.client import CALL_S, CoordinatorClient
 from coordinator.run_directory import LEDGER
-from coordinator.wording import counted, whence
+from coordinator.wording import whence
 from psrpc.errors import (
     CoordinatorUnreachable,
     InvalidArgument,
@@ -26,6 +26,7 @@ from psrpc.errors import (
 )
 from psrpc.health import why_unhealthy
 from psrpc.identity import Role
+from psrpc.plural import counted
 from psrpc.reach import Step, reach
 from psrpc.security import Security
 from psrpc.v1 import coordinator_pb2 as pb

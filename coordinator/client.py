@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from psrpc.channel import open_channel
 from psrpc.errors import (
+    CoordinatorRefuses,
     CoordinatorUnreachable,
     DeadlinePassed,
     InvalidArgument,
@@ -121,6 +122,8 @@ class CoordinatorClient:
         self._closed = False
         self.reached = False
         """Whether it has ever answered: what stands in the way since then may go again."""
+        self.refusal = ""
+        """Why the coordinator that answered last will not start; empty if it has a run to serve."""
 
     def __enter__(self) -> CoordinatorClient:
         return self
@@ -244,7 +247,7 @@ class CoordinatorClient:
         Args:
             call: one of this client's methods with its arguments bound.
             connect_timeout_s: how long to try while it is silent.
-            announce: gets a line every 3 s that says what is awaited.
+            announce: gets a line now and then that says what is awaited.
             stopped: set it from elsewhere to give up at once.
             effect: what an answer that never came leaves open, where that matters to the caller.
 
@@ -261,10 +264,10 @@ class CoordinatorClient:
         def say(_reason: str, waited_s: float) -> None:
             nonlocal cause
             cause = self.why_unreachable()
+            why = self.refusal or (cause.coded if cause else "")
             announce(
                 f"waiting for the coordinator at {self.address} "
-                f"({waited_s:.0f} of {connect_timeout_s:.0f} s)"
-                + (f": {cause.coded}" if cause else "")
+                f"({waited_s:.0f} of {connect_timeout_s:.0f} s)" + (f": {why}" if why else "")
             )
 
         def failed(reason: str) -> None:
@@ -291,8 +294,12 @@ class CoordinatorClient:
                     f"the coordinator at {self.address} has not answered {effect}, so whether that "
                     f"counts is not known; doing it again is safe ({tries})"
                 )
-            why = cause or self.why_unreachable()
             tried = f"(tried for {tries.spent_s:.0f} s)"
+            if self.refusal:
+                return CoordinatorUnreachable(
+                    f"no coordinator serves this run at {self.address} {tried}: {self.refusal}"
+                )
+            why = cause or self.why_unreachable()
             if why is not None:
                 return CoordinatorUnreachable(
                     f"no coordinator answers {tried}: {why}, or say another --coordinator",
@@ -348,7 +355,10 @@ class CoordinatorClient:
         try:
             response = method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _typed(error, self.address) from None
+            typed = _typed(error, self.address)
+            if isinstance(typed, CoordinatorRefuses):
+                self.refusal = str(typed)
+            raise typed from None
         except ValueError:
             if not self._closed:
                 raise
@@ -357,7 +367,7 @@ class CoordinatorClient:
                 f"the connection to the coordinator at {self.address} was closed here"
             ) from None
         assert isinstance(response, expected)
-        self.reached = True
+        self.reached, self.refusal = True, ""
         return response
 
 

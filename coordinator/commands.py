@@ -117,7 +117,12 @@ def cluster(
 
 def resume_command(options: UpOptions) -> str:
     """What to type to go on with a run that was stopped."""
-    command = ["coordinator", "up", options.job, "--resume", "--run-dir", str(options.run_dir)]
+    return start_command(options, "--resume", "--run-dir", str(options.run_dir))
+
+
+def start_command(options: UpOptions, *more: str) -> str:
+    """What to type for such a run, in a run directory of its own unless ``more`` names one."""
+    command = ["coordinator", "up", options.job, *more]
     command += ["--shards", str(options.shards), "--workers", str(options.workers)]
     security = options.security
     if security.directory != options.run_dir.absolute() / CERTS:

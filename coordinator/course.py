@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from coordinator.assignments import Assignments
 from coordinator.bell import Bell
@@ -52,9 +53,10 @@ class Course:
         disk: DiskWork,
         curves: Curves | None = None,
         at_end: Callable[[], object] = lambda: None,
+        history: Path | None = None,
     ) -> None:
-        """``at_end`` is called when the job is over, before that is stored: what it leaves is there
-        if the store says so."""
+        """``history`` is the file of all epochs, None for none. ``at_end`` is called when the job
+        is over, before that is stored: what it leaves is there if the store says so."""
         self.members = known_members(
             run.plan.shards, LEASE_S, store.incarnations("shard"), store.incarnations("worker")
         )
@@ -68,9 +70,9 @@ class Course:
         self._at_end = at_end
         self._curves = curves or Curves(run.run_dir / "tensorboard")
         self.warnings = JobWarnings()
-        self.warnings.add(*run.remarks)
+        self.warnings.add(*run.remarks, *run.description.remarks)
         self.training = Training(
-            run, store, self._curves, self.streams.send, disk, self.warnings, clock
+            run, store, self._curves, self.streams.send, disk, self.warnings, clock, history
         )
         self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
         self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint())
@@ -107,6 +109,12 @@ class Course:
         return run.generation, run.restored.global_step if run.restored else 0
 
     @property
+    def epoch(self) -> int:
+        """The epoch that is trained, the last one once all are; 0 before training begins, and while
+        a coordinator that was started again does not know it. Counts from 1, as evaluations do."""
+        return min(self.training.span.epoch + 1, self.run.description.epochs) if self.begun else 0
+
+    @property
     def restored(self) -> str:
         """The name of the checkpoint that shards restore, or restored for the present generation;
         empty if none did, and before that is settled."""
@@ -132,6 +140,7 @@ class Course:
         gauges = read_gauges(self)
         self.training.progress.saw_skew(gauges.version_skew)
         self._curves.flush(gauges)
+        self.training.history.write(now)
         self._waits.look(held_up(self), now)
         self.advance()
 
@@ -177,6 +186,7 @@ class Course:
 
     def close(self) -> None:
         """Writes what is left; no call may follow."""
+        self.training.history.write()
         self._curves.close()
 
     @property
@@ -334,7 +344,8 @@ class Course:
             self.generations.cannot(f"generation {self.run.generation} to begin", error)
             return
         self.begun = self.run.generation
-        self.checkpoints.newest = self.generations.source or self.checkpoints.newest
+        self.training.take_totals(standings[0].totals)
+        self.checkpoints.restored(self.generations.source)
         lost = went_back(self.begun, before, self.training.span.step, self.generations.source)
         if lost:
             self.warnings.add(lost)
@@ -349,7 +360,11 @@ class Course:
             self.training.halt()
         if phase in ("finishing", "stopping", *ENDED):
             self.changes.drop()
+        stopped = self.training.stopped
+        if phase == "done" and stopped is not None:
+            self.reason = stopped.reason
         if phase in ENDED:
+            self.training.history.write()
             self._at_end()
             try:
                 self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})

@@ -161,7 +161,7 @@ class Curves:
 
     def _new_policies(self, policies: Sequence[Followed]) -> None:
         for policy in policies[self._policies :]:
-            words = f"policy {policy.number} from global step {policy.step}: `{policy.settings}`"
+            words = f"policy {policy.number} from global step {policy.step}: `{policy.words}`"
             self._text("policy", words, policy.step)
         self._policies = len(policies)
 

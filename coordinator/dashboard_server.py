@@ -36,6 +36,8 @@ GRACE_S = 1
 
 _BACKLOG = 64
 
+_OPTION = "--dashboard"
+
 
 ELSEWHERE = (
     "and look from another machine with `coordinator dashboard --coordinator HOST:PORT --certs "
@@ -53,7 +55,7 @@ class DashboardServer:
         address: str | None,
         shown: Shown,
         insecure: bool = False,
-        option: str = "--dashboard",
+        option: str = _OPTION,
         instead: str = ELSEWHERE,
         patience_s: Callable[[], float] = lambda: PATIENCE_S,
     ) -> None:
@@ -93,7 +95,7 @@ class DashboardServer:
         from coordinator.dashboard_connection import bounded
 
         host, port = parse_address(self._address, default_port=DEFAULT_PORT)
-        self._socket = self._listen(host, port)
+        self._socket = _listen(host, port, self._insecure, self._option, self._instead)
         port = self._socket.getsockname()[1]
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.url = f"http://{format_address(shown, port)}/"
@@ -129,38 +131,45 @@ class DashboardServer:
             self._socket.close()
             self._socket = None
 
-    def _listen(self, host: str, port: int) -> socket.socket:
-        where = format_address(host, port)
-        try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except OSError as error:
-            raise InvalidArgument(
-                f"{self._option} {where}: {error.strerror}; say an address of this machine"
-            ) from None
-        if not (self._insecure or ipaddress.ip_address(address[0]).is_loopback):
-            raise InvalidArgument(
-                f"{self._option} {where} would show the job to whoever reaches this machine, "
-                f"without encryption and without asking who it is; say 127.0.0.1, {self._instead}"
-            )
-        listener = socket.socket(family, kind, proto)
-        try:
-            # A coordinator that is started again gets the port of the one before.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise PortInUse(
-                f"cannot serve the dashboard at {where}: {error.strerror}; say another "
-                f"{self._option}"
-            ) from None
-        return listener
-
     def _run(self, server: uvicorn.Server, listener: socket.socket) -> None:
         try:
             asyncio.run(server.serve(sockets=[listener]))
         except Exception as error:
             # Whoever trains goes on; who looks sees that nobody answers.
             log.exception("the dashboard has stopped", why=repr(error))
+
+
+def check_address(address: str, insecure: bool) -> None:
+    """Whether the dashboard of a job can be served at HOST:PORT now. Raises as
+    :meth:`DashboardServer.start` does."""
+    host, port = parse_address(address, default_port=DEFAULT_PORT)
+    _listen(host, port, insecure, _OPTION, ELSEWHERE).close()
+
+
+def _listen(host: str, port: int, insecure: bool, option: str, instead: str) -> socket.socket:
+    where = format_address(host, port)
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise InvalidArgument(
+            f"{option} {where}: {error.strerror}; say an address of this machine"
+        ) from None
+    if not (insecure or ipaddress.ip_address(address[0]).is_loopback):
+        raise InvalidArgument(
+            f"{option} {where} would show the job to whoever reaches this machine, "
+            f"without encryption and without asking who it is; say 127.0.0.1, {instead}"
+        )
+    listener = socket.socket(family, kind, proto)
+    try:
+        # A coordinator that is started again gets the port of the one before.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise PortInUse(
+            f"cannot serve the dashboard at {where}: {error.strerror}; say another {option}"
+        ) from None
+    return listener

@@ -13,13 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from coordinator.plateau import ReduceLr, StopEarly
 from coordinator.retention import Objective
 from psrpc.batch import batches_per_epoch
 from psrpc.checkpoint_every import SaveInterval, read_checkpoint_every
-from psrpc.document import Check, anything, listed, maybe, parse_json, shown, text, whole
+from psrpc.document import (
+    Check,
+    anything,
+    flag,
+    listed,
+    maybe,
+    parse_json,
+    real,
+    record,
+    shown,
+    text,
+    whole,
+)
 from psrpc.errors import InvalidJob, PsError
 from psrpc.plan import Placement, VariableSpec
 from psrpc.plan_form import variable
+from psrpc.plural import counted
 from psrpc.policy import Mode, Policy
 from psrpc.process import with_malloc_settings
 from psrpc.tables import FULL_EVERY, TableSpec
@@ -88,6 +102,26 @@ class JobDescription:
     rows_nbytes: int = 0
     full_checkpoint_every: int = FULL_EVERY
     slots: tuple[str, ...] | None = None
+    stop_early: StopEarly | None = None
+    reduce_lr: ReduceLr | None = None
+    evaluate_every_epoch: bool = False
+    unsummed_metrics: tuple[str, ...] = ()
+
+    @property
+    def paced(self) -> bool:
+        """Whether an epoch begins once the one before is evaluated."""
+        follows = self.stop_early is not None or self.reduce_lr is not None
+        return bool(self.eval_records) and (self.evaluate_every_epoch or follows)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a person should know of how the job is done."""
+        if not self.unsummed_metrics:
+            return []
+        return [
+            f"the states of {', '.join(self.unsummed_metrics)} do not add up over batches: the "
+            "history has no value of training data, and one worker evaluates all records"
+        ]
 
     @property
     def mode(self) -> Mode:
@@ -161,6 +195,10 @@ def read_description(document: Any) -> JobDescription:
         warmup_epochs=read.positive("warmup_epochs"),
         tables=tuple(map(_table, read.checked("tables", maybe(listed(anything))) or ())),
         rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
+        stop_early=_stop_early(document.get("stop_early")),
+        reduce_lr=_reduce_lr(document.get("reduce_lr")),
+        unsummed_metrics=tuple(read.checked("unsummed_metrics", maybe(listed(text))) or ()),
+        evaluate_every_epoch=read.checked("evaluate_every_epoch", maybe(flag)) or False,
         slots=None if document.get("slots") is None else tuple(read.checked("slots", listed(text))),
     )
 
@@ -228,7 +266,7 @@ def _rule(document: Any, epochs: int) -> Rule | None:
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 < epoch < epochs:
         raise InvalidJob(
             f"the job's rule is to follow {policy} after epoch {epoch!r}; expected a whole number "
-            f"of at least 1 and below its {epochs} epochs"
+            f"of at least 1 and below its {counted(epochs, 'epoch')}"
         )
     return Rule(policy, epoch)
 
@@ -247,6 +285,33 @@ def _objective(document: Any) -> Objective | None:
         return Objective(str(document["metric"]), bool(document["lower"]))
     except (KeyError, TypeError):
         raise InvalidJob(f"the job's description has keep_best = {document!r}") from None
+
+
+_PLATEAU = {"metric": text, "lower": flag, "patience": whole(), "min_delta": real}
+_STOP_EARLY = maybe(record({**_PLATEAU, "restore_best": flag}))
+_REDUCE_LR = maybe(record({**_PLATEAU, "factor": real, "cooldown": whole(), "min_lr": real}))
+
+
+def _stop_early(document: Any) -> StopEarly | None:
+    found = _read_plateau(_STOP_EARLY, document, "stop_early")
+    return None if found is None else StopEarly(**found)
+
+
+def _reduce_lr(document: Any) -> ReduceLr | None:
+    found = _read_plateau(_REDUCE_LR, document, "reduce_lr")
+    return None if found is None else ReduceLr(**found)
+
+
+def _read_plateau(check: Check, document: Any, name: str) -> dict[str, Any] | None:
+    try:
+        found = check(document, name)
+    except ValueError as error:
+        raise InvalidJob(f"the job's description is wrong: {error}") from None
+    if found is None:
+        return None
+    objective = Objective(found["metric"], found["lower"])
+    rest = {key: value for key, value in found.items() if key not in ("metric", "lower")}
+    return {"objective": objective, **rest}
 
 
 def _variable(document: Any) -> VariableSpec:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
+from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import TypeVar
 
 from coordinator.checkpoints import Checkpoints, Chosen, choose_checkpoint
 from coordinator.run import Run
-from coordinator.saving import CHECKPOINTS
 from coordinator.snapshots import Taken
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.manifest import TEMPORARY
+from psrpc.runs import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 from psrpc.tracing import span
 
 log = get_logger()
+
+CLOSE_S = 10.0
+"""How long work that is under way is waited for when the coordinator ends."""
 
 Result = TypeVar("Result")
 Warnings = tuple[str, ...]
@@ -58,14 +64,19 @@ class DiskWork:
         self._storage = storage
         self._checkpoints = Checkpoints(run, storage)
         # The first has its turn.
-        self._turns: deque[Callable[[], None]] = deque()
+        self._turns: deque[tuple[str, Callable[[], None]]] = deque()
 
-    def start(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        """Has ``work`` done elsewhere, once what was started before it is over, and tells ``done``
-        what came of it."""
-        self._turns.append(partial(self.begin, work, done))
+    def start(self, what: str, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """Has ``work``, which is ``what``, done elsewhere, once what was started before it is over,
+        and tells ``done`` what came of it."""
+        self._turns.append((what, partial(self.begin, work, done)))
         if len(self._turns) == 1:
-            self._turns[0]()
+            self._turns[0][1]()
+
+    @property
+    def under_way(self) -> str:
+        """What is done now, in words; empty while nothing is."""
+        return self._turns[0][0] if self._turns else ""
 
     def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """Has ``work`` done elsewhere at once, tells ``done`` what came of it, and then calls
@@ -76,7 +87,12 @@ class DiskWork:
         """The piece of work that had its turn is over: the next one begins."""
         self._turns.popleft()
         if self._turns:
-            self._turns[0]()
+            self._turns[0][1]()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the run directory was not there when a checkpoint was to be made last."""
+        return self._checkpoints.gone
 
     def prepare(self, order: SnapshotOrder) -> None:
         """Makes the directory that shards write to. Raises CheckpointError."""
@@ -96,7 +112,11 @@ class DiskWork:
     ) -> None:
         """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
         :meth:`Checkpoints.retain` does."""
-        self.start(lambda: commit(self._checkpoints, taken, generation, scores, in_use), done)
+        self.start(
+            f"the commit of checkpoint {taken.order.name}",
+            lambda: commit(self._checkpoints, taken, generation, scores, in_use),
+            done,
+        )
 
     def retain(
         self,
@@ -105,16 +125,25 @@ class DiskWork:
         done: Callable[[Warnings], None],
     ) -> None:
         """Removes old checkpoints alone."""
-        self.start(lambda: retain(self._checkpoints, scores, in_use), done)
+        self.start(
+            "the removal of old checkpoints",
+            lambda: retain(self._checkpoints, scores, in_use),
+            done,
+        )
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
         """Finds the newest good checkpoint besides ``refused``, names and why."""
         lasting = self._checkpoints.lasting
-        self.start(lambda: choose(self._run, refused, self._storage, lasting), done)
+        self.start(
+            "the choice of the newest good checkpoint",
+            lambda: choose(self._run, refused, self._storage, lasting),
+            done,
+        )
 
 
 class ThreadedDisk(DiskWork):
-    """On other threads than the loop's."""
+    """On other threads than the loop's, which end with the process: storage that hangs holds up
+    its end no longer than :data:`CLOSE_S`."""
 
     def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
         """``failed`` hears, on the loop, why a piece of work was never answered: who waits for it
@@ -124,16 +153,28 @@ class ThreadedDisk(DiskWork):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Waits for the work that was started."""
+        """Waits for the work that was started, and leaves what takes too long, which is a warning.
+        What was under way then has its effect or has none, as if the process had been killed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CLOSE_S
         while self._tasks:
-            await asyncio.gather(*self._tasks)
+            over, late = await asyncio.wait(self._tasks, timeout=max(0.0, deadline - loop.time()))
+            for task in over:
+                task.result()
+            if not late:
+                continue
+            log.warning("storage hangs, and is left", waited_for=self.under_way, waited_s=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late)
+            return
 
     def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
         """See :class:`DiskWork`."""
 
         async def run() -> None:
             try:
-                done(await asyncio.to_thread(work))
+                done(await asyncio.wrap_future(_on_thread(work)))
             except Exception as error:  # nobody else looks at what became of the task
                 log.exception("the disk's work has failed")
                 self._failed(f"the disk's work has failed, which was not foreseen: {error!r}")
@@ -142,6 +183,24 @@ class ThreadedDisk(DiskWork):
         task = asyncio.get_running_loop().create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _on_thread(work: Callable[[], Result]) -> Future[Result]:
+    """``work`` on a thread that the end of the process does not wait for, unlike asyncio's own."""
+    found: Future[Result] = Future()
+    found.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def target() -> None:
+        try:
+            result = context.run(work)
+        except BaseException as error:
+            found.set_exception(error)
+        else:
+            found.set_result(result)
+
+    Thread(target=target, name="disk", daemon=True).start()
+    return found
 
 
 def commit(

@@ -16,6 +16,7 @@ from rich.text import Text
 from coordinator.timeline import events_between, goes_on, newest_evaluations
 from coordinator.wording import batches, duration, loss_known, state, step, whence
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
+from psrpc.waiting import BUILDING, COMPILING
 
 WARNINGS_SHOWN = 3
 
@@ -49,7 +50,9 @@ def render(status: GetJobStatusResponse, elapsed_s: float) -> RenderableType:
         parts.append(Text(f"waiting for {status.waiting_for}", "yellow"))
     parts += [Text(f"warning: {line}", "yellow") for line in status.warnings[-WARNINGS_SHOWN:]]
     if status.reason:
-        parts.append(Text(f"failed: {status.reason}", "bold red"))
+        failed = status.phase != "done"
+        words = f"failed: {status.reason}" if failed else status.reason
+        parts.append(Text(words, "bold red" if failed else ""))
     return Group(*parts)
 
 
@@ -84,19 +87,22 @@ class ProgressLog:
         found += self._new_stragglers(status)
         found += self._newly_stuck(status)
         step_made = status.global_step != last.global_step
-        epoch_ended = status.epoch != last.epoch and step_made
+        epoch_known = last.epoch > 0 and status.epoch > 0
+        epoch_ended = epoch_known and status.epoch != last.epoch and step_made
         due = now - self._printed_at >= self._every_s
-        if epoch_ended or (due and status.phase == "training"):
-            found.append(_progress(status))
+        busy = _busy(status)
+        if epoch_ended or (due and (status.phase == "training" or busy)):
+            found.append("  ".join([_progress(status), *busy]))
             self._printed_at = now
         return found
 
     def _newly_stuck(self, status: GetJobStatusResponse) -> list[str]:
-        """Each is said once for as long as it lasts."""
+        """Each is said once for as long as it lasts, and once that it is over."""
         lines = {line.partition(" (for ")[0]: line for line in status.stuck}
         new = [f"stuck: {line}" for what, line in lines.items() if what not in self._stuck]
+        over = [f"no longer stuck: {what}" for what in sorted(self._stuck - lines.keys())]
         self._stuck = set(lines)
-        return new
+        return new + over
 
     def _new_stragglers(self, status: GetJobStatusResponse) -> list[str]:
         """Each is named once: how slow it is changes all the time."""
@@ -114,14 +120,13 @@ class ProgressLog:
 def _headline(status: GetJobStatusResponse, elapsed_s: float) -> Text:
     policy = status.settings or status.mode
     text = Text.assemble((status.job, "bold"), f"  {policy}  ", (status.phase, "bold cyan"))
-    if status.epochs and not whence(status):
-        text.append(f"  epoch {_epoch(status)}/{status.epochs}")
+    if status.epoch and not whence(status):
+        text.append(f"  epoch {status.epoch}/{status.epochs}")
     if status.generation > 1:
         text.append(f"  generation {status.generation}")
     text.append(f"  {duration(elapsed_s)}")
     if status.phase == "training" and status.steps_per_s > 0:
-        # Rates count micro-batches; a step of sync mode is a round of `replicas` of them.
-        left = (status.total_steps - status.global_step) * max(status.replicas, 1)
+        left = status.total_steps - status.global_step
         text.append(f", about {duration(left / status.steps_per_s)} left")
     return text
 
@@ -130,16 +135,11 @@ def _switching(status: GetJobStatusResponse) -> str:
     return f"under way: {status.switching}"
 
 
-def _epoch(status: GetJobStatusResponse) -> int:
-    """As a person counts: from 1, and no further than the last."""
-    return min(status.epoch + 1, status.epochs)
-
-
 def _figures(status: GetJobStatusResponse) -> str:
     parts = [
         whence(status) or step(status),
         f"loss {status.loss:.4f}" if loss_known(status) else "loss -",
-        f"{status.steps_per_s:.1f} {batches(status)}/s",
+        f"{status.batches_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
     ]
     if status.mode in ("async", "ssp"):
@@ -153,7 +153,17 @@ def _figures(status: GetJobStatusResponse) -> str:
 
 def _progress(status: GetJobStatusResponse) -> str:
     figures = _figures(status) if status.total_steps else f"step {status.global_step}"
-    return f"{status.phase}  epoch {_epoch(status)}/{status.epochs}  {figures}"
+    epoch = f"epoch {status.epoch}/{status.epochs}  " if status.epoch else ""
+    return f"{status.phase}  {epoch}{figures}"
+
+
+def _busy(status: GetJobStatusResponse) -> list[str]:
+    """The workers that build or compile a model, which may take minutes without a step."""
+    return [
+        f"{worker.worker} {worker.waiting_for}"
+        for worker in status.workers
+        if worker.state == "active" and worker.waiting_for.startswith((BUILDING, COMPILING))
+    ]
 
 
 def _members(status: GetJobStatusResponse) -> RenderableType:
@@ -179,7 +189,7 @@ def _members(status: GetJobStatusResponse) -> RenderableType:
             worker.worker,
             _state(worker),
             str(worker.batches),
-            f"{worker.steps_per_s:.1f}/s",
+            f"{worker.batches_per_s:.1f}/s",
             f"{worker.host} pid {worker.pid} ({worker.device})",
             worker.waiting_for,
         )

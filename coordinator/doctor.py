@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psrpc import whereabouts
+from psrpc.command_line import run_path
 from psrpc.errors import PsError
 from psrpc.identity import Role
 from psrpc.runs import CERTS
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run-dir",
-        type=Path,
+        type=run_path,
         metavar="RUN_DIR",
         help="where the job's run directory is on this machine; it is looked at, too",
     )

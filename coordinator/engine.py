@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.admission import check_job, check_software
 from coordinator.course import Course
-from coordinator.figures import ShardFigures, Transport, WorkerTimes
+from coordinator.figures import EpochTotals, ShardFigures, Transport, WorkerTimes
 from coordinator.generations import Standing
 from coordinator.lifecycle import ENDED, FORMING
 from coordinator.membership import Shard, Worker
@@ -110,6 +110,8 @@ class Engine:
         if not self._members.knows_shard(index, incarnation):
             return True, False
         self._members.shard_beat(index, incarnation, figures, self.course.now())
+        if index == 0 and self.course.stands(generation):
+            self.course.training.take_totals(figures.epochs)
         if failure:
             self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
         self.course.departures.obeyed(index, generation, revoked)
@@ -150,12 +152,22 @@ class Engine:
             self.watch_ended(stream)
 
     def report_snapshot(
-        self, incarnation: int, generation: int, name: str, file: ShardFile, error: str
+        self,
+        incarnation: int,
+        generation: int,
+        name: str,
+        file: ShardFile,
+        error: str,
+        epochs: Sequence[EpochTotals] = (),
     ) -> None:
-        """A shard has taken (and written) a snapshot. Raises StaleGeneration, InvalidArgument."""
+        """A shard has taken (and written) a snapshot, by which it had these totals. Raises
+        StaleGeneration, InvalidArgument."""
         self._members.shard_seen(file.shard, incarnation, self.course.now())
         self.course.check_standing(generation)
         outcome = self.course.training.orders.snapshots.report(name, file, error)
+        if file.shard == 0:
+            # Before the snapshot counts: it may be the last.
+            self.course.training.take_totals(epochs)
         self.course.checkpoints.reported(outcome)
 
     # Workers.
@@ -216,7 +228,7 @@ class Engine:
             if times is not None:
                 worker.times = times
                 self.course.training.progress.beat(name, times.compute, now)
-            if worker.reaches(unreachable or {}, now):
+            if worker.reaches(unreachable or {}, generation, now):
                 self.course.stuck.look(now)
                 self.course.advance()
         return not known, self.course.end() if self.course.phase in ENDED else None

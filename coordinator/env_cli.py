@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from psrpc.command_line import run_path
 from psrpc.document import anything, mapped
 from psrpc.errors import InvalidArgument
 from psrpc.runs import JOB
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Shows versions, packages and devices for a bug report, and no secrets."
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="show also what this run was started with"
+        "--run-dir", type=run_path, metavar="DIR", help="show also what this run was started with"
     )
 
 

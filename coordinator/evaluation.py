@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from coordinator.wording import of
 from coordinator.work import Evaluate, Merge, MetricVariable
 from psrpc.errors import InvalidArgument
+from psrpc.plural import counted
+from psrpc.totals import LOSS
+
+FINAL = "final"
+"""Name of the last evaluation."""
 
 TASK_RECORDS = 2000
 """Records of one task, about; a task is made of whole batches."""
@@ -37,14 +42,16 @@ class _Evaluation:
     holders: dict[int, str] = field(default_factory=dict)
     states: dict[int, tuple[MetricVariable, ...]] = field(default_factory=dict)
     merger: str | None = None
+    training: bool = False
 
 
 class Evaluations:
     """A queue of evaluations; the oldest is worked on, and each task counts once, the first
     result winning. Not thread-safe."""
 
-    def __init__(self, records: int, batch_size: int) -> None:
-        self._ranges = _cut(records, batch_size)
+    def __init__(self, records: int, batch_size: int, whole: bool = False) -> None:
+        """``whole`` makes one task of all records, for metrics whose states do not add up."""
+        self._ranges = [(0, records)] if whole and records else _cut(records, batch_size)
         self._queue: deque[_Evaluation] = deque()
         self._finished: set[str] = set()
 
@@ -56,11 +63,21 @@ class Evaluations:
     @property
     def snapshots(self) -> tuple[str, ...]:
         """The snapshots that are still to be evaluated."""
-        return tuple(evaluation.snapshot for evaluation in self._queue)
+        return tuple(e.snapshot for e in self._queue if not e.training)
 
     def add(self, name: str, snapshot: str, global_step: int) -> None:
         """Queues the evaluation of a snapshot that has been ordered."""
         self._queue.append(_Evaluation(name, snapshot, global_step, self._ranges))
+
+    def add_training(self, name: str, global_step: int, totals: tuple[float, ...]) -> None:
+        """Queues the merge of an epoch's totals, see :mod:`psrpc.totals`; once for each name."""
+        if name in self._finished or any(e.name == name for e in self._queue):
+            return
+        loss, states = totals[:LOSS], totals[LOSS:]
+        variables = MetricVariable((LOSS,), loss), MetricVariable((len(states),), states)
+        done = _Evaluation(name, "", global_step, [(0, 0)], ready=True, training=True)
+        done.states[0] = variables
+        self._queue.append(done)
 
     def snapshot_taken(self, snapshot: str) -> None:
         """All shards keep the snapshot now; its evaluation may begin."""
@@ -84,7 +101,7 @@ class Evaluations:
         if len(current.states) == len(current.ranges):
             if current.merger in (None, worker):
                 current.merger = worker
-                return Merge(current.name, _total(current.states))
+                return Merge(current.name, _total(current.states), current.training)
             return None
         held = next((t for t, holder in current.holders.items() if holder == worker), None)
         if held is None:
@@ -120,7 +137,7 @@ class Evaluations:
         start, stop = found.ranges[task]
         if records != stop - start:
             raise InvalidArgument(
-                f"{worker} evaluated {records} records for task {task} of {evaluation}; "
+                f"{worker} evaluated {counted(records, 'record')} for task {task} of {evaluation}; "
                 f"expected {stop - start} (records {start}..{stop - 1})"
             )
         shapes = [v.shape for v in states]
@@ -190,6 +207,22 @@ class Evaluations:
 def evaluation_of(epoch: int) -> str:
     """The name of the evaluation after an epoch, which counts from 0 here and from 1 for people."""
     return f"epoch-{epoch + 1}"
+
+
+TRAINING = "training of "
+"""Load-bearing: before the name of an epoch's evaluation, that of its training data's metrics."""
+
+
+def training_of(epoch: int) -> str:
+    """The name of the merge of an epoch's totals."""
+    return f"{TRAINING}{evaluation_of(epoch)}"
+
+
+def epoch_of(evaluation: str, last: int) -> int:
+    """The epoch of an evaluation, or of the merge of its totals, by its name, which was made here;
+    ``last`` is that which the final evaluation is of."""
+    name = evaluation.removeprefix(TRAINING)
+    return last if name == FINAL else int(name.removeprefix("epoch-")) - 1
 
 
 def _cut(records: int, batch_size: int) -> list[tuple[int, int]]:

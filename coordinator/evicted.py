@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.run_directory import LEDGER
-from coordinator.saving import CHECKPOINTS
 from coordinator.store import RestoredGeneration, Store, unreadable_ledger
 from psrpc.errors import CheckpointError
 from psrpc.evicted_file import Source
 from psrpc.lasting import give_name, give_names_back, make_directory, make_last
 from psrpc.manifest import MANIFEST, TEMPORARY, Manifest, find_checkpoints, read_manifest
+from psrpc.runs import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 
 EVICTED = "evicted"

@@ -13,14 +13,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.saving import CHECKPOINTS
 from coordinator.table_export import export_evicted, export_tables, export_variables
-from coordinator.wording import counted
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.document import record, text
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
-from psrpc.manifest import find_checkpoints
-from psrpc.runs import JOB
+from psrpc.file_name import check_file_name
+from psrpc.manifest import MANIFEST, find_checkpoints
+from psrpc.plural import counted
+from psrpc.remote_copies import written_to
+from psrpc.runs import CHECKPOINTS, JOB, read_summary
 from psrpc.storage import cause_of, read_bounded, read_json
 
 
@@ -45,31 +46,50 @@ def run(args: argparse.Namespace) -> int:
     return _export_model(source, args.to)
 
 
-def _export_tables(source: Path, step: int | None, to: Path | None, evicted: Path | None) -> None:
-    if to is not None and evicted is not None and to.resolve() == evicted.resolve():
+def _export_tables(
+    source: Path, step: int | None, to: Path | str | None, evicted: Path | str | None
+) -> None:
+    if to is not None and evicted is not None and _same(to, evicted):
         raise InvalidArgument(
             f"--tables and --evicted are both {to}; their files have the same names"
         )
     directory, manifest, remarks = _choose(source, step)
-    exported: list[tuple[Path, str]] = []
+    exported: list[tuple[str, str]] = []
     if to is not None:
-        tables = export_tables(directory, manifest, to)
-        exported += [(table.path, f"{table.rows} rows of {table.width}") for table in tables]
+        with written_to(to) as folder:
+            tables = export_tables(directory, manifest, folder)
+            others = export_variables(directory, manifest, folder)
+        exported += [
+            (_in(to, table.path), f"{counted(table.rows, 'row')} of {table.width}")
+            for table in tables
+        ]
         if not tables:
             remarks.append(f"{directory} has no embedding tables; it has variables alone")
-        others = export_variables(directory, manifest, to)
         what = counted(others.variables, "other variable" if tables else "variable")
-        exported.append((others.path, f"{what}, {counted(others.elements, 'element')}"))
+        exported.append((_in(to, others.path), f"{what}, {counted(others.elements, 'element')}"))
     if evicted is not None:
-        tables, more = export_evicted(directory, manifest, evicted)
+        with written_to(evicted) as folder:
+            tables, more = export_evicted(directory, manifest, folder)
         exported += [
-            (table.path, f"{table.rows} evicted rows of {table.width}") for table in tables
+            (_in(evicted, table.path), f"{counted(table.rows, 'evicted row')} of {table.width}")
+            for table in tables
         ]
         remarks += more
     for remark in dict.fromkeys(remarks):
         _say(remark)
     for path, what in exported:
         _say(f"wrote {path} from {directory} (step {manifest.global_step}): {what}")
+
+
+def _in(place: Path | str, written: Path) -> str:
+    """What ``written`` is called in ``place``."""
+    return f"{str(place).rstrip('/')}/{written.name}"
+
+
+def _same(one: Path | str, other: Path | str) -> bool:
+    if isinstance(one, Path) and isinstance(other, Path):
+        return one.resolve() == other.resolve()
+    return str(one).rstrip("/") == str(other).rstrip("/")
 
 
 def _export_model(source: Source, to: str) -> int:
@@ -127,6 +147,25 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
             f"there is no directory {source}; expected a run or a checkpoint", code="PS404"
         )
     checkpoints = source / CHECKPOINTS
+    if not (checkpoints.is_dir() or (source / MANIFEST).exists()):
+        raise CheckpointError(
+            f"{source} has neither {CHECKPOINTS}/ nor {MANIFEST}; expected a run or a checkpoint",
+            code="PS404",
+        )
+    best = read_summary(source).get("best") if step is None else None
+    if best is not None:
+        directory = source / best["checkpoint"]
+        try:
+            check_file_name(directory.name, "the checkpoint of the best epoch")
+            directory = checkpoints / directory.name
+            manifest = read_manifest(directory)
+            verify(directory, manifest)
+        except PsError as error:
+            raise CheckpointError(
+                f"the checkpoint of the best epoch, {best['epoch']}, cannot be used: {error}; "
+                "choose another with --step"
+            ) from None
+        return directory, manifest, [f"{directory.name} is of the best epoch, {best['epoch']}"]
     if step is None and checkpoints.is_dir():
         choice = newest_good(checkpoints)
         remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]

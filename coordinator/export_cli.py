@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from psrpc.command_line import run_path
+from psrpc.urls import location
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the options of ``coordinator export``."""
     parser.add_argument(
         "source",
-        type=Path,
+        type=run_path,
         metavar="RUN_DIR|CHECKPOINT_DIR",
         help="a run, or one of its checkpoints",
     )
@@ -22,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tables",
-        type=Path,
+        type=location,
         metavar="DIRECTORY",
         help="its embedding tables: TABLE.safetensors each, with ids and rows; and all its other "
         "variables, in model.safetensors",
     )
     parser.add_argument(
         "--evicted",
-        type=Path,
+        type=location,
         metavar="DIRECTORY",
         help="the same with the rows that tables have evicted, where they keep them",
     )

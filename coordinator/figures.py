@@ -18,6 +18,15 @@ MAX_COUNTS = 256
 
 
 @dataclass(frozen=True, slots=True)
+class EpochTotals:
+    """Sums over the ``records`` of an epoch that a shard has applied, see :mod:`psrpc.totals`."""
+
+    epoch: int
+    records: int
+    totals: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ShardFigures:
     """Of a shard. ``staleness_counts[s]`` is the number of pushes that were applied with staleness
     s, the last entry counts all above; ``workers`` are the same counts by who pushed. ``apply_s``
@@ -39,6 +48,7 @@ class ShardFigures:
     memory_nbytes: int = 0
     table_rows: int = 0
     table_nbytes: int = 0
+    epochs: tuple[EpochTotals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from coordinator.run_directory import Starting
 from coordinator.vitals import COORDINATOR, Vitals, registrations
 from psrpc.runs import ADDRESS
 
+SAMPLE_S = 1.0
+"""Between two looks at what the system says of processes that start."""
+
 
 @dataclass(frozen=True, slots=True)
 class Death:
@@ -53,6 +56,7 @@ class Fleet:
         self._lookout: Lookout | None = None
         self._address: Stamp | None = None
         self._dead_workers: dict[int, str] = {}
+        self._sampled = -SAMPLE_S
         self.newest: Look | None = None
         """The last answer of any coordinator."""
 
@@ -114,7 +118,11 @@ class Fleet:
 
     def kill_hung(self) -> list[Death]:
         """Kills those who do not go on by themselves. Call it often."""
-        hung = self._vitals.hung(self._children.stopped(), time.monotonic())
+        now = time.monotonic()
+        if now - self._sampled >= SAMPLE_S:
+            self._sampled = now
+            self._vitals.sampled(self._children.samples(self._vitals.starting), now)
+        hung = self._vitals.hung(self._children.stopped(), now)
         return [
             self._died(self._children.kill_one(name), f"{why} and was killed")
             for name, why in hung.items()

@@ -83,17 +83,13 @@ def _version(shard: Shard, moment: float) -> float:
 
 
 def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, float]:
-    """Updates and bytes of gradients per second between its last two signs of life; 0 from who has
-    been silent for ``silence_s``."""
-    if shard.earlier is None or now - shard.told > silence_s:
+    """Updates and bytes of gradients per second over the last ten seconds; 0 from who has been
+    silent for ``silence_s``, and before two signs of life of one generation."""
+    rates = shard.load.rates()
+    if rates is None or now - shard.told > silence_s:
         return 0.0, 0.0
-    then, before = shard.earlier
-    span = shard.told - then
-    if span <= 0:
-        return 0.0, 0.0
-    updates = max(0, shard.figures.version - before.version)
-    nbytes = max(0, shard.figures.gradient_nbytes - before.gradient_nbytes)
-    return updates / span, nbytes / span
+    updates, nbytes = rates
+    return updates, nbytes
 
 
 def staleness_counts(course: Course) -> tuple[int, ...]:

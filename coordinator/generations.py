@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.checkpoints import Chosen
 from coordinator.disk import Choice, DiskWork
+from coordinator.figures import EpochTotals
 from coordinator.formation import Formation
 from coordinator.history import Followed
 from coordinator.recovery import Holding, Origin, choose_origin, go_over, why_restore
@@ -26,11 +27,13 @@ log = get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a shard holds once it has begun: its applied-set, and the skipped part of it."""
+    """What a shard holds once it has begun: its applied-set, the skipped part of it, and the totals
+    of its epochs."""
 
     holding: Holding
     applied: Positions
     skipped: Positions
+    totals: tuple[EpochTotals, ...] = ()
 
 
 class Generations:

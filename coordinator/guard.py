@@ -40,6 +40,8 @@ class Guard:
         self._first_loss = first_loss
         self._window: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._skipped = 0
+        self._learned = first_loss is not None
+        """Whether any gradient was finite."""
         self._above = 0
         self._exploded = False
         self._stale = False
@@ -68,12 +70,23 @@ class Guard:
         """One batch is done; ``skipped`` when its gradient was NaN or infinite."""
         self._stale = self._stale or staleness > 0
         self._skipped = self._skipped + 1 if skipped else 0
+        self._learned = self._learned or not skipped
         if self._skipped < SKIPPED_IN_A_ROW:
             return None
-        return (
+        found = (
             f"PS603: {SKIPPED_IN_A_ROW} batches in a row had a NaN or infinite gradient, the last "
-            f"one {batch}; {self._advice(running=False)}; or look for NaN in the data or a "
-            "logarithm of zero in the loss"
+            f"one {batch}"
+        )
+        if not self._learned:
+            # No learning rate has been at work yet, except in local steps.
+            return (
+                f"{found}, and no batch before them had another; look for NaN in the data "
+                "(np.isfinite(x).all()), or a logarithm of zero in the loss; or "
+                f"{self._advice(running=False)}"
+            )
+        return (
+            f"{found}; {self._advice(running=False)}; or look for NaN in the data or a logarithm "
+            "of zero in the loss"
         )
 
     def step(self, loss: float) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from psrpc import healthcheck, whereabouts
+from psrpc.command_line import run_path
 from psrpc.errors import CoordinatorUnreachable
 from psrpc.identity import Role
 from psrpc.security_options import who_asks
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         help=f"where it listens; default: {whereabouts.DEFAULT}",
     )
-    where.add_argument("--run-dir", type=Path, metavar="DIR", help="the one that runs on DIR")
+    where.add_argument("--run-dir", type=run_path, metavar="DIR", help="the one that runs on DIR")
     healthcheck.add_arguments(parser)
 
 

@@ -11,12 +11,14 @@ from psrpc.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A policy that a run came to follow, with the global step and the batches done by then."""
+    """A policy that a run came to follow, with the global step and the batches done by then.
+    ``rate`` multiplies the learning rate."""
 
     number: int
     settings: Policy
     step: int = 0
     batches: int = 0
+    rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; the inverse of :meth:`from_json`."""
@@ -25,16 +27,23 @@ class Followed:
             "settings": self.settings.to_json(),
             "step": self.step,
             "batches": self.batches,
+            **({} if self.rate == 1.0 else {"rate": self.rate}),
         }
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Followed:
         """As it was stored."""
         settings = Policy.from_json(document["settings"])
-        return Followed(document["number"], settings, document["step"], document["batches"])
+        rate = document.get("rate", 1.0)
+        return Followed(document["number"], settings, document["step"], document["batches"], rate)
+
+    @property
+    def words(self) -> str:
+        """The settings, and the learning rate if that is another."""
+        return f"{self.settings}" + (f" learning rate x {self.rate:g}" if self.rate != 1.0 else "")
 
     def __str__(self) -> str:
-        return f"policy {self.number} ({self.settings})"
+        return f"policy {self.number} ({self.words})"
 
 
 def updates(settings: Policy, first: int, last: int, per_epoch: int) -> int:

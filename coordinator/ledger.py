@@ -111,6 +111,10 @@ class Ledger:
         step, total = done + self._step_offset, self._todo.total + self._step_offset
         return Span(step, total, self._todo.epoch, done, self._examples)
 
+    def extend(self, until_epoch: int) -> None:
+        """Batches of epochs before ``until_epoch`` may be leased from now on."""
+        self._todo.extend(until_epoch)
+
     def drain(self) -> None:
         """Nothing new is leased from now on; what some shards may have is done by all."""
         self._draining = True

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from psrpc.command_line import run_path
 from psrpc.errors import InvalidArgument
 from psrpc.runs import ADDRESS, JOB, RUNS, newest_run
 from psrpc.storage import open_regular, unreadable
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="coordinator, shard-0, worker-a, ...; default: all",
     )
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="the run; default: the newest under runs/"
+        "--run-dir", type=run_path, metavar="DIR", help="the run; default: the newest under runs/"
     )
     parser.add_argument(
         "--follow", action="store_true", help="go on with what is written, until the run ends"

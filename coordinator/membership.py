@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from coordinator.figures import ShardFigures, Transport, WorkerTimes
+from coordinator.progress import TotalsMeter
 from coordinator.standstill import Position
 from coordinator.wording import shards
 from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
@@ -55,6 +56,8 @@ class Shard:
     """The version with which it began its generation; while it restores, it tells of less."""
     earlier: tuple[float, ShardFigures] | None = None
     """When it told them the time before, in the same generation, and the figures of then."""
+    load: TotalsMeter = field(default_factory=TotalsMeter)
+    """Of its version and the bytes of gradients."""
 
     def __str__(self) -> str:
         return f"shard {self.index} at {self.address}" if self.address else f"shard {self.index}"
@@ -77,19 +80,24 @@ class Worker:
     position: Position = field(default_factory=Position)
     unreachable: dict[int, float] = field(default_factory=dict)
     """The shards that it cannot reach, and since when."""
+    generation: int = 0
+    """The one that it stood at when it said so."""
 
     def stood(self, now: float) -> None:
         """That it has not moved by ``now`` does not count."""
         self.position = replace(self.position, since=now)
 
-    def reaches(self, unreachable: Mapping[int, float], now: float) -> bool:
-        """Takes the shards that it cannot reach, and for how long by ``now``; whether others than
-        before."""
-        before = self.unreachable
+    def reaches(self, unreachable: Mapping[int, float], generation: int, now: float) -> bool:
+        """Takes the shards of ``generation`` that it cannot reach, and for how long by ``now``;
+        whether others than before."""
+        # In another generation, other processes may be at their places.
+        anew, was = generation != self.generation, self.unreachable
+        before = {} if anew else was
+        self.generation = generation
         self.unreachable = {
             shard: min(before.get(shard, now), now - for_s) for shard, for_s in unreachable.items()
         }
-        return self.unreachable.keys() != before.keys()
+        return self.unreachable.keys() != was.keys() or (anew and bool(unreachable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +222,9 @@ class Membership:
         again = before.generation == figures.generation and before.version >= shard.began_at
         shard.earlier = (shard.told, before) if again else None
         shard.figures, shard.told = figures, now
+        if not again:
+            shard.load.clear()
+        shard.load.tell(now, figures.version, figures.gradient_nbytes)
         self._shard_seen(shard, now)
 
     def shard_seen(self, index: int, incarnation: int, now: float) -> Shard:
@@ -253,6 +264,7 @@ class Membership:
             if earlier.incarnation == incarnation:
                 # That it joins anew mends no route; it says when one is whole.
                 worker.unreachable = dict(earlier.unreachable)
+                worker.generation = earlier.generation
         self.workers[name] = worker
         gone = [w.name for w in self.workers.values() if w.state != "active"]
         for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:

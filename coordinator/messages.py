@@ -10,6 +10,7 @@ from coordinator.figures import (
     CAUSES,
     MAX_COUNTS,
     MAX_WORKERS,
+    EpochTotals,
     ShardFigures,
     Transport,
     WorkerTimes,
@@ -43,6 +44,7 @@ from psrpc.file_name import check_file_name
 from psrpc.intervals import IntervalSet
 from psrpc.manifest import RowsFileEntry
 from psrpc.told import told
+from psrpc.totals import LOSS, MAX_VALUES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
@@ -96,6 +98,16 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         memory_nbytes=message.memory_nbytes,
         table_rows=message.table_rows,
         table_nbytes=message.table_nbytes,
+        epochs=read_totals(message.epochs),
+    )
+
+
+def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[EpochTotals, ...]:
+    """Totals of epochs; what are none are left out."""
+    return tuple(
+        EpochTotals(message.epoch, message.records, tuple(message.totals))
+        for message in messages
+        if LOSS <= len(message.totals) <= MAX_VALUES and all(map(math.isfinite, message.totals))
     )
 
 
@@ -187,7 +199,12 @@ def read_standing(message: pb.ReportShardReadyRequest) -> Standing:
         InvalidArgument: as :func:`read_applied`.
     """
     holding = Holding(message.incarnation, message.generation, message.initialized, message.version)
-    return Standing(holding, *read_applied(message.applied))
+    applied, skipped = read_applied(message.applied)
+    totals = [
+        types.EpochTotals(epoch=one.epoch, records=len(applied[one.epoch]), totals=one.totals)
+        for one in message.applied
+    ]
+    return Standing(holding, applied, skipped, read_totals(totals))
 
 
 def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
@@ -320,6 +337,7 @@ def write_lease(work: Work, generation: int, policy: int) -> pb.Lease:
             )
         case Merge():
             lease.merge.evaluation = work.evaluation
+            lease.merge.training = work.training
             lease.merge.states.variables.extend(
                 pb.MetricVariable(shape=v.shape, values=v.values) for v in work.states
             )

@@ -17,11 +17,12 @@ from psrpc.v1 import coordinator_pb2 as pb
 _GAUGES: dict[str, tuple[str, str]] = {
     "global_step": ("global_step", "Updates of the job so far."),
     "total_steps": ("total_steps", "Updates of the job when it is done."),
-    "epoch": ("epoch", "Counts from 0."),
+    "epoch": ("epoch", "That is trained; counts from 1, and is 0 before."),
     "epochs": ("epochs", "Of the job."),
     "generation": ("generation", "Counts recoveries."),
     "policy": ("policy", "Counts changes of the consistency policy."),
-    "steps_per_second": ("steps_per_s", "Over the last ten seconds."),
+    "steps_per_second": ("steps_per_s", "Global steps, over the last ten seconds."),
+    "batches_per_second": ("batches_per_s", "Micro-batches, over the last ten seconds."),
     "examples_per_second": ("examples_per_s", "Over the last ten seconds."),
     "version_skew": ("version_skew", "Greatest minus least version of the shards."),
     "staleness_mean_versions": ("mean_staleness", "Over all gradients that were applied."),
@@ -44,7 +45,7 @@ _COUNTERS = {
 
 _OF_WORKERS: dict[str, tuple[type[Family], str, str]] = {
     "batches": (CounterMetricFamily, "batches", "Batches that it has done."),
-    "steps_per_second": (GaugeMetricFamily, "steps_per_s", "Over the last ten seconds."),
+    "batches_per_second": (GaugeMetricFamily, "batches_per_s", "Over the last ten seconds."),
     "examples_per_second": (GaugeMetricFamily, "examples_per_s", "Over the last ten seconds."),
     "silent_seconds": (GaugeMetricFamily, "silent_s", "Since its last sign of life."),
     "slowness": (GaugeMetricFamily, "slowness", "Its time per example, by the median of all."),
@@ -53,11 +54,11 @@ _OF_WORKERS: dict[str, tuple[type[Family], str, str]] = {
 _OF_SHARDS: dict[str, tuple[type[Family], str, str]] = {
     "version": (GaugeMetricFamily, "version", "Updates, as the parameters say."),
     "silent_seconds": (GaugeMetricFamily, "silent_s", "Since its last sign of life."),
-    "updates_per_second": (GaugeMetricFamily, "updates_per_s", "Between two signs of life."),
+    "updates_per_second": (GaugeMetricFamily, "updates_per_s", "Over the last ten seconds."),
     "gradient_bytes_per_second": (
         GaugeMetricFamily,
         "gradient_nbytes_per_s",
-        "Of gradients that came, between two signs of life.",
+        "Of gradients that came, over the last ten seconds.",
     ),
     "memory_bytes": (GaugeMetricFamily, "memory_nbytes", "Resident memory of its process."),
 }

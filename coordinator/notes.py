@@ -30,7 +30,7 @@ class Notes:
 
     def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
         """A checkpoint was committed, of this generation or an earlier one."""
-        self._store_soon(
+        self.store_soon(
             f"checkpoint {order.name}",
             lambda: self._store.put_checkpoint(order.name, generation, order.global_step),
         )
@@ -40,7 +40,7 @@ class Notes:
     ) -> None:
         """An evaluation's results; they take the place of earlier ones of that name."""
         row = (evaluation, global_step, dict(values))
-        self._store_soon(
+        self.store_soon(
             f"evaluation {evaluation}",
             lambda: self._store.put_evaluation(row[0], generation, row[1], row[2]),
         )
@@ -50,7 +50,7 @@ class Notes:
         """The guard's reference, as it is now."""
         if loss != self.first_loss:
             self.first_loss = loss
-            self._store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, loss))
+            self.store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, loss))
 
     def scores(self, best: Objective | None) -> dict[tuple[int, int], float]:
         """The results by which checkpoints are compared, by generation and global step; what was
@@ -66,9 +66,10 @@ class Notes:
     def retry(self) -> None:
         """Tries again to store what the disk has refused. Call it now and then."""
         for what, store in list(self._unstored.items()):
-            self._store_soon(what, store)
+            self.store_soon(what, store)
 
-    def _store_soon(self, what: str, store: Callable[[], None]) -> None:
+    def store_soon(self, what: str, store: Callable[[], None]) -> None:
+        """Calls ``store``, and again later where the disk refuses ``what`` it stores."""
         try:
             store()
         except sqlite3.Error as error:

@@ -54,6 +54,10 @@ class OpenBatches:
         self._partial = deque((e, *interval) for e in sorted(touched) for interval in touched[e])
         self._epoch, self._index = 0, 0
 
+    def extend(self, until_epoch: int) -> None:
+        """From now on nothing new of ``until_epoch`` or later is taken."""
+        self._until = min(until_epoch, self._epochs)
+
     @property
     def batches(self) -> int:
         """How many are done."""

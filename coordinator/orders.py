@@ -5,17 +5,18 @@ Deterministic: orders go out through ``send``; the disk is its only effect besid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.cadence import Cadence
 from coordinator.disk import DiskWork
 from coordinator.evaluation import Evaluations
 from coordinator.run import Run
-from coordinator.saving import CHECKPOINTS, Saving
+from coordinator.saving import Saving
 from coordinator.snapshots import Failed, Snapshots, Taken
 from coordinator.work import Command, Release, SnapshotOrder
 from psrpc.errors import CheckpointError
 from psrpc.logs import get_logger
+from psrpc.runs import CHECKPOINTS
 
 log = get_logger()
 
@@ -40,7 +41,11 @@ class Orders:
             saved_step = newest[2]
         self.failure: str | None = None
         self.warnings: list[str] = []
-        self.evaluations = Evaluations(description.eval_records, description.batch_size)
+        self.evaluations = Evaluations(
+            description.eval_records,
+            description.batch_size,
+            whole=bool(description.unsummed_metrics),
+        )
         self.snapshots = Snapshots(run.plan.shards, run.followed[-1])
         self.saving = Saving(
             snapshots=self.snapshots,
@@ -120,7 +125,7 @@ class Orders:
             self.saving.base = f"{CHECKPOINTS}/{order.name}"
         self.saving.taken(order.name)
         if order.write:
-            log.info("checkpoint saved", snapshot=order.name, took_s=round(self._cadence.cost_s, 3))
+            log.info("checkpoint saved", snapshot=order.name, took_s=round(self._cadence.took_s, 3))
         self.evaluations.snapshot_taken(order.name)
 
     def failed(self, failed: Failed, damaged: bool = False) -> None:
@@ -134,6 +139,16 @@ class Orders:
         self.release(failed.order.name)
         self.failure = self.failure or self.saving.failed(failed)
         self._take_warnings()
+
+    def withdraw(self, orders: Sequence[SnapshotOrder]) -> None:
+        """The decision that carries ``orders`` is not made: no shard will take them."""
+        for order in orders:
+            self.snapshots.withdraw(order.name)
+            self.snapshots.release(order.name)
+            self._finished(order)
+            self.saving.withdrawn(order)
+            if order.write:
+                self._disk.discard(order)
 
     def release(self, name: str) -> None:
         """Nobody needs the kept snapshot any more."""

@@ -11,7 +11,7 @@ class Outcome:
 
     Attributes:
         exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
-        reason: one line; empty when the job is done.
+        reason: one line; empty when the job is done, or was refused.
         details: what else to show of a failure: the user's traceback, the last lines of a log.
         own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise
             the coordinator's own word, in its summary, comes before ``reason``.
@@ -23,3 +23,8 @@ class Outcome:
     details: list[str] = field(default_factory=list)
     own: bool = False
     restarts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the job was refused before it began; ``details`` are all that is to be said."""
+        return self.exit_status != 0 and not self.reason

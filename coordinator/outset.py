@@ -39,7 +39,8 @@ class Outset:
         """What is left to do in the generation of ``run``, whose shards stand at ``version``, in
         rounds."""
         description = run.description
-        until = run.rule.epoch if run.rule else None
+        # Where the next epoch depends on the results of the one before, it is opened later.
+        until = 0 if description.paced else run.rule.epoch if run.rule else None
         if run.settings.rounds:
             return Rounds(
                 records=description.train_records,

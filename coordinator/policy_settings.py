@@ -9,6 +9,7 @@ from typing import Any
 from coordinator.description import JobDescription
 from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
+from psrpc.plural import counted
 from psrpc.policy import SETTINGS, Policy, fitting
 
 OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after")
@@ -75,8 +76,8 @@ def check_for_job(policy: Policy, job: JobDescription) -> None:
     needed = job.unit * policy.open
     if needed > job.train_records:
         raise InvalidSetting(
-            f"a round of {policy.open} micro-batches (replicas) has {needed} records, and train "
-            f"holds {job.train_records}; use fewer replicas"
+            f"a round of {policy.open} micro-batches (replicas) has {counted(needed, 'record')}, "
+            f"and train holds {job.train_records}; use fewer replicas"
         )
     for name in ("balance", "delay_compensation"):
         if job.local_steps > 1 and getattr(policy, name):

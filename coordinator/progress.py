@@ -16,6 +16,8 @@ from coordinator.work import Report
 
 RATE_WINDOW_S = 10.0
 _BUCKET_S = 0.5
+_TOLD = 64
+"""Totals of a meter that are kept at most; one is told about every second."""
 
 
 class Meter:
@@ -45,6 +47,37 @@ class Meter:
         return sum(amount for _, amount in self._buckets) / span if span >= _BUCKET_S else 0.0
 
 
+class TotalsMeter:
+    """Rates of totals that are told now and then, over the last ten seconds.
+
+    Each is the growth from the first total of that time to the newest. Totals that have become less
+    are of a process that counts anew, and what was told before them is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._told: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=_TOLD)
+
+    def clear(self) -> None:
+        """What is told from now on is of something else."""
+        self._told.clear()
+
+    def tell(self, now: float, *totals: int) -> None:
+        """The totals stand so at ``now``."""
+        if self._told and any(b < a for a, b in zip(self._told[-1][1], totals, strict=True)):
+            self.clear()
+        self._told.append((now, totals))
+        # The first may be older by one interval, so that the ten seconds are whole.
+        while len(self._told) > 2 and now - self._told[1][0] >= RATE_WINDOW_S:
+            self._told.popleft()
+
+    def rates(self) -> tuple[float, ...] | None:
+        """Events per second, one for each total; None before there are enough to say."""
+        if not self._told or self._told[-1][0] <= self._told[0][0]:
+            return None
+        (then, before), (now, totals) = self._told[0], self._told[-1]
+        return tuple([(b - a) / (now - then) for a, b in zip(before, totals, strict=True)])
+
+
 @dataclass(slots=True)
 class WorkerProgress:
     """What one worker has done. ``examples`` of ``batches`` count; ``computed`` and ``attempts``
@@ -57,7 +90,7 @@ class WorkerProgress:
     gone: bool = False
     began: float | None = None
     last_done: float = 0.0
-    steps: Meter = field(default_factory=Meter)
+    batch_rate: Meter = field(default_factory=Meter)
     records: Meter = field(default_factory=Meter)
     pace: ComputePace = field(default_factory=ComputePace)
 
@@ -108,6 +141,7 @@ class Progress:
         self.version_skew = 0
         """The greatest that was seen between shards."""
         self.steps = Meter()
+        self.batch_rate = Meter()
         self.records = Meter()
         self._staleness = _Mean()
         self._epochs: dict[int, _Mean] = {}
@@ -141,8 +175,8 @@ class Progress:
         mine.batches += 1
         mine.last_done = now
         mine.compute(report.batch.count)
-        mine.steps.add(1, now)
-        self.steps.add(1, now)
+        mine.batch_rate.add(1, now)
+        self.batch_rate.add(1, now)
         if report.skipped:
             self.skipped += 1
             return
@@ -154,6 +188,11 @@ class Progress:
         self._staleness.add(report.staleness, 1)
         if math.isfinite(report.loss):
             self._epochs.setdefault(report.batch.epoch, _Mean()).add(report.loss, count)
+
+    def stepped(self, steps: int, now: float) -> None:
+        """So many global steps were done."""
+        self.steps_done += steps
+        self.steps.add(steps, now)
 
     def in_vain(self, worker: str, report: Report) -> None:
         """A batch was computed and does not count: another attempt came first, or its gradient

@@ -58,7 +58,13 @@ class Recorder:
         for event in events_between(last, status):
             self._note(event, now, status.global_step)
         if status.reason and status.reason != last.reason:
-            self._note(Event("failure", f"failed: {status.reason}"), now, status.global_step)
+            done = status.phase == "done"
+            event = (
+                Event("phase", status.reason)
+                if done
+                else Event("failure", f"failed: {status.reason}")
+            )
+            self._note(event, now, status.global_step)
         if status.phase in _TRAINS:
             self.points.add(_point(last, status, now))
 
@@ -122,8 +128,7 @@ def _point(last: GetJobStatusResponse, status: GetJobStatusResponse, now: float)
         step=status.global_step,
         loss=status.loss if math.isfinite(status.loss) else None,
         examples_per_s=status.examples_per_s,
-        # Its rate counts micro-batches; a step of sync mode is a round of them.
-        steps_per_s=status.steps_per_s / max(status.replicas, 1),
+        steps_per_s=status.steps_per_s,
         staleness=_mean_staleness(last.staleness_counts, status.staleness_counts),
         workers=active,
     )

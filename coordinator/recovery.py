@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from coordinator.wording import shards, step_of
 from coordinator.work import Begin, Decision
 from psrpc.errors import CheckpointError
+from psrpc.plural import counted
 from psrpc.policy import Policy
 
 
@@ -121,12 +122,11 @@ def went_back(generation: int, before: int, after: int, source: str) -> str:
     if after >= before:
         return ""
     lost = before - after
-    steps = "1 step is" if lost == 1 else f"{lost} steps are"
+    steps = counted(lost, "step is", "steps are")
     # The name is given when the order goes out; who trains asynchronously goes on until it arrives.
     named = step_of(source)
     more = 0 if named is None else after - named
-    held = "1 step" if more == 1 else f"{more} steps"
-    beyond = f", which holds {held} beyond its name" if more > 0 else ""
+    beyond = f", which holds {counted(more, 'step')} beyond its name" if more > 0 else ""
     return (
         f"generation {generation}: back to step {after} ({source or 'no checkpoint'}{beyond}): "
         f"{steps} done again"

@@ -6,7 +6,7 @@ Shards and workers that a supervisor starts beside such a coordinator would wait
 
 from __future__ import annotations
 
-from psrpc.errors import CoordinatorUnreachable, InvalidJob, JobDone, PsError
+from psrpc.errors import CoordinatorRefuses, InvalidJob, JobDone, PsError
 
 FIRST_WORDS = {"GetJob", "RegisterShard"}
 """What a process asks first, before it holds anything."""
@@ -19,4 +19,4 @@ def refusal(why: PsError, method: str) -> PsError:
         return why
     if method in FIRST_WORDS:
         return InvalidJob(f"the coordinator refuses to start: {why}", code=why.code)
-    return CoordinatorUnreachable(f"the coordinator refuses to start: {why.coded}")
+    return CoordinatorRefuses(f"the coordinator refuses to start: {why.coded}")

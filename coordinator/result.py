@@ -148,7 +148,7 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         *_counted(summary),
         ("seconds in all", seconds("wall_s")),
         ("seconds in training", seconds("train_s")),
-        ("micro-batches per second", number("steps_per_s", "{:.1f}")),
+        ("micro-batches per second", number("batches_per_s", "{:.1f}")),
         ("examples per second", number("examples_per_s", "{:.0f}")),
         ("mean staleness", None if replicas else number("mean_staleness", "{:.2f}")),
         # JSON knows no NaN: it is null there.
@@ -160,9 +160,22 @@ def _rows(summary: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str | No
         ("refused, skipped, failed", _counts(summary)),
         ("generations", count("generation")),
         ("restarts", _restarts(summary)),
+        ("stopped early", _after_early_stop(summary)),
         ("checkpoint", summary.get("checkpoint") or None),
+        ("best epoch", _best(summary)),
         ("run directory", str(run_dir)),
     ]
+
+
+def _after_early_stop(summary: Mapping[str, Any]) -> str | None:
+    """Why, of a run that has stopped by itself."""
+    reason = summary.get("reason") if summary.get("phase") == "done" else None
+    return reason.removeprefix("stopped early ") if reason else None
+
+
+def _best(summary: Mapping[str, Any]) -> str | None:
+    best = summary.get("best")
+    return None if best is None else f"{best['epoch']}, in {best['checkpoint']}"
 
 
 def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:
@@ -194,8 +207,8 @@ def _counted(summary: Mapping[str, Any]) -> list[tuple[str, str | None]]:
             f"{_grouped(counted)} of {_grouped(batches)}",
         ),
         ("twice on some shards, at most", _grouped(twice) if twice else None),
-        # Nobody misses what a run that was stopped has yet to do.
-        ("missing", missing if done else None),
+        # Nobody misses what a run that was stopped, or stopped early, has yet to do.
+        ("missing", missing if done and not summary.get("reason") else None),
         ("skipped", _named(found["skipped_batches"], found["skipped"])),
     ]
 

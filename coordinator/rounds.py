@@ -166,6 +166,12 @@ class Rounds:
         """Whether as many micro-batches of the open round have a committed attempt as it takes."""
         return self._open.complete
 
+    def extend(self, until_epoch: int) -> None:
+        """Rounds of epochs before ``until_epoch`` may be opened from now on."""
+        self._todo.extend(until_epoch)
+        if not self._open:
+            self._open.fill(self._todo)
+
     def drain(self) -> None:
         """No round is begun from now on; one that is under way is decided."""
         self._open.drain()

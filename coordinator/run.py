@@ -9,9 +9,9 @@ from pathlib import Path
 
 from coordinator.description import JobDescription, Rule
 from coordinator.history import Followed, updates
-from coordinator.saving import CHECKPOINTS
 from psrpc.plan import Plan
 from psrpc.policy import Policy
+from psrpc.runs import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,19 @@ class Run:
 
     @property
     def rate_scale(self) -> float:
-        """k, by which the learning rate is multiplied once it is warm: the micro-batches of an
-        update (Goyal et al. 2017, section 2.1)."""
+        """What the learning rate is multiplied by once it is warm: k, the micro-batches of an
+        update (Goyal et al. 2017, section 2.1), and what it was reduced to."""
+        return self.micro_batches * self.followed[-1].rate
+
+    @property
+    def micro_batches(self) -> float:
+        """k; 1 where the job does not scale its learning rate."""
         return float(self.settings.taken) if self.description.scale_lr == "linear" else 1.0
 
     @property
     def warmup_updates(self) -> int:
         """Updates of the optimizer until then."""
-        if self.rate_scale == 1.0:
+        if self.micro_batches == 1.0:
             return 0
         description = self.description
         per_epoch = updates(self.settings, 0, description.per_epoch, description.per_epoch)

@@ -22,6 +22,7 @@ from psrpc.runs import (
     RUNS,
     STARTING,
     TOKEN,
+    is_running,
     newest_run,
 )
 from psrpc.storage import read_bounded, replace_text
@@ -53,6 +54,24 @@ def check_holds_run(path: Path) -> None:
     """Raises InvalidJob: there is nothing to resume."""
     if not (path / LEDGER).exists():
         raise InvalidJob(f"--resume: {path} holds no run (it has no {LEDGER})", code="PS125")
+
+
+def check_free(path: Path) -> None:
+    """Refuses a run directory that another coordinator holds, before seconds are spent on the job.
+    Nothing is touched.
+
+    Raises:
+        AlreadyExists: another coordinator has it.
+    """
+    if is_running(path):
+        raise _in_use(path.absolute())
+
+
+def _in_use(path: Path) -> AlreadyExists:
+    return AlreadyExists(
+        f"another coordinator is running on {path}; stop it first, or choose another --run-dir",
+        code="PS122",
+    )
 
 
 class Starting:
@@ -108,11 +127,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._unlock()
-            raise AlreadyExists(
-                f"another coordinator is running on {self.path}; stop it first, or choose another "
-                "--run-dir",
-                code="PS122",
-            ) from None
+            raise _in_use(self.path) from None
         return self
 
     def __exit__(

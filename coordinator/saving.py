@@ -10,19 +10,14 @@ from __future__ import annotations
 from collections import deque
 
 from coordinator.cadence import Cadence
-from coordinator.evaluation import Evaluations, evaluation_of
+from coordinator.evaluation import FINAL, Evaluations, evaluation_of
+from coordinator.job_warnings import NotEvaluated
 from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError
 from psrpc.manifest import TEMPORARY
+from psrpc.runs import CHECKPOINTS
 from psrpc.tables import FULL_EVERY
-
-CHECKPOINTS = "checkpoints"
-"""Below the run directory. Load-bearing."""
-
-FINAL = "final"
-"""Name of the last evaluation."""
-
 
 MAX_WRITTEN = 2
 """Checkpoints that are written at once at most; shards take no more."""
@@ -42,6 +37,11 @@ def checkpoint_name(step: int, generation: int = 1) -> str:
     """The name of the checkpoint of a global step. One of a later generation never has the name of
     an earlier one's. Load-bearing."""
     return f"step-{step:08d}{_suffix(generation)}"
+
+
+def is_checkpoint(snapshot: str) -> bool:
+    """Whether a snapshot of this name is a checkpoint, and not only kept to be evaluated."""
+    return snapshot.startswith("step-")
 
 
 def _suffix(generation: int) -> str:
@@ -89,6 +89,12 @@ class Saving:
         self._full_every = full_every
         self._written_step: int | None = None
         """Of the checkpoint that was ordered last."""
+        self._written = ""
+        """Its name."""
+        self._asked: dict[int, int] = {}
+        """By epoch, how often its evaluation was asked for once more."""
+        self.final_known = False
+        """Whether the final state has been evaluated already, as that of an epoch."""
         self._lost: tuple[int, int] = (0, 0)
         """How many have failed, besides final ones, and the latest step of any of them."""
         self._due = False
@@ -101,6 +107,8 @@ class Saving:
         self._tries = 0
         """Orders of the final state that have failed."""
         self._again_at: float | None = None
+        self._why = ""
+        """Why the checkpoint before failed; empty once one is committed."""
         self._done: set[str] = set()
         if first_saved:
             self._first = ""
@@ -129,7 +137,7 @@ class Saving:
         that the shards have kept while it could not be noted that they were ever saved."""
         if self._first is not None:
             return None
-        self._first = self._name(step)
+        self._first = self._written = self._name(step)
         self._saved_step = self._written_step = step
         return self._order(self._first, step, write=True, keep=False, by_decision=False)
 
@@ -141,6 +149,13 @@ class Saving:
         if self._evaluates:
             # The last epoch's evaluation is the final one.
             self._epochs += [e for e in finished_epochs if e < self._last_epoch]
+
+    def evaluate(self, epoch: int) -> None:
+        """The state of ``epoch``, which the shards still have, is to be evaluated (again)."""
+        if epoch not in self._epochs:
+            self._epochs.append(epoch)
+            # One that failed is ordered under another name.
+            self._asked[epoch] = self._asked.get(epoch, 0) + 1
 
     def look(self, step: int) -> None:
         """Time alone may make a checkpoint due. Call it now and then while the shards train, with
@@ -167,10 +182,12 @@ class Saving:
         None, or once per decision."""
         busy = self._snapshots.writing
         final_due = trained and self._final is None and not self._refused
+        if final_due and step == self._written_step and self._written not in self._done:
+            return None  # it is being saved
         if final_due and busy < (MAX_WRITTEN if by_decision else 1):
             return self._order_final(step, by_decision)
         write = self._due and not trained and not busy
-        evaluation, keep = "", False
+        evaluation, keep, again = "", False, ""
         if self._epochs and not (trained and by_decision):
             write_epoch = write
             if self._writes_epochs and not trained and step != self._written_step:
@@ -179,14 +196,16 @@ class Saving:
                 write_epoch = busy < (MAX_WRITTEN if by_decision else 1)
             epoch = self._epochs.popleft()
             evaluation = evaluation_of(epoch)
+            again = f".r{self._asked[epoch]}" if epoch in self._asked else ""
             keep = self._keeps(epoch, write_epoch)
             write = write or (keep and write_epoch)
         if not (write or keep):
             return None
-        name = self._name(step) if write else f"{evaluation}{_suffix(self._generation)}"
+        kept = f"{evaluation}{_suffix(self._generation)}{again}"
+        name = self._name(step) if write else kept
         if write:
             self._due = False
-            self._written_step = step
+            self._written_step, self._written = step, name
         if keep:
             self._evaluations.add(evaluation, name, step)
         return self._order(name, step, write, keep, by_decision)
@@ -194,14 +213,15 @@ class Saving:
     def taken(self, name: str) -> None:
         """Every shard has the snapshot, and if it was to be written it is committed."""
         self._done.add(name)
-        self._cadence.finished(name)
+        self._why = "" if is_checkpoint(name) else self._why
+        self._cadence.committed(name)
         self.warnings += self._cadence.take_remarks()
 
     def failed(self, failed: Failed) -> str | None:
         """A snapshot failed; why the job must stop for it, or None if a warning will do. Without
         the first one nothing was trained; the final one is all that was."""
         order = failed.order
-        self._cadence.finished(order.name)
+        self._cadence.failed(order.name)
         dropped = self._evaluations.drop(order.name)
         if order.name == self._final:
             if not self._tries:
@@ -221,8 +241,22 @@ class Saving:
             if order.global_step == self._written_step:
                 self._written_step = None
         lost = f"; not evaluated: {', '.join(dropped)}" if dropped else ""
-        self.warnings.append(f"snapshot {order.name} failed: {failed.reason}{lost}")
+        known = failed.reason == self._why
+        self._why = failed.reason if order.write else self._why
+        if not known:
+            self.warnings.append(f"snapshot {order.name} failed: {failed.reason}{lost}")
+        elif lost:
+            self.warnings.append(f"snapshot {order.name} failed for the same reason{lost}")
         return None
+
+    def withdrawn(self, order: SnapshotOrder) -> None:
+        """The order did not go out after all, and nothing that it was for is left to wait for."""
+        self._cadence.withdrawn(order.name)
+        self._evaluations.drop(order.name)
+        if order.name == self._final:
+            self._final = None
+        if order.write and order.global_step == self._written_step:
+            self._written_step = None
 
     def retry(self, now: float) -> None:
         """Lets a final state that could not be saved be ordered again, after a pause. Call it now
@@ -247,8 +281,13 @@ class Saving:
         """Whether the shards have room to keep an epoch's state; notes what is lost."""
         # One place is left free for the final state.
         if self._snapshots.room <= 1:
+            unkept = ", so it cannot be kept as the best one" if self._writes_epochs else ""
             self.warnings.append(
-                f"epoch {epoch + 1} is not evaluated: the evaluations of earlier epochs still run"
+                NotEvaluated(
+                    epoch,
+                    f"{unkept}: the evaluations of earlier epochs still run; with "
+                    "evaluate_every_epoch=True epochs wait for them",
+                )
             )
             return False
         if self._writes_epochs and not written:
@@ -264,16 +303,17 @@ class Saving:
         return checkpoint_name(step, self._generation) + again
 
     def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
-        saved = step == self._saved_step
+        saved = step in (self._saved_step, self._written_step)
+        evaluates = self._evaluates and not self.final_known
         self._final = FINAL + _suffix(self._generation) if saved else self._name(step)
         if self._tries:
             self._final += f".r{self._tries}"
-        if saved and not self._evaluates:
+        if saved and not evaluates:
             self._done.add(self._final)
             return None
-        if self._evaluates:
+        if evaluates:
             self._evaluations.add(FINAL, self._final, step)
-        return self._order(self._final, step, not saved, self._evaluates, by_decision)
+        return self._order(self._final, step, not saved, evaluates, by_decision)
 
     def _order(
         self, name: str, step: int, write: bool, keep: bool, by_decision: bool

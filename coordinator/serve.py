@@ -9,12 +9,12 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coordinator.board import Board
 from coordinator.chronicle import Chronicle
@@ -36,31 +36,35 @@ from coordinator.remembered import remembered
 from coordinator.run_directory import (
     LEDGER,
     RunDirectory,
+    check_free,
     check_holds_run,
     new_run_directory,
     newest_run_directory,
 )
 from coordinator.server import Server
-from coordinator.settling import check_not_ended, settle
+from coordinator.settling import check_ledger, settle
 from coordinator.stopping import STOPPED
-from coordinator.store import DamagedLedger, Store
+from coordinator.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
 from coordinator.summary import still_holds, summarize, write_summary
 from psrpc.channel import check_metrics, format_address, parse_address
-from psrpc.clock import MonotonicClock
-from psrpc.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code
+from psrpc.clock import Clock, MonotonicClock
+from psrpc.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code, disk_reason
 from psrpc.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
 from psrpc.identity import Role
 from psrpc.logs import get_logger
 from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
-from psrpc.runs import newest_run, read_summary, unfinished_run
+from psrpc.process import StopSignals
+from psrpc.runs import HISTORY, SUMMARY, newest_run, read_summary, unfinished_run
 from psrpc.security import PLAINTEXT, Security
 from psrpc.security_options import from_arguments
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.waiting import Announcer
 
 log = get_logger()
+
+Result = TypeVar("Result")
 
 LEAVE_S = 10.0
 """How long the coordinator stays to tell the others that the job is over."""
@@ -158,25 +162,36 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
         if dashboard.url:
             log.info("dashboard", url=dashboard.url)
         check()
-        if options.run_dir is not None and not options.auto_resume:
-            (check_holds_run if options.resume else check_not_ended)(options.run_dir)
+        if options.run_dir is not None:
+            if options.resume:
+                check_holds_run(options.run_dir)
+            if not options.auto_resume:
+                # There, one that is leaving has until the job is described to be gone.
+                check_free(options.run_dir)
+            check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
         description = _known(options) or await signals.unless_stopped(_describe(options))
         if description is None:
             return signals.status
         plan = _plan(options, description)
         with (
-            _disk_errors_named(),
+            _disk_errors_named(plan),
             _taken(
                 RunDirectory(_run_dir(options, description), options.resume), options
             ) as directory,
             Store(directory.path / LEDGER) as store,
         ):
+            store.check()
             run = settle(options, description, plan, directory, store)
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(
-                run, store, MonotonicClock(), disk, at_end=lambda: _write_summary(course)
+                run,
+                store,
+                MonotonicClock(),
+                disk,
+                at_end=lambda: _write_summary(course),
+                history=run.run_dir / HISTORY,
             )
-            signals.course = course
+            signals.pass_on_to(course)
             await server.start(Engine(course, store), board)
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(
@@ -250,9 +265,7 @@ async def _describe(options: ServeOptions) -> JobDescription:
     command = describe_command(options.job, options.mode, options.replicas, options.overrides)
     describing = asyncio.ensure_future(describe_job(command, dict(os.environ)))
     clock = MonotonicClock()
-    announcer = Announcer(
-        lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
-    )
+    announcer = _announcer()
     try:
         while not (await asyncio.wait([describing], timeout=0.5))[0]:
             announcer.waiting(f"`worker describe {options.job}`", clock.now())
@@ -332,26 +345,41 @@ def _write_summary(course: Course) -> None:
         counted = read_counted(course.run, course.checkpoints.newest)
         write_summary(run_dir, {**summarize(course), "counted": counted})
     except OSError as error:
-        log.warning("no summary", why=str(error))
+        why = PsError(f"{SUMMARY} cannot be written: {disk_reason(error)}", code=disk_code(error))
+        log.warning("no summary", why=why.coded)
 
 
 @contextlib.contextmanager
-def _disk_errors_named() -> Iterator[None]:
+def _disk_errors_named(plan: Plan) -> Iterator[None]:
     """All files that ``serve`` touches itself are in the run directory."""
     try:
         yield
     except DamagedLedger as error:
-        raise JobFailed(
-            f"{error}; put an empty file in its place and say --resume to go on from the newest "
-            "good checkpoint without it, or choose another --run-dir",
-            code="PS406",
-        ) from error
+        raise damaged_ledger(error) from error
     except (OSError, sqlite3.Error) as error:
+        code = disk_code(error)
+        advice = _room(plan) if code == "PS502" else "see what is wrong with the disk"
         raise JobFailed(
-            f"the run directory cannot be used: {error}; see what is wrong with the disk, or "
-            "choose another --run-dir",
-            code=disk_code(error),
+            f"the run directory cannot be used: {_words(error)}; {advice}, or choose another "
+            "--run-dir",
+            code=code,
         ) from error
+
+
+def _room(plan: Plan) -> str:
+    checkpoint = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
+    return (
+        f"a run takes {LEDGER_NBYTES / 1e6:.1f} MB for its ledger and at least "
+        f"{checkpoint / 1e6:.1f} MB for each checkpoint; make room"
+    )
+
+
+def _words(error: OSError | sqlite3.Error) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    # How much room to make is said behind it.
+    return f"{where}{error.strerror if disk_code(error) == 'PS502' else disk_reason(error)}"
 
 
 @contextlib.contextmanager
@@ -378,35 +406,75 @@ def _exit_status(course: Course) -> int:
 
 async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
     """Says for a while why there is no run; a signal ends that."""
-    log.info("others are told", for_s=REFUSE_S, why=why.coded)
     server.refuse(why)
-    await signals.unless_stopped(asyncio.sleep(REFUSE_S))
+    await signals.unless_stopped(stay_to_tell(why, MonotonicClock()))
+
+
+async def stay_to_tell(
+    why: PsError, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Stays for shards and workers that were started together with this coordinator, and says so at
+    once, after three seconds, and whenever it has lasted twice as long."""
+    what = "that the run is done" if isinstance(why, JobDone) else "why there is no run"
+    awaited = f"shards and workers that ask, to tell them {what} (for {REFUSE_S:.0f} s)"
+    log.info("waiting", waiting_for=awaited, why=why.coded)
+    announcer, until = _announcer(), clock.now() + REFUSE_S
+    while (left := until - clock.now()) > 0:
+        announcer.waiting(awaited, clock.now())
+        await pause(min(left, TICK_S))
+
+
+def _announcer() -> Announcer:
+    return Announcer(
+        lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
+    )
 
 
 class _Signals:
-    """SIGTERM drains, SIGINT stops the job; both cancel what comes before there is a course."""
+    """SIGTERM and SIGHUP drain, SIGINT stops the job; all cancel what precedes a course. A
+    signal between the two is kept: it ends the work that comes next, or goes to the course."""
 
     def __init__(self) -> None:
-        self.course: Course | None = None
         self.status = DONE
         """Of a process that a signal has ended before there was a course."""
+        self._course: Course | None = None
         self._early: asyncio.Task[Any] | None = None
+        self._came: int | None = None
+        """The signal that came last, until a course has it."""
+        self._signals = StopSignals()
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+        for number in self._signals.numbers:
+            loop.add_signal_handler(number, self._heard, number)
 
-    async def unless_stopped(self, work: Any) -> Any:
-        """The result of ``work``, or None if a signal came first."""
-        self._early = asyncio.create_task(work)
-        with contextlib.suppress(asyncio.CancelledError):
-            return await self._early
-        return None
+    async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """The result of ``work``, or None if a signal came before this returns."""
+        if self._came is not None:
+            work.close()
+            return None
+        self._early = early = asyncio.create_task(work)
+        try:
+            result = await early
+        except asyncio.CancelledError:
+            return None
+        # It may have come when the task was done already, and nothing was there to be cancelled.
+        return result if self._came is None else None
+
+    def pass_on_to(self, course: Course) -> None:
+        """``course`` gets the signals from now on, and one that came before."""
+        self._course = course
+        if self._came is not None:
+            self._signalled(self._came)
+
+    def _heard(self, number: int) -> None:
+        if self._signals.says(number):
+            self._signalled(number)
 
     def _signalled(self, number: int) -> None:
-        self.status = after_signal(number)
-        if self.course is not None:
-            self.course.stop() if number == signal.SIGINT else self.course.drain()
+        self.status, self._came = after_signal(number), number
+        if self._course is not None:
+            self._came = None
+            self._course.stop() if number == signal.SIGINT else self._course.drain()
         elif self._early is not None:
             self._early.cancel()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coordinator.dashboard_options import add_dashboard_argument
 from coordinator.override_options import add_override_arguments
+from psrpc.command_line import run_path
 from psrpc.config import Configuration
 from psrpc.observing import add_metrics_argument, add_reflection_argument, add_trace_argument
 from psrpc.security_options import add_security_arguments
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bind", default="127.0.0.1:5000", metavar="HOST:PORT", help="default: 127.0.0.1:5000"
     )
-    parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
+    parser.add_argument("--run-dir", type=run_path, help="default: runs/<job>-<time>")
     add_override_arguments(parser)
     parser.add_argument(
         "--resume",
@@ -59,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
     from coordinator.description import DescribeFailed
     from coordinator.serve import options_from, serve
-    from psrpc.job_file import read_job_file
+    from psrpc.job_file import UserCodeFailed
+    from psrpc.job_source import first_look
     from psrpc.logs import configure
     from psrpc.process import die_with_parent
     from psrpc.tracing import tracing
@@ -70,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with tracing(args.trace, "coordinator"):
             options = options_from(args)
-            return asyncio.run(serve(options, lambda: read_job_file(options.job)))
+            return asyncio.run(serve(options, lambda: first_look(options.job, options.overrides)))
+    except UserCodeFailed as error:
+        print(error.user_traceback, end="", file=sys.stderr)  # noqa: T201
+        raise
     except DescribeFailed as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

@@ -21,6 +21,7 @@ from coordinator.messages import (
     read_standing,
     read_states,
     read_times,
+    read_totals,
     read_transports,
     read_unreachable,
     write_command,
@@ -141,6 +142,7 @@ class Servicer(CoordinatorServicer):
             request.name,
             read_file(request),
             told(request.error),
+            read_totals(request.epochs),
         )
         return pb.ReportSnapshotResponse()
 

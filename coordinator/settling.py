@@ -14,18 +14,38 @@ from coordinator.history import Followed
 from coordinator.remembered import started_with
 from coordinator.run import Run
 from coordinator.run_directory import LEDGER, RunDirectory
-from coordinator.saving import CHECKPOINTS
-from coordinator.store import ENDED, FIRST, GENERATION, IDENTITY, POLICIES, SINCE, TWICE, Store
+from coordinator.store import (
+    ENDED,
+    FIRST,
+    GENERATION,
+    IDENTITY,
+    POLICIES,
+    SINCE,
+    TWICE,
+    DamagedLedger,
+    Store,
+    damaged_ledger,
+)
 from psrpc.errors import AlreadyExists, InvalidJob, JobDone
 from psrpc.logs import get_logger
 from psrpc.manifest import find_checkpoints
 from psrpc.plan import Plan
 from psrpc.policy import SETTINGS, Policy
+from psrpc.runs import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 
 log = get_logger()
 
-FREE_TO_CHANGE = ("checkpoint_every", "full_checkpoint_every", "keep_best", "keep_checkpoints")
+FREE_TO_CHANGE = (
+    "checkpoint_every",
+    "evaluate_every_epoch",
+    "full_checkpoint_every",
+    "keep_best",
+    "keep_checkpoints",
+    "reduce_lr",
+    "stop_early",
+    "unsummed_metrics",
+)
 """Settings of a job that a run may go on with other values of."""
 
 
@@ -107,7 +127,11 @@ def settle(
             and (asked != stands.settings)
         ):
             followed = Followed(
-                stands.number + 1, asked, chosen.restored.global_step, chosen.batches
+                stands.number + 1,
+                asked,
+                chosen.restored.global_step,
+                chosen.batches,
+                stands.rate,
             )
             log.info("the policy has changed", to=str(followed), step=followed.step)
             policies, since = (*policies, followed), generation + 1
@@ -149,9 +173,20 @@ def settle(
         since=since,
         policies=policies,
         first=Policy.from_json(first),
-        remarks=tuple(remarks),
+        remarks=(*remarks, *_of_empty_shards(plan)),
         counted_twice=twice,
     )
+
+
+def _of_empty_shards(plan: Plan) -> list[str]:
+    """In words, that there are shards without parameters; any shard may have rows of a table."""
+    empty = sum(not plan.shard_nbytes(shard) for shard in range(plan.shards))
+    if not empty or plan.tables:
+        return []
+    return [
+        f"{empty} of {plan.shards} shards {'holds' if empty == 1 else 'hold'} no parameters: the "
+        f"model is too small for so many; say fewer, such as --shards {plan.shards - empty}"
+    ]
 
 
 def overrides_for_workers(options: Options) -> tuple[str, ...]:
@@ -176,24 +211,33 @@ def _identity(options: Options, description: JobDescription, plan: Plan) -> dict
     }
 
 
-def check_not_ended(path: Path) -> None:
-    """Refuses a run directory whose run has ended before anything in it is touched, and before
-    seconds are spent on the job. What cannot be read here is for :func:`settle` to say.
+def check_ledger(path: Path, *, resume: bool) -> None:
+    """Refuses a run directory whose ledger is damaged, or whose run has ended, before anything in
+    it is touched and before seconds are spent on the job. What cannot be read for another reason is
+    for :func:`settle` to say.
+
+    Args:
+        resume: a run that has ended is gone on with.
 
     Raises:
-        AlreadyExists: the run has ended; for who did not say --resume.
+        CheckpointError: the ledger is damaged.
+        AlreadyExists: the run has ended, and nobody said --resume.
     """
     if not (path / LEDGER).exists():
         return
-    store = Store(path / LEDGER)
+    store, ended = Store(path / LEDGER), None
     try:
         store.open_to_read()
         ended = store.get(ENDED)
+        store.check()
+    except DamagedLedger as error:
+        raise damaged_ledger(error) from None
     except sqlite3.Error:
-        return
+        pass
     finally:
         store.close()
-    _check_not_ended(path, ended)
+    if not resume:
+        _check_not_ended(path, ended)
 
 
 def _check_not_ended(path: Path, ended: Any) -> None:

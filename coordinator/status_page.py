@@ -20,6 +20,7 @@ from coordinator.wording import (
     step,
     whence,
 )
+from psrpc.plural import counted
 from psrpc.told import told
 from psrpc.v1.coordinator_pb2 import (
     GetJobStatusResponse,
@@ -52,7 +53,8 @@ def render_page(status: GetJobStatusResponse) -> str:
 
 def as_json(message: Message) -> dict[str, Any]:
     """All fields of a message by name, also those that are zero, as plain JSON types: whole numbers
-    stay numbers, and what is NaN, infinite or an absent message becomes null."""
+    stay numbers, enums are names in lower case, and what is NaN, infinite or an absent message
+    becomes null."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -60,6 +62,8 @@ def as_json(message: Message) -> dict[str, Any]:
             document[field.name] = None
         elif isinstance(value, Mapping):
             document[field.name] = {key: _plain(entry) for key, entry in value.items()}
+        elif field.enum_type is not None:
+            document[field.name] = _enum_name(field.enum_type, value)
         elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
             document[field.name] = [_plain(entry) for entry in value]
         else:
@@ -81,6 +85,14 @@ def histogram(counts: Sequence[int]) -> str:
             parts.append(f"{first if stop == first + 1 else f'{first}-{stop - 1}'}:{count}")
         first = stop
     return " ".join(parts) or "-"
+
+
+def _enum_name(kind: Any, number: int) -> str:
+    """``"shared_memory"`` of ``KIND_SHARED_MEMORY``; the number of one that only later versions
+    know."""
+    value = kind.values_by_number.get(number)
+    prefix = f"{kind.name.upper()}_"
+    return str(number) if value is None else value.name.removeprefix(prefix).lower()
 
 
 def _plain(value: Any) -> Any:
@@ -107,15 +119,15 @@ def _headline(status: GetJobStatusResponse) -> list[str]:
         figures.append(whence(status))
     elif status.total_steps:
         figures.append(step(status))
-    if status.epochs and not whence(status):
-        figures.append(f"epoch {min(status.epoch + 1, status.epochs)}/{status.epochs}")
+    if status.epoch and not whence(status):
+        figures.append(f"epoch {status.epoch}/{status.epochs}")
     if loss_known(status):
         figures.append(f"loss {status.loss:.4f}")
     figures += [
-        f"{status.steps_per_s:.1f} {batches(status)}/s",
+        f"{status.batches_per_s:.1f} {batches(status)}/s",
         f"{status.examples_per_s:.0f} examples/s",
         f"{status.batches} {batches(status)}",
-        f"{status.examples} examples",
+        counted(status.examples, "example"),
     ]
     lines.append("  ".join(figures))
     lines.append(
@@ -151,7 +163,7 @@ def _shards(shards: Sequence[ShardStatus]) -> list[str]:
 def _size(shard: ShardStatus) -> str:
     size = f"{shard.nbytes / 1e6:.1f} MB"
     if shard.table_nbytes:
-        size += f", {shard.table_rows} rows {shard.table_nbytes / 1e6:.1f} MB"
+        size += f", {counted(shard.table_rows, 'row')} {shard.table_nbytes / 1e6:.1f} MB"
     return size
 
 
@@ -168,7 +180,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
                 f"{worker.worker} {worker.host} pid {worker.pid}",
                 state(worker),
                 str(worker.batches),
-                f"{worker.steps_per_s:.1f}",
+                f"{worker.batches_per_s:.1f}",
                 f"{worker.examples_per_s:.0f}",
                 *(f"{100 * seconds / total:.0f} %" if total else "-" for seconds in spent),
                 f"{worker.slowness:.2f}" if worker.slowness else "-",
@@ -219,7 +231,7 @@ def _news(status: GetJobStatusResponse) -> list[str]:
         lines.append(f"waiting for {status.waiting_for}{since}")
     lines += [f"warning: {line}" for line in status.warnings]
     if status.reason:
-        lines.append(f"failed: {status.reason}")
+        lines.append(status.reason if status.phase == "done" else f"failed: {status.reason}")
     return lines
 
 

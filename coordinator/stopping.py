@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from coordinator.save_request import SaveRequest
 from coordinator.training import Training
 from coordinator.wording import step_of
+from psrpc.plural import counted
 
 if TYPE_CHECKING:
     from coordinator.course import Course
@@ -55,7 +56,7 @@ class Stopping:
         step, newest = course.training.span.step, course.checkpoints.newest
         lost = step - (step_of(newest) or 0)
         if lost > 0:
-            steps = "1 step is" if lost == 1 else f"{lost} steps are"
+            steps = counted(lost, "step is", "steps are")
             who = "the coordinator leaves, and the" if self.drains else "the job stops, and its"
             course.warnings.add(
                 f"{who} state of step {step} is not saved: {why}; a run that goes on without these "

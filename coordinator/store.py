@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,6 +74,9 @@ RESERVED_BYTES = 1 << 20
 """Space that is taken when the file is opened, for its pages and for its log each, so that a disk
 that fills up later does not keep rounds from being decided."""
 
+LEDGER_NBYTES = 2 * RESERVED_BYTES
+"""About what the file and its log take together."""
+
 LOG_PAGES = 128
 """Pages after which the log is folded into the file and begun anew."""
 
@@ -92,6 +95,7 @@ CREATE TABLE IF NOT EXISTS evaluations (
 CREATE TABLE IF NOT EXISTS checkpoints (
     name TEXT NOT NULL, generation INTEGER NOT NULL, global_step INTEGER NOT NULL,
     committed_utc TEXT NOT NULL, PRIMARY KEY (name, generation));
+CREATE TABLE IF NOT EXISTS history (epoch INTEGER PRIMARY KEY, row TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS reserve (filler BLOB);
 """
 
@@ -106,6 +110,16 @@ _ROTTEN = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
 
 class DamagedLedger(sqlite3.DatabaseError):
     """The file is not what a coordinator has written; the message names it and what is wrong."""
+
+
+def damaged_ledger(error: DamagedLedger) -> CheckpointError:
+    """The error of a start that needs the ledger, with what to do; another start would come to the
+    same."""
+    return CheckpointError(
+        f"{error}; put an empty file in its place and say --resume to go on from the newest good "
+        "checkpoint without it, or choose another --run-dir",
+        code="PS406",
+    )
 
 
 def unreadable_ledger(path: Path, error: sqlite3.Error) -> CheckpointError:
@@ -151,7 +165,10 @@ _VALUES: Mapping[str, Check] = {
     RESTORED: maybe(listed(_restored)),
     POLICIES: maybe(
         listed(
-            record({"number": whole(), "settings": _policy, "step": whole(), "batches": whole()})
+            record(
+                {"number": whole(), "settings": _policy, "step": whole(), "batches": whole()},
+                {"rate": real},
+            )
         )
     ),
     TWICE: maybe(whole()),
@@ -174,6 +191,17 @@ def _file_name(value: Any, where: str) -> Any:
     except InvalidArgument as error:
         raise ValueError(str(error)) from None
 
+
+_EPOCH = record(
+    {
+        "epoch": whole(),
+        "step": whole(),
+        "training": mapped(real_or_nan),
+        "evaluation": mapped(real_or_nan),
+        "learning_rate": maybe(real),
+    },
+    {"checkpoint": text},
+)
 
 _ID = whole(0, _LARGEST_ID)
 _DECISION = record(
@@ -285,6 +313,17 @@ class Store:
         check = _VALUES.get(key, anything)
         return None if row is None else self._read(row[0], check, key)
 
+    def check(self) -> None:
+        """Reads all that a coordinator will ask for, before anything is done on its word."""
+        for key in _VALUES:
+            self.get(key)
+        self.last_decision(0)
+        for role in ("shard", "worker"):
+            self.incarnations(role)
+        self.evaluations()
+        self.newest_checkpoint()
+        self.epochs()
+
     def restored(self) -> list[RestoredGeneration]:
         """The generations that a checkpoint was restored for, oldest first."""
         return [RestoredGeneration(*one) for one in self.get(RESTORED) or ()]
@@ -366,6 +405,21 @@ class Store:
             if up_to_step is None or step <= up_to_step:
                 newest[name] = (name, step, self._read(results, mapped(real_or_nan), "results"))
         return sorted(newest.values(), key=lambda row: row[1])
+
+    def put_epoch(self, epoch: int, row: Mapping[str, Any]) -> None:
+        """Stores what is known of an epoch, see :class:`coordinator.epochs.EpochRow`."""
+        self._run("INSERT OR REPLACE INTO history VALUES (?, ?)", epoch, json.dumps(dict(row)))
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """What is known of each epoch, in rising order."""
+        rows = self._run("SELECT row FROM history ORDER BY epoch")
+        return [self._read(row[0], _EPOCH, "history") for row in rows]
+
+    def forget_epochs(self, epochs: Collection[int]) -> None:
+        """Forgets what is known of these epochs."""
+        with self._transaction():
+            for epoch in epochs:
+                self._run("DELETE FROM history WHERE epoch = ?", epoch)
 
     def put_checkpoint(self, name: str, generation: int, global_step: int) -> None:
         """Notes a committed checkpoint; the manifest on the disk is what counts."""

@@ -45,7 +45,10 @@ class Stuck:
             for worker in members.workers.values():
                 worker.stood(now)
         else:
-            self._routes = read_routes(members.workers.values(), members.shards)
+            # What a worker said in an older generation is of shards that may have been replaced.
+            workers = members.workers.values()
+            known = [w for w in workers if not w.unreachable or course.stands(w.generation)]
+            self._routes = read_routes(known, members.shards)
             reasons = self._judge(now)
         for name in reasons.keys() - self._reasons.keys():
             log.warning("stuck", worker=name, why=reasons[name])

@@ -15,16 +15,16 @@ from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
 from coordinator.stopping import STOPPED
-from psrpc.runs import SUMMARY
+from psrpc.runs import CHECKPOINTS, SUMMARY
 from psrpc.storage import replace_text
 
 
 def summarize(course: Course) -> dict[str, Any]:
-    """The figures of a run that has ended. Rates are means over this run's training time and
-    count micro-batches; ``epoch`` counts from 0, and ``loss`` is the mean of the last steps, as in
-    a status; ``eval`` is the newest evaluation, at ``eval_step``, empty where there was none.
-    Histograms (entry s counts the applied pushes of staleness s) and times (seconds) are those of
-    the processes that were there last."""
+    """The figures of a run that has ended. Rates are means over this run's training time:
+    ``steps_per_s`` of global steps, ``batches_per_s`` of micro-batches. ``epoch`` counts from 1,
+    and ``loss`` is the mean of the last steps, as in a status; ``eval`` is the newest evaluation,
+    at ``eval_step``, empty where there was none. Histograms (entry s counts the applied pushes of
+    staleness s) and times (seconds) are those of the processes that were there last."""
     run, training = course.run, course.training
     progress, span = training.progress, training.span
     results = training.notes.results
@@ -44,14 +44,15 @@ def summarize(course: Course) -> dict[str, Any]:
         "replicas": run.settings.open,
         "global_step": span.step,
         "total_steps": span.total_steps,
-        "epoch": span.epoch,
+        "epoch": course.epoch,
         "epochs": run.description.epochs,
         "loss": _finite(training.loss),
         "batches": span.batches,
         "examples": span.examples,
         "wall_s": round(course.now() - course.began, 3),
         "train_s": round(train_s, 3),
-        "steps_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
+        "steps_per_s": round(progress.steps_done / train_s, 3) if train_s else 0.0,
+        "batches_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
         "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
         "eval": _plain(results[-1][2]) if results else {},
         "eval_step": results[-1][1] if results else None,
@@ -59,7 +60,9 @@ def summarize(course: Course) -> dict[str, Any]:
             {"evaluation": name, "global_step": step, **_plain(values)}
             for name, step, values in results
         ],
+        "history": [_plain(row.flat()) for row in training.history.rows],
         "checkpoint": course.checkpoints.newest,
+        "best": _best(course) if course.phase == "done" else None,
         "refused": refused(course),
         "skipped": progress.skipped,
         "failed": progress.failed,
@@ -90,9 +93,18 @@ def _of_policy(followed: Followed) -> dict[str, Any]:
     return {
         "policy": followed.number,
         "settings": followed.settings.to_json(),
-        "words": str(followed.settings),
+        "words": followed.words,
         "global_step": followed.step,
     }
+
+
+def _best(course: Course) -> dict[str, Any] | None:
+    """The epoch that the run comes to, of a job that restores its best."""
+    best = course.training.best
+    if best is None:
+        return None
+    checkpoint = f"{CHECKPOINTS}/{best.checkpoint}"
+    return {"epoch": best.epoch + 1, "checkpoint": checkpoint, **_plain(best.evaluation)}
 
 
 def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
@@ -129,10 +141,10 @@ def _resume(course: Course) -> str:
     return shlex.join(["--resume", "--run-dir", str(course.run.run_dir)])
 
 
-def _plain(values: dict[str, float]) -> dict[str, float | None]:
+def _plain(values: Mapping[str, float | None]) -> dict[str, float | None]:
     return {k: _finite(v) for k, v in values.items()}
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: float | None) -> float | None:
     """JSON knows no NaN."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None

@@ -18,12 +18,15 @@ class Switch:
     every change and tick while the job trains.
     """
 
-    def __init__(self, number: int, settings: Policy, by_rule: bool = False) -> None:
+    def __init__(
+        self, number: int, settings: Policy, by_rule: bool = False, rate: float = 1.0
+    ) -> None:
         """``number`` is the one that the policy will have; ``by_rule`` means that the job's rule
-        wants it, and no person."""
+        wants it, and no person; ``rate`` multiplies the learning rate from then on."""
         self.number = number
         self.settings = settings
         self.by_rule = by_rule
+        self.rate = rate
         self._save = SaveRequest()
         self._drained = False
         self._saved = False
@@ -44,7 +47,7 @@ class Switch:
         if not self._saved:
             return None
         span = training.span
-        return Followed(self.number, self.settings, span.step, span.batches)
+        return Followed(self.number, self.settings, span.step, span.batches, self.rate)
 
     @property
     def stage(self) -> str:
@@ -64,4 +67,5 @@ class Switch:
         return f"{self}: {what}"
 
     def __str__(self) -> str:
-        return f"the change to policy {self.number} ({self.settings})"
+        words = Followed(self.number, self.settings, rate=self.rate).words
+        return f"the change to policy {self.number} ({words})"

@@ -61,7 +61,8 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
         Event("evaluation", f"evaluation {line}")
         for line in _new(evaluations(last), evaluations(status))
     ]
-    if status.newest_checkpoint != last.newest_checkpoint:
+    # None is there where the run directory is gone, which is a warning.
+    if status.newest_checkpoint not in ("", last.newest_checkpoint):
         found.append(Event("checkpoint", f"checkpoint {status.newest_checkpoint}"))
     if status.waiting_for and status.waiting_for != last.waiting_for:
         found.append(Event("waiting", f"waiting for {status.waiting_for}"))

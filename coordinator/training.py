@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from coordinator.cadence import Cadence
 from coordinator.curves import Curves
 from coordinator.disk import DiskWork
-from coordinator.evaluation import evaluation_of
+from coordinator.epochs import EpochHistory, EpochRow, first_learning_rate
+from coordinator.evaluation import TRAINING, epoch_of, training_of
+from coordinator.figures import EpochTotals
 from coordinator.guard import Guard
-from coordinator.job_warnings import JobWarnings
+from coordinator.job_warnings import JobWarnings, NotEvaluated
 from coordinator.ledger import Ledger
 from coordinator.notes import Notes
 from coordinator.orders import Orders
 from coordinator.outset import Outset
+from coordinator.plateau import Review, Stopped, best_epoch, results_of, review
 from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
 from coordinator.run import Run
+from coordinator.saving import is_checkpoint
 from coordinator.store import Store
 from coordinator.tally import Tally
 from coordinator.work import (
@@ -38,11 +43,9 @@ from coordinator.work import (
 from psrpc.clock import Clock
 from psrpc.errors import InvalidArgument
 from psrpc.logs import get_logger
+from psrpc.totals import LOSS
 
 log = get_logger()
-
-EVALUATED_AGAIN = 2
-"""Epochs whose evaluation was under way when a generation ended, at most; shards keep no more."""
 
 
 class Training:
@@ -61,8 +64,10 @@ class Training:
         disk: DiskWork,
         warnings: JobWarnings,
         clock: Clock,
+        history: Path | None = None,
     ) -> None:
-        """``send`` reaches every shard; ``clock`` is for what checkpoints take."""
+        """``send`` reaches every shard; ``clock`` is for what checkpoints take; ``history`` is the
+        file of all epochs, None for none."""
         self._store = store
         self._curves = curves
         self._send = send
@@ -73,12 +78,17 @@ class Training:
         self._failure: str | None = None
         self._warnings = warnings
         self.notes = Notes(store, warnings)
+        self.history = EpochHistory(history, store, self.notes.store_soon, warnings)
         self._guard = Guard(run.settings, self.notes.first_loss)
         self.schedule: Ledger | Rounds | None = None
         self.run = run
         self.orders = self._new_orders(run)
         self._undecided: Decision | None = None
         self._closed = False
+        self._at_outset = False
+        """Whether the state that the generation began with is to be evaluated, and no decision that
+        could carry the order has come yet."""
+        self._review = Review(run.description.epochs)
 
     @property
     def failure(self) -> str | None:
@@ -104,8 +114,39 @@ class Training:
 
     @property
     def trained(self) -> bool:
-        """Whether every batch is done."""
-        return self.schedule is not None and self.schedule.finished
+        """Whether every batch is done, or the run has stopped early."""
+        if self.schedule is None:
+            return False
+        return self.schedule.finished or self._review.stopped is not None
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """Why the run stops early; None while it does not."""
+        return self._review.stopped
+
+    @property
+    def best(self) -> EpochRow | None:
+        """The epoch whose checkpoint the run comes to, if that is not the last one's by itself."""
+        stop = self.run.description.stop_early
+        if stop is None or not stop.restore_best:
+            return None
+        rows = self.history.rows
+        best = best_epoch(
+            results_of([row.evaluation for row in rows], stop.objective), stop.objective
+        )
+        return rows[best - 1] if best is not None and rows[best - 1].checkpoint else None
+
+    @property
+    def rate_due(self) -> float | None:
+        """What the learning rate has to be multiplied by from the next epoch on, if that is not as
+        it is."""
+        rate = self._review.rate
+        return None if self.trained or rate == self.run.followed[-1].rate else rate
+
+    @property
+    def paced(self) -> bool:
+        """Whether an epoch begins once the one before is evaluated."""
+        return self.run.description.paced
 
     @property
     def idle(self) -> bool:
@@ -126,6 +167,8 @@ class Training:
             self.run.rule is not None
             and self.schedule is not None
             and self.schedule.exhausted
+            and self._review.awaited is None
+            and len(self.schedule.finished_epochs) >= self.run.rule.epoch
             and not self.trained
         )
 
@@ -146,12 +189,15 @@ class Training:
         """
         orders = self._new_orders(run)
         outset = Outset.of(applied, skipped)
-        self.run, self.orders = run, orders
+        schedule = outset.schedule(run, version, self.tally)
+        self.history.begin(schedule.finished_epochs, run)
+        self.run, self.orders, self.schedule = run, orders, schedule
         self._guard.follow(run.settings)
-        self._undecided, self._closed = None, False
+        self._undecided, self._closed, self._at_outset = None, False, False
+        self._review = Review(run.description.epochs)
         self.progress.skipped = outset.batches_skipped(run)
-        self.schedule = outset.schedule(run, version, self.tally)
-        self._evaluate_again(self.schedule.finished_epochs)
+        self._look_back()
+        self._evaluate_again(outset)
 
     def drain(self) -> None:
         """Nothing more is leased in this generation; what is under way is finished."""
@@ -170,15 +216,20 @@ class Training:
             self.schedule.tick(now)
             if not self.trained:
                 self.orders.saving.look(self.span.step)
+            awaited = self._review.awaited
+            if awaited is not None and self.orders.evaluations.idle:
+                self.orders.saving.evaluate(awaited)
         self.orders.saving.retry(now)
         self.notes.retry()
         if self._undecided is not None and self.rounds is not None:
-            self._decide(self.rounds)
+            self._decide(self.rounds, now)
 
     def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Round | Wait:
         """A batch or more to train."""
         assert self.schedule is not None
         work = self.schedule.lease(worker, now, received, workers)
+        if isinstance(work, Wait) and self._review.awaited is not None:
+            return Wait(self.waiting_for())
         if not isinstance(work, Wait):
             self.progress.leased(worker, now)
         return work
@@ -211,7 +262,7 @@ class Training:
         for report in reports:
             if report.too_stale:
                 self.progress.in_vain(worker, report)
-        self.progress.steps_done += len(counted)
+        self.progress.stepped(len(counted), now)
         for step, report in enumerate(counted, before + 1):
             self._batch_done(worker, report, now)
             if not report.skipped:
@@ -238,11 +289,13 @@ class Training:
             return
         self._batch_done(worker, report, now)
         if rounds.complete:
-            self._decide(rounds)
+            self._decide(rounds, now)
 
     def order_due(self) -> None:
         """Orders the snapshots that are due and that no decision carries."""
-        if self.rounds is None or self.trained or self._closed or self.drained:
+        waits = self._review.awaited is not None
+        outset, self._at_outset = self._at_outset, False
+        if self.rounds is None or self.trained or self._closed or self.drained or waits or outset:
             self.orders.order_due(self.span.step, self.trained)
         self._warnings.take(self.orders)
 
@@ -253,6 +306,8 @@ class Training:
     def close(self) -> None:
         """Nothing is decided any more, so that the state that training has come to can be saved.
         Async: what is pushed still is done again by who goes on."""
+        if self._undecided is not None:
+            self.orders.withdraw(self._undecided.snapshots)
         self._closed, self._undecided = True, None
 
     def is_saved(self, number: int) -> bool:
@@ -272,11 +327,33 @@ class Training:
         result = self.orders.evaluations.merged(evaluation, values)
         if result is None:
             return
+        epoch = epoch_of(evaluation, len(self.history.rows) - 1)
+        if evaluation.startswith(TRAINING):
+            unsummed = self.run.description.unsummed_metrics
+            summed = {name: value for name, value in values.items() if name not in unsummed}
+            self._trained(epoch, summed)
+            return
+        checkpoint = result.snapshot if is_checkpoint(result.snapshot) else ""
+        self.history.evaluated(epoch, values, checkpoint)
+        self._look_back()
         step = result.global_step
         self.notes.note_evaluation(evaluation, self.run.generation, step, values)
         self._curves.epoch(values, step)
         log.info("evaluated", evaluation=evaluation, step=step, **values)
         self.orders.release(result.snapshot)
+
+    def take_totals(self, epochs: Sequence[EpochTotals]) -> None:
+        """What shard 0 has counted of epochs of this generation. Those that are done and whose
+        results are not known are turned into them."""
+        records = self.run.description.train_records
+        for known in epochs:
+            if known.records < records or not self.history.lacks_training(known.epoch):
+                continue
+            if len(known.totals) > LOSS:
+                name, step = training_of(known.epoch), self.span.step
+                self.orders.evaluations.add_training(name, step, known.totals)
+            elif known.totals[1]:
+                self._trained(known.epoch, {"loss": known.totals[0] / known.totals[1]})
 
     def missed(self, shard: int) -> list[Command]:
         """What a shard may have missed while it had no command stream open."""
@@ -286,7 +363,7 @@ class Training:
             missed = [*self.orders.releases, *self.rounds.decisions]
         return missed + self.orders.missed(shard)
 
-    def _decide(self, rounds: Rounds) -> None:
+    def _decide(self, rounds: Rounds, now: float) -> None:
         step = rounds.round + 1
         if self._undecided is None:
             trained = rounds.ends_job
@@ -308,25 +385,33 @@ class Training:
         self._send(decision)
         if any(not report.skipped for report in reports):
             self._step_done(step, mean_loss(reports), 0)
-        self.progress.steps_done += 1
+        self.progress.stepped(1, now)
         self._epochs_done(rounds.take_finished_epochs(), step)
         self._warnings.take(self.orders)
         if rounds.complete and not self._closed:
             # Its commits have come while the decision before it waited for the disk.
-            self._decide(rounds)
+            self._decide(rounds, now)
 
     def _new_orders(self, run: Run) -> Orders:
         return Orders(run, self._store.newest_checkpoint(), self._disk, self._send, self._cadence)
 
-    def _evaluate_again(self, finished: Sequence[int]) -> None:
-        """Epochs that ended before this generation began and whose result is not there."""
-        known = {name for name, _, _ in self.notes.results}
-        left = [epoch for epoch in finished if evaluation_of(epoch) not in known]
-        if left and self.run.description.eval_records:
-            for epoch in left[:-EVALUATED_AGAIN]:
-                self._warnings.add(f"epoch {epoch + 1} is not evaluated: its state is gone")
+    def _evaluate_again(self, outset: Outset) -> None:
+        """Orders the evaluation of the last epoch that is done, if its result is not known and the
+        shards hold its state: all of its batches and none of a later epoch. The states of other
+        epochs are gone, and their rows stay as they are."""
+        if not self.run.description.eval_records:
+            return
+        lacking = [row.epoch for row in self.history.rows if not row.evaluation]
+        done = len(self.history.rows)
+        at_end = self.span.batches == done * self.run.description.per_epoch
+        here = done - 1 if at_end and not outset.partial else None
+        for epoch in lacking:
+            if epoch != here:
+                self._warnings.add(NotEvaluated(epoch, ": its state is gone"))
+        if here in lacking:
             step = self.span.step
-            self.orders.saving.stepped(step, step, left[-EVALUATED_AGAIN:])
+            self.orders.saving.stepped(step, step, [here])
+            self._at_outset = True
 
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)
@@ -343,8 +428,48 @@ class Training:
         self._warnings.take(self._guard)
         self.notes.note_first_loss(self._guard.first_loss)
 
+    def waiting_for(self) -> str:
+        """What the next step waits for, in words; empty when there is work."""
+        awaited = self._review.awaited
+        if awaited is not None:
+            what = self.orders.evaluations.waiting_for()
+            return f"epoch {awaited + 1} to be evaluated" + (f": {what}" if what else "")
+        return self.schedule.waiting_for() if self.schedule is not None else ""
+
+    def _look_back(self) -> None:
+        """Opens the next epoch, if what has come out so far allows it."""
+        if not self.paced or self.schedule is None:
+            return
+        description = self.run.description
+        done = set(self.schedule.finished_epochs)
+        evaluations = [row.evaluation for row in self.history.rows if row.epoch in done]
+        self._review = review(
+            evaluations,
+            description.stop_early,
+            description.reduce_lr,
+            at_end=self.span.batches == len(evaluations) * description.per_epoch,
+            epochs=description.epochs,
+            first_rate=first_learning_rate(self.run) or 1.0,
+        )
+        if self._review.stopped is not None:
+            self.orders.saving.final_known = True
+            log.info("stopped early", why=self._review.stopped.reason)
+        elif self.rate_due is None:
+            rule = self.run.rule
+            until = self._review.until
+            self.schedule.extend(until if rule is None else min(until, rule.epoch))
+
     def _epochs_done(self, epochs: Sequence[int], step: int) -> None:
+        self.history.finished(epochs, self.run)
+        self._look_back()
         for epoch in epochs:
+            # As far as it is known here: what shards have counted may take a second to come.
             loss = self.progress.epoch_loss(epoch)
-            self._curves.epoch({"train_loss": loss}, step)
             log.info("epoch done", epoch=epoch + 1, step=step, train_loss=loss)
+
+    def _trained(self, epoch: int, values: Mapping[str, float]) -> None:
+        row = self.history.trained(epoch, values)
+        if row is not None:
+            named = {f"train_{name}": value for name, value in values.items()}
+            self._curves.epoch(named, row.step)
+            log.info("epoch trained", epoch=epoch + 1, step=row.step, **named)

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,34 +21,39 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from coordinator.certs import certificates_of_run
-from coordinator.commands import UpOptions, cluster, resume_command
+from coordinator.commands import UpOptions, cluster, resume_command, start_command
+from coordinator.crowding import check_counts, crowded
 from coordinator.dashboard_options import ANYWHERE
+from coordinator.dashboard_server import check_address
 from coordinator.fleet import Stamp, stamp
 from coordinator.outcome import Outcome
-from coordinator.override_options import check_overrides
 from coordinator.reserved import reserved_address
 from coordinator.result import show_result, write_failure, write_restarts
 from coordinator.run_directory import (
+    check_free,
     check_holds_run,
     new_run_directory,
     newest_run_directory,
 )
-from coordinator.saving import CHECKPOINTS
 from coordinator.screen import open_screen
-from coordinator.settling import check_not_ended
+from coordinator.settling import check_ledger
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
 from coordinator.wording import step_of
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, disk_reason, error_line
 from psrpc.exit_status import INTERRUPTED
 from psrpc.identity import Role, job_name
-from psrpc.job_file import read_job_file
+from psrpc.job_file import UserCodeFailed
+from psrpc.job_source import first_look
 from psrpc.lasting import ensure_directory, make_directory
 from psrpc.observing import OFF
-from psrpc.process import on_stop_signals
-from psrpc.runs import CERTS, SUMMARY, read_summary, unfinished_run
+from psrpc.process import available_nbytes, on_stop_signals
+from psrpc.runs import CERTS, CHECKPOINTS, SUMMARY, read_summary, unfinished_run
 from psrpc.security import Security
-from psrpc.security_options import from_arguments
+from psrpc.security_options import from_arguments, is_insecure
+
+PROBE_NBYTES = 16 << 10
+"""About the size of a summary."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         made, run_dir = make_run_directory(args)
         options = _options(args, run_dir, _security(asked, args.job, run_dir))
     except PsError as error:
+        if isinstance(error, UserCodeFailed):
+            _say(error.user_traceback.rstrip())
         _say(error_line(error))
         return 2
     earlier = Earlier(stamp(run_dir / SUMMARY), read_summary(run_dir))
@@ -71,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
             supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
             on_stop_signals(lambda _number: supervisor.stop())
             screen.note(f"run directory {run_dir}")
+            cores = os.cpu_count() or 1
+            for line in crowded(options.shards, options.workers, cores, available_nbytes()):
+                screen.note(f"warning: {line}")
             left = None if args.run_dir or args.resume else unfinished_run(Path(args.job).stem)
             if left is not None:
                 screen.note(f"{left} has not ended; --run-dir {left} goes on with that run")
@@ -78,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
                 screen.note(f"dashboard http://{options.dashboard}/")
             outcome = supervisor.run()
     except OSError as error:
-        cause = PsError(f"cannot start the processes of the job: {error}", code=disk_code(error))
-        _say(error_line(cause))
+        where = f"{error.filename}: " if error.filename else ""
+        _say_refused(f"cannot start the processes of the job: {where}", error, run_dir)
         return 2
     return conclude(outcome, options, earlier, made)
 
@@ -91,6 +102,7 @@ def _check(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             flag = name.replace("_", "-")
             raise InvalidArgument(f"--{flag} is {value}; expected a whole number of at least 1")
+    check_counts(args.shards, args.workers)
     if args.max_restarts < 0:
         raise InvalidArgument(
             f"--max-restarts is {args.max_restarts}; expected a whole number of at least 0"
@@ -101,10 +113,14 @@ def _check(args: argparse.Namespace) -> None:
         raise InvalidArgument(
             f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
         )
-    check_overrides(args.overrides)
-    read_job_file(Path(args.job))
+    if args.dashboard not in (None, ANYWHERE):
+        check_address(args.dashboard, is_insecure(args))
+    first_look(Path(args.job), args.overrides)
     if args.run_dir is not None:
-        (check_holds_run if args.resume else check_not_ended)(args.run_dir)
+        if args.resume:
+            check_holds_run(args.run_dir)
+        check_free(args.run_dir)
+        check_ledger(args.run_dir, resume=args.resume)
 
 
 def _security(asked: Security, job: str, run_dir: Path) -> Security:
@@ -169,7 +185,9 @@ def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
             ) from None
         return made, args.run_dir
     if args.resume:
-        return False, newest_run_directory(name)
+        newest = newest_run_directory(name)
+        check_free(newest)
+        return False, newest
     first = new_run_directory(name, datetime.now(UTC))
     for attempt in itertools.count(1):
         # Two runs that begin in the same second.
@@ -196,12 +214,12 @@ class Earlier(NamedTuple):
 def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool) -> int:
     """Completes the summary and shows the result."""
     run_dir = options.run_dir
-    if outcome.exit_status == 2 and not outcome.own:
+    if outcome.refused:
         _say("\n".join(outcome.details))
         if made:
             # Nothing came of it, and a run directory would say that something did.
             shutil.rmtree(run_dir)
-        return 2
+        return outcome.exit_status
     summary = read_summary(run_dir)
     if stamp(run_dir / SUMMARY) == earlier.stamp:
         # It is an earlier run's, or was never written.
@@ -210,37 +228,81 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     status, before = outcome.exit_status, ""
     if status == 0 and not summary:
         status, reason = 1, f"the coordinator left no {SUMMARY} in {run_dir}"
+        # What has kept the coordinator from it may still be there.
+        _written(run_dir, partial(_probe, run_dir))
     elif status and summary.get("reason") and not outcome.own:
         if status != INTERRUPTED:
             reason, details, before = str(summary["reason"]), [], "job failed: "
     elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
-        _written(partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
+        _written(run_dir, partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
         summary = read_summary(run_dir)
     # The coordinator has written it once more, since it still holds.
     served = bool(summary) and summary == earlier.summary
     if summary and not served:
-        _written(partial(write_restarts, run_dir, outcome.restarts, summary))
+        _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
         summary = read_summary(run_dir)
     if summary.get("global_step"):
         show_result(summary, run_dir)
     if served and not status:
-        _say("nothing was left to train; --set epochs=N, of all epochs, goes on")
+        _say(f"nothing was left to train; {_more_of_it(summary)}")
     if status:
         _say("\n".join(details))
         interrupted = status == INTERRUPTED
         _say(reason if interrupted else error_line(JobFailed(reason), before))
-    if status == INTERRUPTED and any((run_dir / CHECKPOINTS).glob("step-*")):
+    if status == INTERRUPTED:
         _say(_lost(summary))
-        _say(f"go on with: {resume_command(options)}")
+        _say(_how_to_go_on(options))
     return status
 
 
-def _written(write: Callable[[], None]) -> None:
+def _more_of_it(summary: Mapping[str, Any]) -> str:
+    """How a run that is done goes on after all."""
+    reason = str(summary.get("reason") or "")
+    if reason.startswith("stopped early"):
+        return f"the run {reason}; more patience, --set 'stop_early=min:loss patience=N', goes on"
+    return "--set epochs=N, of all epochs, goes on"
+
+
+def _how_to_go_on(options: UpOptions) -> str:
+    """What to type after a run was stopped."""
+    if any((options.run_dir / CHECKPOINTS).glob("step-*")):
+        return f"go on with: {resume_command(options)}"
+    if not options.run_dir.exists():
+        return (
+            f"run directory {options.run_dir} is gone, and nothing is saved; begin anew with: "
+            f"{start_command(options)}"
+        )
+    return (
+        f"nothing had been trained, and nothing is saved; begin anew with: {start_command(options)}"
+    )
+
+
+def _written(run_dir: Path, write: Callable[[], None]) -> None:
     """A disk that refuses takes the summary, not the result."""
     try:
         write()
     except OSError as error:
-        _say(f"warning: {SUMMARY} cannot be written: {disk_reason(error)}")
+        _say_refused(f"{run_dir / SUMMARY} cannot be written: ", error, run_dir)
+
+
+def _say_refused(what: str, error: OSError, run_dir: Path) -> None:
+    code = disk_code(error)
+    left = f"; {_on_disk(run_dir)}" if code == "PS502" else ""
+    _say(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
+
+
+def _probe(run_dir: Path) -> None:
+    """Raises OSError: a summary cannot be written there."""
+    with tempfile.TemporaryFile(dir=run_dir, buffering=0) as file:
+        file.write(bytes(PROBE_NBYTES))
+
+
+def _on_disk(run_dir: Path) -> str:
+    """What a run has left, in words."""
+    names = [path.name for path in (run_dir / CHECKPOINTS).glob("step-*")]
+    newest = [f"{CHECKPOINTS}/{max(names)}"] if names else []
+    kept = [*newest, *(name for name in (SUMMARY, "logs") if (run_dir / name).exists())]
+    return f"{run_dir} keeps {', '.join(kept)} as they are" if kept else f"{run_dir} holds nothing"
 
 
 def _lost(summary: Mapping[str, Any]) -> str:

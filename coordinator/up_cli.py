@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from coordinator.dashboard_options import add_dashboard_arguments
 from coordinator.override_options import add_override_arguments
 from coordinator.restarts import MAX_RESTARTS
+from psrpc.command_line import run_path
 from psrpc.observing import OFF, add_trace_argument
 from psrpc.security_options import add_security_arguments
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("--shards", type=int, default=1, metavar="K", help="default: 1")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="default: 1")
-    parser.add_argument("--run-dir", type=Path, help="default: runs/<job>-<time>")
+    parser.add_argument("--run-dir", type=run_path, help="default: runs/<job>-<time>")
     add_override_arguments(parser)
     parser.add_argument(
         "--resume",

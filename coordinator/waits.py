@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 log = get_logger()
 
-LONG_WAIT_S = 30.0
-"""A wait that has lasted so long is announced only as often."""
-
 
 def waiting_for(course: Course) -> str:
     """What the job waits for; empty while it goes on."""
@@ -39,8 +36,8 @@ def waiting_for(course: Course) -> str:
         parts.append(orders.evaluations.waiting_for())
     elif course.changes.switch is not None:
         parts.append(course.changes.switch.waiting_for(training))
-    elif training.schedule is not None:
-        parts.append(training.schedule.waiting_for())
+    else:
+        parts.append(training.waiting_for())
     if course.phase not in FORMING:
         parts.append(course.stuck.waiting_for())
         parts.append(course.departures.waiting_for())
@@ -61,8 +58,11 @@ class Waits:
     """Says what is awaited, less and less often. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._announcer = Announcer(self._announce)
-        self._announced = 0.0
+        self._announcer = Announcer(
+            lambda reason, waited_s: log.info(
+                "waiting", waiting_for=reason, waited_s=round(waited_s)
+            )
+        )
 
     def look(self, reason: str, now: float) -> None:
         """Call it now and then with what is awaited, or with nothing."""
@@ -74,9 +74,3 @@ class Waits:
     def waited_s(self, now: float) -> float:
         """How long that has been awaited, in seconds; 0 when nothing is."""
         return self._announcer.waited_s(now)
-
-    def _announce(self, reason: str, waited_s: float) -> None:
-        since = waited_s - self._announced
-        if waited_s < LONG_WAIT_S or since >= LONG_WAIT_S or since < 0:
-            self._announced = waited_s
-            log.info("waiting", waiting_for=reason, waited_s=round(waited_s))

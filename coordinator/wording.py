@@ -23,11 +23,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def counted(number: int, noun: str) -> str:
-    """``"1 day"`` or ``"2 days"``; of a noun that takes an s."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def metrics(results: Mapping[str, float]) -> str:
     """``"loss 0.1234, accuracy 0.9700"``: the loss first, the others by name."""
     names = sorted(results, key=lambda name: (name != "loss", name))

@@ -155,10 +155,12 @@ class MetricVariable:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Turn the summed metric states of an evaluation into results."""
+    """Turn the summed metric states of an evaluation into results; those of ``training`` data are
+    the mean loss's, and one flat variable of all others."""
 
     evaluation: str
     states: tuple[MetricVariable, ...]
+    training: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,9 @@ class Schedule(Protocol):
     def hand_over(self, stuck: Collection[str], /) -> list[str]:
         """``stuck`` are the workers that cannot go on, all of them: others may do what they hold.
         Those of them of which shards have to take nothing more before that."""
+
+    def extend(self, until_epoch: int, /) -> None:
+        """Epochs before ``until_epoch`` may be begun from now on."""
 
     def drain(self) -> None:
         """Begins nothing new; what is under way is finished."""

@@ -24,10 +24,9 @@ export function progress(status) {
   const part = Math.min(1, status.global_step / status.total_steps);
   const from = whence(status);
   const words = [from || `Step ${count(status.global_step)} of ${count(status.total_steps)}`];
-  if (status.epochs && !from) words.push(`epoch ${Math.min(status.epoch + 1, status.epochs)} of ${status.epochs}`);
+  if (status.epoch && !from) words.push(`epoch ${status.epoch} of ${status.epochs}`);
   if (status.phase === "training" && status.steps_per_s > 0 && part < 1) {
-    // Rates count micro-batches; a step of sync mode is a round of `replicas` of them.
-    const left = ((status.total_steps - status.global_step) * Math.max(status.replicas, 1)) / status.steps_per_s;
+    const left = (status.total_steps - status.global_step) / status.steps_per_s;
     words.push(`about ${duration(left)} left`);
   }
   return [
@@ -54,7 +53,7 @@ export function tiles(status, checkpoint) {
   return [
     tile("Training loss", measure(status.loss), "mean of the last steps"),
     result ? tile(names[0], measure(result.results[names[0]]), `${result.evaluation}, step ${count(result.global_step)}`) : tile("Evaluation", "–", "none yet"),
-    tile("Speed", rate(status.examples_per_s), `examples/s · ${rate(status.steps_per_s / Math.max(status.replicas, 1))} steps/s`),
+    tile("Speed", rate(status.examples_per_s), `examples/s · ${rate(status.steps_per_s)} steps/s`),
     status.mode === "sync" ? tile("Staleness", "none", "every round waits for all") : tile("Mean staleness", rate(status.mean_staleness), `updates · shards ${plural(status.version_skew, "version")} apart`),
     tile("Workers", `${active}`, late ? `active · ${plural(late, "straggler")}` : "active · no stragglers", late ? "warn" : ""),
     tile("Shards", `${ready} of ${status.shards.length}`, "ready", ready < status.shards.length ? "warn" : ""),
@@ -95,7 +94,7 @@ export function workers(status) {
       cell("Worker", [el("strong", {}, worker.worker), cut.length ? el("span", { class: "badge" }, "cut off") : null, slow ? el("span", { class: "badge" }, "straggler") : null, el("small", {}, `${worker.host} · pid ${worker.pid}${worker.device ? ` · ${worker.device}` : ""}`)]),
       cell("State", [state(worker.state, silence(worker)), cut.map((one) => el("small", {}, `cannot reach shard ${one.shard} for ${duration(one.for_s)}`)), waiting(worker)]),
       cell("Examples/s", [el("span", { class: "withbar" }, rate(worker.examples_per_s), bar(worker.examples_per_s / fastest, slow ? "late" : "fill"))], "n"),
-      cell("Batches", [count(worker.batches), el("small", {}, `${rate(worker.steps_per_s)} per s`)], "n"),
+      cell("Batches", [count(worker.batches), el("small", {}, `${rate(worker.batches_per_s)} per s`)], "n"),
       cell("Compute time", worker.slowness ? [slow ? el("strong", {}, times(worker.slowness)) : times(worker.slowness), el("small", {}, "of the median")] : "–", "n"),
       cell("Where its time goes", shares(worker.times)),
       cell("Mean staleness", rate(mean(worker.staleness_counts)), "n"),

@@ -166,7 +166,8 @@ class Shard:
         elif not begin.keep:
             self.initialized, self.version, self.applied = False, 0, {}
         elif begin.decision is not None and begin.decision.round == self.version:
-            self.apply(begin.decision)
+            # Snapshots of a generation that is over are of no use.
+            self.apply(replace(begin.decision, snapshots=()))
         if begin.version is not None:
             self.version = begin.version
         holding = Holding(self.incarnation, self.generation, self.initialized, self.version)

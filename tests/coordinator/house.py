@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
 )
+from psrpc.waiting import Announcer
 
 
 class Status(CoordinatorServicer):
@@ -28,12 +30,20 @@ class Status(CoordinatorServicer):
         self.answers.set()
         self.left: list[pb.LeaveWorkerRequest] = []
         self.somebody_left = threading.Event()
+        self.silent_since: float | None = None
+        """Monotonic seconds from which on nothing was heard of any shard."""
 
     def GetJobStatus(  # noqa: N802
         self, request: pb.GetJobStatusRequest, context: Any
     ) -> pb.GetJobStatusResponse:
         assert self.answers.wait(60)
-        return self.now
+        if self.silent_since is None:
+            return self.now
+        silent = pb.GetJobStatusResponse()
+        silent.CopyFrom(self.now)
+        for shard in silent.shards:
+            shard.silent_s = time.monotonic() - self.silent_since
+        return silent
 
     def LeaveWorker(  # noqa: N802
         self, request: pb.LeaveWorkerRequest, context: Any
@@ -59,6 +69,7 @@ class Notes:
         self.closed = False
         self.when_shown: Callable[[], None] | None = None
         self._changed = threading.Condition()
+        self._announcer = Announcer(lambda what, _waited_s: self.note(f"waiting for {what}"))
 
     def show(self, status: pb.GetJobStatusResponse) -> None:
         with self._changed:
@@ -72,6 +83,12 @@ class Notes:
         with self._changed:
             self.notes.append(line)
             self._changed.notify_all()
+
+    def waiting(self, what: str, now: float) -> None:
+        if what:
+            self._announcer.waiting(what, now)
+        else:
+            self._announcer.over()
 
     def close(self) -> None:
         self.closed = True

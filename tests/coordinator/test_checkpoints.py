@@ -88,6 +88,10 @@ def test_one_that_a_shard_could_not_load_is_not_chosen_again(tmp_path: Path) -> 
     ("changes", "what"),
     [
         ({"data_fingerprint": "beef"}, "its data is 'f00d', the job's is 'beef'"),
+        (
+            {"data_fingerprint": "beef"},
+            r"the training data \(train=\) has changed, and has \d+ record",
+        ),
         ({"batch_size": 5}, "its batch_size is 4, the job's is 5"),
         ({"seed": 1}, "its seed is 0, the job's is 1"),
         ({"name": "other", "seed": 1}, "is of job 'tiny' and not of 'other': its seed is 0"),
@@ -99,6 +103,24 @@ def test_another_job_is_refused_and_both_values_are_named(
     write(tmp_path, 100)
     with pytest.raises(InvalidJob, match=what):
         choose_checkpoint(tmp_path, job(**changes))
+
+
+def test_another_vocabulary_is_refused_and_both_sizes_are_named(tmp_path: Path) -> None:
+    """Before any shard restores: the run and its checkpoints stay as they are."""
+    write(tmp_path, 100)
+    variables = job().document["variables"]
+    first = dict(variables[0], shape=[1, *variables[0]["shape"][1:]])
+    dtype, shape = first["dtype"], variables[0]["shape"]
+    with pytest.raises(InvalidJob) as refused:
+        choose_checkpoint(tmp_path, job(variables=[first, *variables[1:]]))
+    assert refused.value.code == "PS405"
+    assert str(refused.value).endswith(
+        f"has variable {first['name']!r} as trainable {dtype}{shape}; the job has it as trainable "
+        f"{dtype}{first['shape']} (was a vocabulary or another size of a layer changed?): set it "
+        "back, or start a new run"
+    )
+    with pytest.raises(InvalidJob, match="the job has it as none: set it back"):
+        choose_checkpoint(tmp_path, job(variables=variables[1:]))
 
 
 def test_an_optimizer_with_other_slots_is_refused_and_both_are_named(tmp_path: Path) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from coordinator.checkpoints import Checkpoints
 from coordinator.disk import Choice, Committed, ThreadedDisk, choose, commit
 from coordinator.run import Run
-from coordinator.saving import CHECKPOINTS, temporary_directory
+from coordinator.saving import temporary_directory
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
+from psrpc.runs import CHECKPOINTS
 from psrpc.storage import Disk
 from tests.coordinator.parts import make_run
 
@@ -107,21 +109,24 @@ def test_work_is_done_on_a_thread_in_order_and_answered_on_the_loop(tmp_path: Pa
     assert last.chosen.restored.name == "step-00000002"
 
 
-def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(tmp_path: Path) -> None:
+def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is chosen while a checkpoint is committed may be removed, or not be the newest."""
     answers: list[Committed | Choice] = []
     before: list[int] = []
 
-    class Noting(ThreadPoolExecutor):
-        """Notes how many answers there were by the time that a thread was asked for."""
+    class Noting(threading.Thread):
+        """Notes how many answers there were by the time that it was started."""
 
-        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        def start(self) -> None:
             before.append(len(answers))
-            return super().submit(*args, **kwargs)
+            super().start()
+
+    monkeypatch.setattr("coordinator.disk.Thread", Noting)
 
     async def main() -> None:
         run = make_run(tmp_path)
-        asyncio.get_running_loop().set_default_executor(Noting())
         disk = ThreadedDisk(run, failed=pytest.fail)
         disk.commit(taken(run, 1), 1, {}, (), answers.append)
         disk.choose({}, answers.append)
@@ -131,6 +136,36 @@ def test_a_piece_of_work_has_its_turn_when_the_one_before_it_was_answered(tmp_pa
     asyncio.run(main())
     assert before == [0, 1, 2]
     assert len(answers) == 3
+
+
+def test_storage_that_hangs_is_left_and_named_and_holds_up_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Choice] = []
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> Choice:
+        begun.set()
+        goes_on.wait()
+        return Choice(None)
+
+    monkeypatch.setattr("coordinator.disk.choose", hang)
+    monkeypatch.setattr("coordinator.disk.CLOSE_S", 0.0)
+
+    async def main() -> None:
+        disk = ThreadedDisk(make_run(tmp_path), failed=pytest.fail)
+        disk.choose({}, answers.append)
+        await asyncio.sleep(0)
+        assert begun.wait(60)
+        await disk.close()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(main())  # whose end waits for no thread
+    assert [(line["event"], line["waited_for"]) for line in logs] == [
+        ("storage hangs, and is left", "the choice of the newest good checkpoint")
+    ]
+    assert answers == []
+    goes_on.set()
 
 
 @pytest.mark.parametrize("work", [commit, choose])

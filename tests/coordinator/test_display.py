@@ -28,10 +28,11 @@ def training(**changes: object) -> GetJobStatusResponse:
         global_step=300,
         batches=600,
         total_steps=1200,
-        epoch=0,
+        epoch=1,
         epochs=2,
         loss=0.25,
-        steps_per_s=120.04,
+        steps_per_s=60.02,
+        batches_per_s=120.04,
         examples_per_s=6002.0,
         shards=[
             ShardStatus(shard=0, state="ready", version=300, nbytes=1_500_000, address="h:1"),
@@ -45,7 +46,7 @@ def training(**changes: object) -> GetJobStatusResponse:
                 device="cpu",
                 state="active",
                 batches=600,
-                steps_per_s=60.0,
+                batches_per_s=60.0,
                 waiting_for="round 300",
             )
         ],
@@ -90,6 +91,11 @@ def test_a_job_in_training() -> None:
     ]
 
 
+def test_the_time_left_is_that_of_global_steps() -> None:
+    [headline] = text(training(total_steps=300 + 6002))[:1]
+    assert headline.endswith("about 1:40 left")
+
+
 def test_a_job_that_has_not_begun() -> None:
     status = GetJobStatusResponse(
         job="mnist_dnn", phase="waiting", mode="async", waiting_for="shard 0, shard 1"
@@ -102,6 +108,12 @@ def test_a_job_that_has_not_begun() -> None:
 def test_text_of_others_is_no_markup() -> None:
     assert text(training(waiting_for="[bold]x[/bold]"))[-1] == "waiting for [bold]x[/bold]"
     assert text(training(reason="[red]"))[-1] == "failed: [red]"
+
+
+def test_why_a_run_has_stopped_early_is_no_failure() -> None:
+    why = "stopped early at epoch 7: loss did not improve for 3 epochs; best epoch 4"
+    assert text(training(phase="done", reason=why))[-1] == why
+    assert render_page(training(phase="done", reason=why)).splitlines()[-1] == why
 
 
 def test_no_loss_is_told_from_a_loss_that_is_not_a_number() -> None:
@@ -158,11 +170,31 @@ def test_the_log_shows_steps_only_now_and_then() -> None:
     assert log.lines(training(), 109.9) == []
 
 
+def test_a_coordinator_that_was_started_again_says_no_epoch_before_it_knows_one() -> None:
+    """It knows neither step nor epoch until all shards have begun; the epoch is still the third."""
+    log = ProgressLog(every_s=5.0)
+    log.lines(training(epoch=3, epochs=4), 100.0)
+    lost = training(phase="recovering", generation=2, newest_checkpoint="checkpoints/step-00000250")
+    lost.epoch = lost.global_step = 0
+    assert not [line for line in log.lines(lost, 107.0) if "epoch" in line]
+    back = training(epoch=3, epochs=4, generation=2, restored="step-00000250")
+    assert [line for line in log.lines(back, 108.0) if "epoch" in line] == [
+        "training  epoch 3/4  step 300/1200 (25 %)  "
+        "loss 0.2500  120.0 micro-batches/s  6002 examples/s"
+    ]
+
+
+def test_a_checkpoint_that_is_gone_is_no_new_one() -> None:
+    log = ProgressLog(every_s=5.0)
+    log.lines(training(newest_checkpoint="checkpoints/step-00000600"), 100.0)
+    assert log.lines(training(), 100.1) == []
+
+
 def test_an_epoch_an_evaluation_and_a_warning_do_not_wait() -> None:
     log = ProgressLog(every_s=5.0)
     log.lines(training(warnings=["old"]), 100.0)
     status = training(
-        epoch=1,
+        epoch=2,
         newest_checkpoint="checkpoints/step-00000600",
         evaluations=[
             EvaluationResult(evaluation="epoch-1", global_step=600, results={"loss": 0.5})
@@ -254,7 +286,7 @@ def test_the_loss_comes_first() -> None:
     assert metrics({"accuracy": 1.0, "loss": 0.5}) == "loss 0.5000, accuracy 1.0000"
 
 
-def test_a_worker_that_is_stuck_is_named_whenever_it_is_anew() -> None:
+def test_a_worker_that_is_stuck_is_named_whenever_it_is_anew_and_when_it_is_over() -> None:
     cut = "worker-1 on b cannot reach shard 1 at c:1 (for 5.0 s), other workers can"
     status = training(stuck=[cut], global_step=1)
     assert f"stuck: {cut}" in text(status)
@@ -263,7 +295,9 @@ def test_a_worker_that_is_stuck_is_named_whenever_it_is_anew() -> None:
     status.stuck[0] = cut.replace("5.0", "6.0")
     assert log.lines(status, 0.1) == []
     del status.stuck[:]
-    assert log.lines(status, 0.2) == []
+    over = "no longer stuck: worker-1 on b cannot reach shard 1 at c:1"
+    assert log.lines(status, 0.2) == [over]
+    assert log.lines(status, 0.25) == []
     status.stuck.append(cut)
     assert log.lines(status, 0.3) == [f"stuck: {cut}"]
 
@@ -332,3 +366,22 @@ def test_only_the_newest_evaluations_stay() -> None:
 def test_an_insecure_job_says_so_as_long_as_it_lasts() -> None:
     assert "insecure: whoever" in "\n".join(text(training(insecure=True)))
     assert "insecure" not in "\n".join(text(training()))
+
+
+def test_a_worker_that_compiles_is_said_to_while_no_step_is_made() -> None:
+    log, first = ProgressLog(every_s=5.0), training(global_step=0, epoch=0)
+    first.global_step = first.epoch = 0
+    first.workers[0].waiting_for = "compiling 5000 variables"
+    (line,) = [line for line in log.lines(first, 0.0) if line.startswith("training  ")]
+    assert line.endswith("  worker-1 compiling 5000 variables")
+    assert log.lines(first, 4.0) == []
+    assert log.lines(first, 5.0) == [line]
+    first.workers[0].waiting_for = "round 0"
+    assert "compiling" not in " ".join(log.lines(first, 10.0))
+
+
+def test_a_worker_that_builds_its_model_is_said_to_before_there_is_training() -> None:
+    status = training(phase="initializing")
+    status.workers[0].waiting_for = "building the model"
+    lines = ProgressLog().lines(status, 0.0)
+    assert any(line.endswith("  worker-1 building the model") for line in lines)

@@ -124,7 +124,7 @@ def test_a_run_that_does_not_say_its_job(run_dir: Path) -> None:
     ("source", "line"),
     [
         ("nowhere", "there is no directory nowhere; expected a run or a checkpoint"),
-        (".", "no manifest.json: it is not a checkpoint"),
+        (".", ". has neither checkpoints/ nor manifest.json; expected a run or a checkpoint"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -141,3 +141,31 @@ def test_bad_input_is_one_line(
     assert err.startswith("error PS")
     assert err.endswith(f"{line}\n")
     assert err.count("\n") == 1
+
+
+def say_best(run_dir: Path, checkpoint: str) -> None:
+    best = {"epoch": 2, "checkpoint": checkpoint, "loss": 0.5}
+    (run_dir / "summary.json").write_text(json.dumps({"phase": "done", "best": best}))
+
+
+def test_a_run_that_restores_its_best_epoch_exports_that(run_dir: Path) -> None:
+    say_best(run_dir, "checkpoints/step-00000500")
+    source = find_source(run_dir, step=None, job=None)
+    assert source.global_step == 500
+    assert source.remarks == ("step-00000500 is of the best epoch, 2",)
+    assert find_source(run_dir, step=1000, job=None).global_step == 1000
+
+
+def test_a_best_epoch_that_is_damaged_is_not_passed_over_in_silence(run_dir: Path) -> None:
+    say_best(run_dir, "checkpoints/step-00000500")
+    (run_dir / "checkpoints" / "step-00000500" / "shard-0").write_bytes(b"501")
+    with pytest.raises(CheckpointError, match=r"the best epoch, 2, cannot be used: .*--step"):
+        find_source(run_dir, step=None, job=None)
+
+
+def test_a_best_epoch_is_looked_for_among_the_runs_checkpoints_alone(run_dir: Path) -> None:
+    say_best(run_dir, "../../elsewhere/step-00000500")
+    assert find_source(run_dir, step=None, job=None).checkpoint.parent == run_dir / "checkpoints"
+    say_best(run_dir, "..")
+    with pytest.raises(CheckpointError, match="the best epoch, 2, cannot be used"):
+        find_source(run_dir, step=None, job=None)

@@ -115,7 +115,8 @@ def test_the_older_checkpoint_is_taken_and_each_command_names_the_newest(
         forge(run_dir, forgery[0], put(forgery[1]))
     words = forgery[-1]
     plan = plan_of(2)
-    job = describe(data_fingerprint="abc", batch_size=10, variables=[])
+    variables = [vars(spec) | {"shape": list(spec.shape)} for spec in plan.variables]
+    job = describe(data_fingerprint="abc", batch_size=10, variables=variables)
     chosen = choose_checkpoint(run_dir, job, plan=plan)
     assert chosen.restored.global_step == 10
     (remark,) = (remark for remark in chosen.remarks if "passed over" in remark)

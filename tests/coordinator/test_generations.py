@@ -28,7 +28,7 @@ class KnowingDisk(QueuedDisk):
         self.newest = Choice(None)
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
-        self.start(lambda: self.newest, done)
+        self.start("the choice of a checkpoint", lambda: self.newest, done)
 
 
 class Cluster:

@@ -137,10 +137,23 @@ def test_a_loss_that_explodes_is_warned_of_at_once_and_once() -> None:
     assert "staleness_lr=inverse" in warning
 
 
+def test_nan_from_the_first_batch_on_is_not_put_down_to_the_learning_rate() -> None:
+    guard = Guard(ASYNC)
+    reason = [guard.batch(BATCH, skipped=True) for _ in range(10)][-1]
+    assert reason is not None
+    assert f"{BATCH}, and no batch before them had another; look for NaN in the data" in reason
+    assert reason.index("NaN in the data") < reason.index("learning rate")
+    # It was finite once, in an earlier start.
+    again = Guard(ASYNC, first_loss=1.0)
+    reason = str([again.batch(BATCH, skipped=True) for _ in range(10)][-1])
+    assert reason.index("learning rate") < reason.index("NaN in the data")
+
+
 def test_the_advice_after_nan_names_staleness_where_there_was_any() -> None:
     reasons = []
     for staleness in (0, 2):
         guard = Guard(ASYNC)
+        guard.batch(BATCH, skipped=False)
         reasons.append([guard.batch(BATCH, skipped=True, staleness=staleness) for _ in range(10)])
     assert reasons[0][-1] == (
         f"PS603: 10 batches in a row had a NaN or infinite gradient, the last one {BATCH}; lower "

@@ -15,7 +15,7 @@ from coordinator import disk
 from coordinator.checkpoints import Checkpoints, remove_unfinished
 from coordinator.run import Run
 from coordinator.run_directory import RunDirectory
-from coordinator.saving import CHECKPOINTS, checkpoint_name, temporary_directory
+from coordinator.saving import checkpoint_name, temporary_directory
 from coordinator.serve import ServeOptions
 from coordinator.settling import settle
 from coordinator.snapshots import ShardFile, Taken
@@ -23,6 +23,7 @@ from coordinator.store import Store
 from coordinator.work import SnapshotOrder
 from psrpc.lasting import RENAMED, ensure_directory, make_directory
 from psrpc.manifest import find_checkpoints
+from psrpc.runs import CHECKPOINTS
 from tests.coordinator.parts import make_run
 from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults

@@ -77,7 +77,7 @@ def test_decisions_orders_and_revocations() -> None:
         ("train", Train((ATTEMPT,), fresh=True)),
         ("round", Round(5, ATTEMPT, DECISION, newest=True)),
         ("evaluate", Evaluate("epoch-1", 1, "step-1", 2, 4)),
-        ("merge", Merge("epoch-1", (MetricVariable((2,), (1.0, 2.0)),))),
+        ("merge", Merge("epoch-1", (MetricVariable((2,), (1.0, 2.0)),), training=True)),
         ("finished", Ended(True, "why")),
     ],
 )

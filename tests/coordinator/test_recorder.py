@@ -84,7 +84,7 @@ def test_a_change_of_mode_and_a_failure() -> None:
 def test_points_are_of_training_alone_and_in_steps() -> None:
     recorder = Recorder("r")
     recorder.look(status(phase="waiting"), NOW)
-    recorder.look(status(replicas=4, steps_per_s=8.0, global_step=3, loss=float("nan")), NOW + 1)
+    recorder.look(status(replicas=4, steps_per_s=2.0, global_step=3, loss=float("nan")), NOW + 1)
     workers = [pb.WorkerStatus(state="active"), pb.WorkerStatus(state="left")]
     recorder.look(status(staleness_counts=[2], workers=workers), NOW + 2)
     recorder.look(status(staleness_counts=[3, 0, 3]), NOW + 3)

@@ -9,6 +9,7 @@ import pytest
 from coordinator.disk import Choice
 from coordinator.stopping import STOPPED
 from coordinator.store import GENERATION
+from coordinator.summary import summarize
 from psrpc.errors import CheckpointError
 from tests.coordinator.bench import Coordinator, Worker, start
 from tests.coordinator.course_bench import SYNC, phase, refuse, rounds
@@ -109,6 +110,38 @@ def test_a_final_checkpoint_that_cannot_be_written_is_waited_for(
     tick(coordinator)
     assert course.checkpoints.newest == "checkpoints/step-00000004.r2"
     assert (course.phase, course.reason) == (("failed", STOPPED) if stopped else ("done", ""))
+
+
+def test_a_run_directory_that_is_gone_is_named_once_and_not_promised(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    coordinator, worker = start(run_dir, **SYNC, checkpoint_every=1)
+    course = coordinator.course
+    one_round(coordinator, worker)
+    assert course.checkpoints.newest == "checkpoints/step-00000001"
+    run_dir.rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        one_round(coordinator, worker)
+    [said] = [warning for warning in course.warnings.kept if "is gone" in warning]
+    assert said.startswith(
+        f"snapshot step-00000002 failed: PS504: run directory {run_dir} is gone, it was deleted or "
+        "its file system unmounted: nothing of the run is saved there any more; training goes on"
+    )
+    assert course.phase == "training"
+    assert course.checkpoints.newest == ""
+    course.fail("diverged")
+    assert summarize(course)["resume"] == ""
+
+
+def test_a_run_directory_that_is_back_is_written_to(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    coordinator, worker = start(run_dir, **SYNC, checkpoint_every=1)
+    run_dir.rename(tmp_path / "elsewhere")
+    one_round(coordinator, worker)
+    (tmp_path / "elsewhere").rename(run_dir)
+    one_round(coordinator, worker)
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000002"
 
 
 def one_round(coordinator: Coordinator, worker: Worker) -> None:

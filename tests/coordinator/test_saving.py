@@ -107,10 +107,22 @@ def test_an_epoch_that_finds_no_room_is_not_evaluated_and_said_so() -> None:
         saving.stepped(epoch, epoch + 1, [epoch])
         saving.next_order(epoch + 1, False)
     assert saving.warnings == [
-        "epoch 3 is not evaluated: the evaluations of earlier epochs still run"
+        "epoch 3 is not evaluated: the evaluations of earlier epochs still run; with "
+        "evaluate_every_epoch=True epochs wait for them"
     ]
     final = saving.next_order(5, True)
     assert final == order("step-00000005", 5, True, True)
+
+
+def test_an_epoch_that_is_not_evaluated_is_said_not_to_be_the_best() -> None:
+    saving = (parts := Parts(writes_epochs=True)).saving
+    for epoch in range(3):
+        saving.stepped(epoch, epoch + 1, [epoch])
+        written = saving.next_order(epoch + 1, False)
+        if written is not None:
+            parts.finish(written)
+    [left_out] = saving.warnings
+    assert left_out.startswith("epoch 3 is not evaluated, so it cannot be kept as the best one: ")
 
 
 def test_the_final_checkpoint_waits_for_the_one_before_but_a_decision_does_not() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.request import urlopen
 
 import pytest
@@ -20,11 +22,12 @@ import structlog
 from coordinator import cli, serve
 from coordinator.client import CoordinatorClient
 from coordinator.course import Course
-from coordinator.description import DescribeFailed
+from coordinator.description import DescribeFailed, JobDescription
 from coordinator.reserved import reserved_address
 from coordinator.settling import overrides_for_workers
 from psrpc.errors import (
     AlreadyExists,
+    CheckpointError,
     InvalidArgument,
     InvalidJob,
     JobFailed,
@@ -34,6 +37,7 @@ from psrpc.runs import read_ending
 from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
 from tests.coordinator.parts import description_json
 from tests.coordinator.serve_bench import describing, options, run_with, train, train_to_step_2
+from tests.faults.disks import mounted_disk
 
 
 @pytest.fixture
@@ -217,6 +221,50 @@ def test_a_signal_before_training_ends_the_job_for_everyone(
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["phase"] == "failed"
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_signal_in_the_moment_after_the_job_is_described_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any], turns: int
+) -> None:
+    describe = serve._describe
+
+    async def describe_and_signal(options: serve.ServeOptions) -> JobDescription:
+        description = await describe(options)
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(turns):  # of the loop, which sees a signal one or two turns later
+            await asyncio.sleep(0)
+        return description
+
+    monkeypatch.setattr(serve, "_describe", describe_and_signal)
+    assert asyncio.run(serve.serve(options(tmp_path / "run"))) == 130
+
+
+def test_a_signal_that_comes_before_a_course_goes_to_it() -> None:
+    class Course:
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def stop(self) -> None:
+            self.heard.append("stop")
+
+        def drain(self) -> None:
+            self.heard.append("drain")
+
+    async def work() -> int:
+        return 1
+
+    async def serving() -> None:
+        for number, heard in ((signal.SIGINT, "stop"), (signal.SIGTERM, "drain")):
+            signals, course = serve._Signals(), Course()
+            assert await signals.unless_stopped(work()) == 1
+            signals._signalled(number)
+            assert await signals.unless_stopped(work()) is None, "what comes next is not begun"
+            signals.pass_on_to(cast("Any", course))
+            assert course.heard == [heard]
+            assert await signals.unless_stopped(work()) == 1, "it is with the course"
+
+    asyncio.run(serving())
+
+
 def test_a_signal_in_training_saves_what_is_done_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
 ) -> None:
@@ -262,8 +310,42 @@ def test_a_bad_job_leaves_no_run_directory(
 @pytest.mark.usefixtures("described")
 def test_a_ledger_that_is_none_is_said(tmp_path: Path) -> None:
     (tmp_path / "ledger.sqlite").write_text("no database, and long enough to be seen as such" * 9)
-    with pytest.raises(JobFailed, match="is damaged: file is not a database"):
-        asyncio.run(serve.serve(options(tmp_path, resume=True)))
+    for resume in (True, False):
+        with pytest.raises(CheckpointError, match="is damaged: file is not a database") as raised:
+            asyncio.run(serve.serve(options(tmp_path, resume=resume)))
+        assert raised.value.code == "PS406"
+        assert "put an empty file in its place and say --resume" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE checkpoints SET generation = -1",
+        "INSERT INTO evaluations VALUES ('epoch-1', 1, 3, '[]')",
+        "UPDATE incarnations SET incarnation = 'x'",
+        "UPDATE history SET row = '[]'",
+    ],
+)
+def test_a_damaged_ledger_leaves_a_run_that_is_done_as_it_is(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: dict[str, Any]
+) -> None:
+    """It is found before anything is changed, so the run is still known to have ended; another
+    start would come to the same."""
+    run_dir = tmp_path / "run"
+    assert run_with(monkeypatch, options(run_dir), train) == 0
+    with contextlib.closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
+        ledger.execute(damage)
+        ledger.commit()
+    kept = {name: (run_dir / name).read_bytes() for name in ("summary.json", "job.json")}
+    job = ["up", "tiny.py", "--run-dir", str(run_dir), "--resume"]
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.py").touch()
+    monkeypatch.setattr("coordinator.supervisor.Supervisor.run", None)
+    assert cli.main(job) == 2
+    with pytest.raises(CheckpointError, match="is damaged"):
+        asyncio.run(serve.serve(options(run_dir, resume=True)))
+    assert kept == {name: (run_dir / name).read_bytes() for name in kept}
+    assert read_ending(run_dir)["phase"] == "done"
 
 
 def test_that_there_is_no_run_to_resume_is_found_before_the_job_is_described(
@@ -323,3 +405,16 @@ def test_help_is_there(arguments: list[str], capsys: pytest.CaptureFixture[str])
         cli.main(arguments)
     assert left.value.code == 0
     assert capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("described")
+def test_a_full_disk_says_what_a_run_takes(tmp_path: Path) -> None:
+    with (
+        mounted_disk(tmp_path / "disk", megabytes=1) as disk,
+        pytest.raises(JobFailed) as full,
+    ):
+        asyncio.run(serve.serve(options(disk / "run")))
+    assert full.value.coded == (
+        "PS502: the run directory cannot be used: No space left on device; a run takes 2.1 MB for "
+        "its ledger and at least 0.0 MB for each checkpoint; make room, or choose another --run-dir"
+    )

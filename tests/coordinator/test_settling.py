@@ -47,6 +47,15 @@ def test_a_new_run_is_given_a_name_a_token_and_no_generation(tmp_path: Path) -> 
     assert (tmp_path / "run" / "token").read_text() == run.token
 
 
+def test_shards_that_hold_nothing_are_a_warning(tmp_path: Path) -> None:
+    assert settled(tmp_path / "enough", shards=4)[0].remarks == ()
+    crowded, _ = settled(tmp_path / "crowded", shards=9)
+    assert crowded.remarks == (
+        "4 of 9 shards hold no parameters: the model is too small for so many; say fewer, such as "
+        "--shards 5",
+    )
+
+
 def test_a_run_that_has_not_ended_is_the_same_run(tmp_path: Path) -> None:
     first, _ = settled(tmp_path)
     put(tmp_path, GENERATION, 4)

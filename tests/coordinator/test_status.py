@@ -25,6 +25,7 @@ from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.coordinator import bench
+from tests.coordinator.doubles import report
 from tests.coordinator.parts import make_run, serving
 from tests.coordinator.training_job import Job, training
 
@@ -81,6 +82,28 @@ def test_the_load_of_a_shard_is_that_of_its_last_second(job: Job) -> None:
     assert job.status.shards[0].updates_per_s == 0.0
 
 
+def test_the_load_of_a_shard_does_not_jump_with_its_signs_of_life(job: Job) -> None:
+    one = job.shards[0]
+    one.version = 5
+    one.heartbeat()
+    # Some come together, and the figures of some are a little older than their arrival.
+    for seconds, updates in [(1.0, 25), (0.9, 2), (0.1, 23), (1.0, 50), (2.0, 50)] * 20:
+        job.clock.advance(seconds)
+        one.version += updates
+        one.heartbeat(gradient_nbytes=one.version * 100)
+        seen = job.status.shards[0]
+    assert seen.updates_per_s == pytest.approx(30.0, rel=0.1)
+    assert seen.gradient_nbytes_per_s == pytest.approx(3000.0, rel=0.1)
+    job.clock.advance(0.1)
+    one.heartbeat(gradient_nbytes=one.version * 100)
+    assert job.status.shards[0].updates_per_s == pytest.approx(30.0, rel=0.1)
+    # The growth of a process that counts anew is not known.
+    job.clock.advance(1.0)
+    one.version += 10_000
+    one.heartbeat(gradient_nbytes=0)
+    assert job.status.shards[0].updates_per_s == 0.0
+
+
 def test_version_skew_is_of_one_moment(job: Job) -> None:
     one, two = job.shards
     for seconds, shard, version in (
@@ -117,7 +140,9 @@ def test_a_worker_tells_which_shards_it_cannot_reach_and_how_far_it_has_come(job
 
     def beat(**said: Any) -> None:
         job.client.heartbeat_worker(
-            pb.HeartbeatWorkerRequest(worker=worker.name, incarnation=worker.incarnation, **said)
+            pb.HeartbeatWorkerRequest(
+                worker=worker.name, incarnation=worker.incarnation, generation=1, **said
+            )
         )
 
     # Nothing but shards of the job, and no time that is none.
@@ -241,3 +266,20 @@ def test_the_summary_has_all_that_the_status_has(job: Job) -> None:
     assert mine["staleness_counts"] == [0, 8]
     assert mine["times_s"]["compute"] == 1.0
     assert (summary["workers"], summary["growing_tables"]) == (1, [])
+
+
+def test_epochs_count_from_1_in_status_and_summary(tmp_path: Path) -> None:
+    """After two of two epochs it is epoch 2, as in progress lines and names of evaluations."""
+    with training(make_run(tmp_path, shards=2, train_records=20, batch_size=10, epochs=2)) as job:
+        worker, seen = job.workers[1], []
+        lease = worker.lease()
+        for _ in range(4):
+            seen.append(job.status.epoch)
+            lease = worker.lease([report(lease.train.batches[0])])
+        assert seen == [1, 1, 2, 2]
+        assert job.status.epoch == 2
+        assert job.served.do(summarize, job.served.course)["epoch"] == 2
+    (tmp_path / "again").mkdir()
+    served = make_run(tmp_path / "again", shards=2)
+    with serving(served) as waiting, CoordinatorClient(waiting.address) as client:
+        assert client.get_job_status().epoch == 0

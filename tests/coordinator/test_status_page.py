@@ -77,6 +77,8 @@ def test_tensors_that_fell_back_to_calls_are_shown(job: Job) -> None:
     status = job.status
     told = {w.worker: [(t.shard, t.kind, t.why) for t in w.transports] for w in status.workers}
     assert told[worker.name] == [(0, calls, "no route\ufffd[2J"), (1, data, "")]
+    [of_json] = [w for w in as_json(status)["workers"] if w["worker"] == worker.name]
+    assert [each["kind"] for each in of_json["transports"]] == ["calls", "data_connection"]
     slow = [line for line in render_page(status).splitlines() if line.startswith("slow transport")]
     [line] = slow
     assert line.startswith(
@@ -123,7 +125,7 @@ def test_a_run_that_is_restored_is_at_no_step_before_that_is_known() -> None:
     assert "\ngoing on from step-00000500 or later  0.0 batches/s" in render_page(status)
     status.restored = "step-00000400.g1"
     assert "\nrestoring from step-00000400.g1  0.0 batches/s" in render_page(status)
-    status.phase, status.global_step = "training", 400
+    status.phase, status.global_step, status.epoch = "training", 400, 1
     page = render_page(status)
     assert "\nstep 400/1200 (33 %)  epoch 1/2  " in page
     assert "  generation 2  from checkpoint step-00000400.g1 (step 400)\n" in page
@@ -216,7 +218,7 @@ def test_a_run_that_has_ended_is_shown_as_it_ended(
     assert (document["phase"], document["reason"]) == ("failed", "no more data")
     assert document["newest_checkpoint"] == "checkpoints/step-00000000"
     assert (document["loss"], document["global_step"]) == (1.0, 1)
-    assert (document["epoch"], document["epochs"]) == (0, 2)
+    assert (document["epoch"], document["epochs"]) == (1, 2)
     assert document["total_steps"] == 2000
     assert document["evaluations"] == [
         {"evaluation": "final", "global_step": 6, "results": {"loss": 0.5}}
@@ -327,3 +329,8 @@ def test_what_holds_for_a_job_with_everything() -> None:
 )
 def test_histograms_in_words(counts: list[int], shown: str) -> None:
     assert histogram(counts) == shown
+
+
+def test_an_enum_of_a_later_version_is_its_number_in_json() -> None:
+    assert as_json(pb.Transport(shard=1, kind=9))["kind"] == "9"  # type: ignore[arg-type]
+    assert as_json(pb.Transport())["kind"] == "unspecified"

@@ -24,6 +24,7 @@ from coordinator.work import (
 from psrpc.errors import CheckpointError, NotReady
 from tests.coordinator.bench import Coordinator, Worker, start
 from tests.coordinator.course_bench import SYNC, phase, rounds
+from tests.coordinator.course_bench import refuse as refuse_to_store
 
 
 def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> None:
@@ -83,6 +84,28 @@ def test_work_that_takes_too_long_is_not_waited_for(tmp_path: Path) -> None:
     assert coordinator.course.reason == STOPPED
     assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
     assert coordinator.course.standing == (1, 1)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_stop_saves_although_a_decision_that_orders_snapshots_was_never_stored(
+    tmp_path: Path, evaluates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The decision to step 2 ends an epoch and carries a checkpoint, which may be evaluated.
+    job = {**SYNC, "train_records": 32, "eval_records": 8 if evaluates else 0}
+    coordinator, worker = start(tmp_path, **job, checkpoint_every=2)
+    rounds(coordinator, worker, 1)
+    with monkeypatch.context() as full:
+        full.setattr(coordinator.store, "put_decision", refuse_to_store)
+        rounds(coordinator, worker, 1)
+        assert (tmp_path / "checkpoints" / ".tmp-step-00000002").is_dir()
+        coordinator.course.stop()
+        coordinator.tick(FINISH_S)
+        coordinator.settle()
+    assert coordinator.course.reason == STOPPED, "it does not wait for a snapshot that never comes"
+    assert coordinator.course.checkpoints.newest == "checkpoints/step-00000001"
+    assert coordinator.course.standing == (1, 1)
+    assert not (tmp_path / "checkpoints" / ".tmp-step-00000002").exists()
+    assert coordinator.course.training.orders.evaluations.idle
 
 
 @pytest.mark.parametrize("how", ["again", "replaced", "lost", "time", "no work"])

@@ -117,6 +117,30 @@ def test_a_shard_that_was_lost_for_a_moment_costs_nobody_its_name(tmp_path: Path
     assert stuck(coordinator) == []
 
 
+def test_what_was_said_of_a_shard_before_it_was_replaced_is_not_said_of_the_new_one(
+    tmp_path: Path,
+) -> None:
+    coordinator, slow = start(tmp_path)
+    other = Worker(coordinator, 2)
+    coordinator.shards[1].kill()
+    beat(slow, 1)
+    beat(other, 1)
+    coordinator.course.tick()
+    coordinator.add(1, 21)
+    coordinator.settle()
+    other.join()
+    beat(other)
+    coordinator.course.tick()
+    assert stuck(coordinator) == [], "the other one has yet to join"
+    slow.join()
+    beat(slow, 1)
+    assert [line.partition(" (")[0] for line in stuck(coordinator)] == [
+        "worker-0 on h cannot reach shard 1 at h:1"
+    ]
+    beat(slow)
+    assert stuck(coordinator) == []
+
+
 @pytest.mark.parametrize("why", ["cut off", "stands still"])
 def test_a_stuck_worker_that_has_left_and_is_forgotten_is_not_in_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.evaluation import training_of
 from coordinator.snapshots import Failed, ShardFile, Taken
 from coordinator.store import Store
 from coordinator.work import (
     Command,
     Decision,
+    Evaluate,
     Report,
     SnapshotOrder,
 )
@@ -128,6 +130,38 @@ def test_a_generation_takes_the_batches_that_all_shards_have(tmp_path: Path) -> 
         assert attempt.number == (1 << 40) + 1
 
 
+def test_a_metric_that_does_not_add_up_has_no_training_value(tmp_path: Path) -> None:
+    with bench(tmp_path, eval_records=5000, unsummed_metrics=["most"]) as parts:
+        training = parts.begin()
+        for _ in range(3):
+            parts.step()
+        training.orders.evaluations.add_training(training_of(0), 3, (1.0, 1.0, 2.0))
+        training.merged(training_of(0), {"loss": 1.0, "most": 72.8})
+        assert training.history.rows[0].training == {"loss": 1.0}
+        training.order_due()
+        training.orders.evaluations.snapshot_taken("epoch-1")
+        task = training.orders.evaluations.lease("w")
+        # One task, in which it is right.
+        assert isinstance(task, Evaluate)
+        assert (task.start, task.stop) == (0, 5000)
+        [remark] = parts.run.description.remarks
+        assert remark.startswith("the states of most do not add up over batches: ")
+
+
+def test_steps_per_second_are_rounds_in_sync_mode(tmp_path: Path) -> None:
+    with bench(tmp_path, **SYNC) as parts:
+        training = parts.begin()
+        for second in range(3):
+            for _ in range(2):
+                [attempt] = parts.lease()
+                report = Report(attempt.batch, attempt.number, 1.0)
+                training.commit("w", second, report, float(second))
+        assert (training.span.step, training.span.batches) == (3, 6)
+        progress = training.progress
+        assert (progress.steps.rate(4.0), progress.batch_rate.rate(4.0)) == (3 / 4, 6 / 4)
+        assert progress.workers["w"].batch_rate.rate(4.0) == 6 / 4
+
+
 def test_a_new_generation_starts_over_and_keeps_what_was_learnt(tmp_path: Path) -> None:
     with bench(tmp_path, **SYNC, checkpoint_every=1) as parts:
         training = parts.begin()
@@ -159,19 +193,51 @@ def test_results_of_generations_before_are_remembered(tmp_path: Path) -> None:
         assert parts.begin(generation=3).notes.results == [("epoch-0", 3, {"loss": 0.5})]
 
 
-def test_an_evaluation_that_a_loss_ended_is_done_again_on_a_new_state(tmp_path: Path) -> None:
-    with bench(tmp_path, eval_records=8, epochs=5) as parts:
-        training = parts.training
-        training.notes.results = [("epoch-2", 6, {"loss": 1.0})]
-        done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
-        training.begin(replace(parts.run, generation=2), [done], [{}], version=0)
-        assert parts.warnings.kept == ["epoch 1 is not evaluated: its state is gone"]
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_epoch_is_evaluated_again_as_long_as_shards_hold_its_state(
+    tmp_path: Path, mode: str
+) -> None:
+    settings = {**(SYNC if mode == "sync" else {}), "eval_records": 8, "epochs": 5}
+    with bench(tmp_path, **settings) as parts:
+        training = parts.begin()
+        records = parts.run.description.train_records
+        done = {epoch: IntervalSet([(0, records)]) for epoch in range(4)}
+        training.begin(replace(parts.run, generation=2), [done], [{}], version=8)
+        assert parts.warnings.kept == [
+            "3 epochs (the newest is 3) are not evaluated: its state is gone"
+        ]
         training.order_due()
         orders = [o for o in parts.sent if isinstance(o, SnapshotOrder)]
         assert [(o.name, o.global_step, o.keep) for o in orders] == [
-            ("epoch-3.g2", 12, True),
-            ("epoch-4.g2", 12, True),
+            ("epoch-4.g2", training.span.step, True)
         ]
+
+
+@pytest.mark.parametrize("beyond", ["done", "partial"])
+def test_no_epoch_is_evaluated_in_the_state_of_another(tmp_path: Path, beyond: str) -> None:
+    with bench(tmp_path, eval_records=8, epochs=5) as parts:
+        training = parts.begin()
+        done = {epoch: IntervalSet([(0, 10)]) for epoch in range(4)}
+        more = {**done, 4: IntervalSet([(0, 4)])}
+        shards = [more, more] if beyond == "done" else [done, more]
+        training.begin(replace(parts.run, generation=2), shards, [{}, {}], version=0)
+        assert parts.warnings.kept == [
+            "4 epochs (the newest is 4) are not evaluated: its state is gone"
+        ]
+        training.order_due()
+        assert not [o for o in parts.sent if isinstance(o, SnapshotOrder)]
+
+
+def test_a_trained_state_is_the_last_epochs_alone(tmp_path: Path) -> None:
+    with bench(tmp_path, eval_records=8, epochs=3) as parts:
+        training = parts.begin()
+        done = {epoch: IntervalSet([(0, 10)]) for epoch in range(3)}
+        training.begin(replace(parts.run, generation=2), [done], [{}], version=0)
+        training.order_due()
+        orders = [o for o in parts.sent if isinstance(o, SnapshotOrder)]
+        # It is the final one, which no epoch before gets.
+        assert [(o.name, o.keep) for o in orders] == [("step-00000009.g2", True)]
+        assert len(training.orders.evaluations.snapshots) == 1
 
 
 def test_a_snapshot_at_different_rounds_is_none(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import structlog
 
 from coordinator import cli, up, up_cli
 from coordinator.reserved import reserved_address
-from coordinator.settling import check_not_ended
+from coordinator.run_directory import RunDirectory
+from coordinator.settling import check_ledger
 from coordinator.store import Store
 from psrpc.channel import bind, make_server
 
@@ -47,6 +48,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["--intra-op-threads", "0"],
             "PS110: --intra-op-threads is 0; expected a whole number of at least 1",
         ),
+        (["--workers", "50000"], "PS110: --workers is 50000; a job has 1024 at most"),
+        (["--shards", "100000"], "PS110: --shards is 100000; a job has 65536 at most"),
         (["--connect-timeout", "nan"], "PS110: --connect-timeout is nan; expected seconds above 0"),
         (
             ["--max-restarts", "-1"],
@@ -87,6 +90,20 @@ def test_a_job_file_that_is_not_there_is_said_at_once(capsys: pytest.CaptureFixt
     assert [path.name for path in Path().iterdir()] == ["job.py"]
 
 
+def test_a_port_that_is_taken_is_said_before_the_dashboard_is_announced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert up.run(parse("job.py", "--dashboard", where)) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error PS208: cannot serve the dashboard at {where}: Address already in use; say another "
+        "--dashboard\n",
+    )
+    assert [path.name for path in Path().iterdir()] == ["job.py"]
+
+
 def ended_run(path: Path) -> None:
     path.mkdir(parents=True)
     with Store(path / "ledger.sqlite") as store:
@@ -111,11 +128,37 @@ def test_a_run_that_has_ended_is_refused_untouched(capsys: pytest.CaptureFixture
     assert not (run / "logs").exists()
 
 
-def test_a_ledger_that_cannot_be_read_is_for_the_coordinator_to_say() -> None:
+@pytest.mark.parametrize("where", [["--run-dir", "runs/job-1"], ["--resume"]])
+def test_a_run_directory_in_use_is_refused_before_anything_is_started(
+    where: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path("runs/job-1")
+    with RunDirectory(run, resume=False):
+        (run / "job.json").write_text('{"job": "job.py"}')
+        before = sorted(path.name for path in run.iterdir())
+        assert up.run(parse("job.py", *where)) == 2
+        assert sorted(path.name for path in run.iterdir()) == before
+    assert capsys.readouterr().err == (
+        f"error PS122: another coordinator is running on {run.absolute()}; stop it first, or "
+        "choose another --run-dir\n"
+    )
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_damaged_ledger_is_refused_before_anything_is_started(
+    resume: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("runs/old").mkdir(parents=True)
-    Path("runs/old/ledger.sqlite").write_text("this is no database, however long it is" * 100)
-    check_not_ended(Path("runs/old"))
-    check_not_ended(Path("runs/none"))
+    ledger = Path("runs/old/ledger.sqlite")
+    ledger.write_text("this is no database, however long it is" * 100)
+    assert up.run(parse("job.py", "--run-dir", "runs/old", *resume)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error PS406: ")
+    assert "is damaged: file is not a database; put an empty file in its place" in said
+    assert [path.name for path in Path("runs/old").iterdir()] == ["ledger.sqlite"]
+    ledger.write_text("")
+    for name in ("old", "none"):
+        check_ledger(Path("runs") / name, resume=False)
 
 
 @pytest.mark.parametrize("setting", ["epochs", "=3", " =3"])
@@ -131,7 +174,8 @@ def test_a_setting_without_a_value_is_refused_before_anything_starts(
 @pytest.fixture
 def own_signals() -> Iterator[None]:
     """A command takes signals over for the rest of its process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -143,7 +187,7 @@ def test_a_run_directory_that_cannot_be_written(capsys: pytest.CaptureFixture[st
     Path("runs/logs").touch()
     assert up.run(parse("job.py", "--run-dir", "runs")) == 2
     assert capsys.readouterr().err == (
-        "error PS504: cannot start the processes of the job: [Errno 17] File exists: 'runs/logs'\n"
+        "error PS504: cannot start the processes of the job: runs/logs: File exists\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from coordinator.commands import UpOptions
 from coordinator.fleet import stamp
 from coordinator.outcome import Outcome
 from coordinator.result import result_table, show_result
+from tests.faults.disks import fill, mounted_disk
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         counted=counted(skipped=1, skipped_batches=["epoch 1 positions 0..49"]),
         wall_s=65.2,
         train_s=41.0,
-        steps_per_s=58.53,
+        batches_per_s=58.53,
         examples_per_s=2926.8,
         eval={"loss": None, "accuracy": 0.9712},
         eval_step=1200,
@@ -147,6 +149,15 @@ def test_bad_input_leaves_the_users_own_directory_alone() -> None:
     assert read_summary() == {"phase": "done"}
 
 
+def test_a_disk_without_room_at_the_start_is_one_error_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = Outcome(1, details=["error PS502: the run directory cannot be used"])
+    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
+    assert capsys.readouterr() == ("", "error PS502: the run directory cannot be used\n")
+    assert not Path("runs/x").exists()
+
+
 def test_a_job_that_failed_before_it_had_a_summary_gets_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -210,6 +221,22 @@ def test_a_summary_that_still_holds_is_a_result(
     assert read_summary() == holds
 
 
+def test_a_run_that_had_stopped_early_names_more_patience(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reason = "stopped early at epoch 4: loss did not improve for 2 epochs; best epoch 2"
+    holds = {"job": "j", "phase": "done", "reason": reason, "global_step": 7, "restarts": {}}
+    write_summary(**holds)
+    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
+    Path("runs/x/summary.json").rename("runs/x/before.json")
+    write_summary(**holds)
+    assert up.conclude(Outcome(0), options(), earlier=earlier, made=False) == 0
+    assert capsys.readouterr().err == (
+        f"nothing was left to train; the run {reason}; more patience, --set 'stop_early=min:loss "
+        "patience=N', goes on\n"
+    )
+
+
 def test_a_run_that_was_stopped_shows_its_newest_results(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -236,6 +263,18 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
     assert read_summary()["reason"] == "stopped", "the coordinator's own word"
 
 
+def test_a_run_whose_directory_is_gone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = options()
+    Path("runs/x").rmdir()
+    assert up.conclude(Outcome(130, "stopped by a signal"), asked, up.Earlier(), made=True) == 130
+    assert capsys.readouterr().err == (
+        "error PS504: runs/x/summary.json cannot be written: No such file or directory\n"
+        "stopped by a signal\n"
+        "run directory runs/x is gone, and nothing is saved; begin anew with: coordinator up "
+        "job.py --shards 1 --workers 1\n"
+    )
+
+
 def test_a_run_that_was_stopped_and_not_saved_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/x/checkpoints/step-00000040").mkdir(parents=True)
     for step, lost in ((40, False), (47, True)):
@@ -250,12 +289,16 @@ def test_a_run_that_was_stopped_and_not_saved_says_so(capsys: pytest.CaptureFixt
         assert (warning in said) == lost
 
 
-def test_a_run_that_was_stopped_before_it_began_cannot_go_on(
+def test_a_run_that_was_stopped_before_it_began_says_so_and_how_to_begin_anew(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(130, "stopped by a signal", own=True)
     assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 130
-    assert capsys.readouterr().err == "stopped by a signal\n"
+    assert capsys.readouterr().err == (
+        "stopped by a signal\n"
+        "nothing had been trained, and nothing is saved; begin anew with: "
+        "coordinator up job.py --shards 1 --workers 1\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -286,3 +329,51 @@ def test_what_can_be_done_with_a_result(
     out = capsys.readouterr().out
     assert ("to use the model" in out) == bool(command)
     assert command.format(name=name) in out
+
+
+@pytest.fixture
+def full() -> Iterator[Path]:
+    """``runs`` on a disk without room, where a run has a checkpoint and logs."""
+    with mounted_disk(Path("runs").absolute(), megabytes=1) as disk:
+        (disk / "x/checkpoints/step-00000040").mkdir(parents=True)
+        (disk / "x/checkpoints/step-00000020").mkdir()
+        (disk / "x/logs").mkdir()
+        yield disk
+
+
+REFUSED = (
+    "error PS502: runs/x/summary.json cannot be written: No space left on device; make room there; "
+    "runs/x keeps checkpoints/step-00000040, {}logs as they are\n"
+)
+
+
+def test_a_full_disk_that_takes_the_summary_of_a_job_that_is_done_is_named(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(full, 0)
+    assert up.conclude(Outcome(0), options(), up.Earlier(), made=True) == 1
+    missing = "error PS601: the coordinator left no summary.json in runs/x\n"
+    assert capsys.readouterr().err == REFUSED.format("") + missing
+
+
+def test_a_full_disk_that_takes_the_reason_of_a_failure_is_named(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(full, 0)
+    outcome = Outcome(1, "shard-0 is gone", own=True)
+    assert up.conclude(outcome, options(), up.Earlier(), made=True) == 1
+    said = REFUSED.format("") + "error PS601: shard-0 is gone\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_full_disk_that_takes_the_restarts_leaves_the_coordinators_summary(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_summary(job="j", phase="done", global_step=7)
+    fill(full, 0)
+    outcome = Outcome(0, restarts={"shard-0": 1})
+    assert up.conclude(outcome, options(), up.Earlier(), made=True) == 0
+    out, err = capsys.readouterr()
+    assert "j: done" in out
+    assert err == REFUSED.format("summary.json, ")
+    assert read_summary() == {"job": "j", "phase": "done", "global_step": 7}
