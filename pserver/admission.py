@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from pserver.assembly import GRADIENTS, check_extents
 from pserver.requests import PushRequest
 from pserver.table_ids import check_row_extents
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Plan
+from psrpc.totals import LOSS, MAX_VALUES
 
 
 def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> None:
@@ -26,12 +29,21 @@ def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> No
             f"a push of {request.batch} has base version {request.base_version};"
             f" shard {shard} is at {version}"
         )
+    if request.totals and not (
+        LOSS <= len(request.totals) <= MAX_VALUES and all(map(math.isfinite, request.totals))
+    ):
+        raise InvalidArgument(
+            f"a push of {request.batch} has {len(request.totals)} totals; expected none, or"
+            f" {LOSS} to {MAX_VALUES} finite numbers"
+        )
     if request.skipped:
         if request.extents or request.rows:
             raise InvalidArgument(
                 f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
                 " expected none"
             )
+        if request.totals:
+            raise InvalidArgument(f"a skipped push of {request.batch} has totals; expected none")
         return
     extents = request.extents
     if request.rows:

@@ -6,11 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from psrpc import completion, healthcheck, whereabouts
-from psrpc.command_line import Parser
+from psrpc.command_line import Parser, run_path
 from psrpc.config import Configuration
 from psrpc.errors import InvalidArgument, error_line
 from psrpc.exit_status import BAD_INPUT, DONE, FAILED
@@ -58,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--run-dir",
-        type=Path,
+        type=run_path,
         metavar="PATH",
         help="where the job's run directory is here, if not where the coordinator has it",
     )

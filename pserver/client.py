@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -76,7 +76,8 @@ class Push:
     """A gradient to push: the shard's part of every arena, and of tables.
 
     ``gradients`` is None when it was not finite: recorded as skipped. ``rows`` has the gradients of
-    rows by table, all of the shard, duplicates summed: ids that ascend.
+    rows by table, all of the shard, duplicates summed: ids that ascend. ``totals`` are what the
+    batch adds to those of its epoch, see :mod:`psrpc.totals`; none of a gradient that was not.
     """
 
     worker: str
@@ -85,6 +86,7 @@ class Push:
     base_version: int
     gradients: Gradient | None
     rows: Mapping[int, Rows] | None = None
+    totals: Sequence[float] = ()
 
 
 class ShardClient:
@@ -128,7 +130,8 @@ class ShardClient:
         deadline_s: of one try of an exchange; it may last up to twice as long.
         stop: set from elsewhere, it ends the repetition of calls.
         announce: hears why a call has to be repeated.
-        failed: called whenever a try got no answer, before ``announce``.
+        failed: called whenever a try got no answer, before ``announce``; not where ``cancel``
+            has ended it.
         sent: called when the request of an exchange has left, or gRPC has it; what follows is a
             wait. Again where the call is repeated.
         """
@@ -143,6 +146,8 @@ class ShardClient:
         self._stop = stop or threads.event()
         self.announce = announce
         self._failed = failed
+        self._counting = threading.Lock()
+        self._cancels_begun = self._cancels_over = 0
         self._targets: dict[int, tuple[Arrays, Target]] = {}
         self._extents: list[Extent] = []
         self._extent_messages: list[types.Extent] = []
@@ -200,8 +205,15 @@ class ShardClient:
         return self._exchanger.transport
 
     def cancel(self) -> None:
-        """Ends the exchange that is under way, if there is one, as if its connection had broken."""
-        self._exchanger.cancel()
+        """Ends the exchange that is under way, if there is one, as if its connection had broken;
+        ``failed`` is not called for it."""
+        with self._counting:
+            self._cancels_begun += 1
+        try:
+            self._exchanger.cancel()
+        finally:
+            with self._counting:
+                self._cancels_over += 1
 
     def close(self) -> None:
         """Closes the connection; calls in flight fail."""
@@ -342,10 +354,13 @@ class ShardClient:
 
     def _try(self, call: Callable[[], Result]) -> Callable[[], Result]:
         def tried() -> Result:
+            # Of cancels that are over by now none can end this try.
+            over = self._cancels_over
             try:
                 return call()
             except (Unreachable, DeadlinePassed):
-                self._failed()
+                if self._cancels_begun == over:
+                    self._failed()
                 raise
 
         return tried
@@ -361,6 +376,7 @@ class ShardClient:
         header.skipped = push.gradients is None
         if push.gradients is None:
             return
+        header.totals.extend(push.totals)
         header.extents.extend(self._extents_of(push.gradients))
         if push.rows:
             pushed = pushed_pairs(self._plan, push.rows)

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pserver.applied import AppliedSet
+from pserver.applied import AppliedSet, EpochTotals
 from pserver.arrival import Arrival, Arrived
 from pserver.assembly import check_values
 from pserver.buffers import BufferPool
 from pserver.counters import Counters, ShardReport
 from pserver.fence import ShardIdentity
-from pserver.first_rows import fill_first_rows
+from pserver.first_rows import FirstRows, fill_first_rows
 from pserver.gate import Gate
 from pserver.intake import Intake, buffers_for
 from pserver.parameters import Parameters
@@ -91,6 +91,7 @@ class ShardEngine:
         self._intake = Intake(plan, self._gate, self._held, pool)
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
+        self._first_rows = FirstRows()
         self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
 
     @property
@@ -195,13 +196,21 @@ class ShardEngine:
             CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
                 changed, as with any error.
         """
+        directory: Path | None = None
+        if request.rows_from:
+            with self._changed:
+                self._gate.admit(request.fence)
+                needed = not self._held.initialized
+            if needed:
+                # Without the lock: a copy of it takes its time.
+                directory = self._first_rows.directory(request.rows_from)
         with self._intake.values(request, arrival, timeout_s) as arrived, self._changed:
             self._gate.admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
-            if request.rows_from:
-                path = Path(request.rows_from)
-                fill_first_rows(self._held.tables, path, self.plan, self.identity.shard)
+            if directory is not None:
+                fill_first_rows(self._held.tables, directory, self.plan, self.identity.shard)
+                self._first_rows.forget()
             self._intake.become_parameters(arrived)
             self._held.initialize(arrived.arrays)
             self._changed.notify_all()
@@ -353,6 +362,10 @@ class ShardEngine:
         """A copy of the applied-set."""
         with self._changed:
             return AppliedSet.from_epochs(self._held.applied.to_epochs())
+
+    def totals(self) -> list[EpochTotals]:
+        """Those of the newest epochs. Without the lock, see :meth:`report`."""
+        return self._held.applied.newest_totals()
 
     @property
     def failure(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -11,9 +13,46 @@ from pserver.tables.row_update import RowUpdate, Scratch
 from pserver.tables.tables import Tables
 from psrpc.first_rows import load_first_rows
 from psrpc.plan import Plan
+from psrpc.remote_checkpoint import checkpoint_here, row_files
 from psrpc.rows_chain import Removed
 from psrpc.rows_reader import RowsBlock
 from psrpc.storage import DISK, Storage
+from psrpc.urls import is_url
+
+
+class FirstRows:
+    """Where the checkpoint lies whose rows tables begin with. Thread-safe.
+
+    Of what a URL names there is a copy, made once however often it is asked for: a caller whose
+    patience ends while it is made asks again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._copies = ExitStack()
+        self._found: dict[str, Path] = {}
+
+    def directory(self, rows_from: str) -> Path:
+        """The directory for ``rows_from``, a path or a URL.
+
+        Raises:
+            CheckpointError: there is no checkpoint.
+            InvalidJob: the store cannot be used.
+        """
+        if not is_url(rows_from):
+            return Path(rows_from)
+        with self._lock:
+            if rows_from not in self._found:
+                self._found[rows_from] = self._copies.enter_context(
+                    checkpoint_here(rows_from, row_files)
+                )
+            return self._found[rows_from]
+
+    def forget(self) -> None:
+        """Removes the copies."""
+        with self._lock:
+            self._found.clear()
+            self._copies.close()
 
 
 def fill_first_rows(

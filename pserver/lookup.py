@@ -21,6 +21,7 @@ job that has ended, restore its checkpoint first: docs/embeddings.md says how.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -52,6 +53,7 @@ from psrpc.string_ids import hashed
 from psrpc.tables import Ids, TableSpec, shard_of
 from psrpc.v1 import coordinator_pb2
 from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.waiting import FIRST_S, Announcer
 
 CALL_S = 10.0
 """Deadline of one call, unless less is waited in all."""
@@ -64,6 +66,9 @@ TIMEOUT_S = 30.0
 
 PAUSE_S = 0.5
 """At most, between two tries: so much sooner may a wait come to its end."""
+
+ANNOUNCE_S = FIRST_S
+"""How long a wait lasts before it is said."""
 
 _LARGEST = 2**63 - 1
 
@@ -98,18 +103,24 @@ class RowReader:
     """
 
     def __init__(
-        self, coordinator: str, timeout_s: float = TIMEOUT_S, security: Security = PLAINTEXT
+        self,
+        coordinator: str,
+        timeout_s: float = TIMEOUT_S,
+        security: Security = PLAINTEXT,
+        announce: Callable[[str], object] = lambda _line: None,
     ) -> None:
         """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's, such as
         ``Security.from_options(Role.READER, DIR)``, plaintext unless told; nothing is connected
-        before the first call."""
+        before the first call. ``announce`` gets a line now and then that says what is awaited."""
         self._coordinator = CoordinatorClient(coordinator, security)
         self._security = security
         self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
         self._call_s = min(CALL_S, max(LEAST_CALL_S, timeout_s))
+        self._announce = announce
         self._stop = threading.Event()
         self._plan: Plan | None = None
         self._channels: list[grpc.Channel] = []
+        self._addresses: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -142,8 +153,8 @@ class RowReader:
         ``worker.string_ids``; repeated ones included.
 
         Raises:
-            InvalidArgument: no such table (names those that there are), or an id that is not in
-                its vocabulary or not an int64.
+            InvalidArgument: no such table (names those that there are), strings of a table whose
+                ids are numbers, or an id that is not in its vocabulary or not an int64.
             CoordinatorUnreachable: there is no coordinator.
             NotReady, ShardUnreachable: the cluster, or a shard, was awaited in vain.
         """
@@ -157,6 +168,11 @@ class RowReader:
             names = ", ".join(spec.name for spec in plan.tables) or "none"
             raise InvalidArgument(
                 f"there is no table {name!r}; the job's tables are: {names}", code="PS112"
+            )
+        if isinstance(keys, list) and spec.id_kind == "numbers":
+            raise InvalidArgument(
+                f"table {name!r} has numbers for ids; {keys[0]!r} is a string: look numbers up "
+                "(pserver lookup without --strings)"
             )
         ids = hashed(keys, spec.vocabulary) if isinstance(keys, list) else keys
         once, back = np.unique(ids, return_inverse=True)
@@ -182,8 +198,9 @@ class RowReader:
             except DeadlinePassed as error:
                 raise CoordinatorUnreachable(str(error)) from None
             self._plan = Plan.from_json(cluster.plan)
+            self._addresses = [shard.address for shard in cluster.shards]
             self._channels = [
-                open_channel(shard.address, self._security, Role.SHARD) for shard in cluster.shards
+                open_channel(address, self._security, Role.SHARD) for address in self._addresses
             ]
         return self._plan
 
@@ -198,8 +215,11 @@ class RowReader:
         try:
             answer: pb.LookUpResponse = call(request, timeout=self._call_s)
         except grpc.RpcError as error:
-            raise error_from_rpc(error, f"shard {shard}") from None
+            raise error_from_rpc(error, f"shard {shard} at {self._addresses[shard]}") from None
         return answer
+
+    def _say_waiting(self, reason: str, waited_s: float) -> None:
+        self._announce(f"waiting for {reason} ({waited_s:.0f} of {self._retry.budget_s:g} s)")
 
     def _leave(self) -> None:
         """Forgets where the shards are."""
@@ -210,6 +230,9 @@ class RowReader:
 
     def _persist(self, call: Callable[[], Result]) -> Result:
         nobody: PsError | None = None
+        announcer = Announcer(self._say_waiting, ANNOUNCE_S)
+        # One try may take long.
+        announcer.waiting("", time.monotonic())
 
         def give_up(tries: GaveUp) -> PsError:
             if isinstance(tries.last, CoordinatorUnreachable):
@@ -243,7 +266,7 @@ class RowReader:
             self._retry,
             give_up,
             stop=self._stop,
-            announce=lambda _reason: None,
+            announce=lambda reason: announcer.waiting(reason, time.monotonic()),
             again=lambda error: error.retryable and error is not nobody,
         )
 

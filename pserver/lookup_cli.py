@@ -27,24 +27,36 @@ def run_lookup(arguments: argparse.Namespace) -> int:
         keys: list[_Key] = arguments.ids if arguments.strings else [*map(_id, arguments.ids)]
         found = _read(arguments, table, keys)
     except PsError as error:
-        print(error_line(error), file=sys.stderr)  # noqa: T201
+        _say(error_line(error))
         return EXIT_BAD_INPUT if isinstance(error, InvalidArgument) else EXIT_LOST
     print(as_json(table, keys, found) if arguments.json else as_text(keys, found))  # noqa: T201
-    if not arguments.strings and not found.present.any():
-        # Ids of strings may look like numbers.
-        hint = f"{table!r} has no row of any of these; if its ids are strings, say --strings"
-        print(hint, file=sys.stderr)  # noqa: T201
     return 0
 
 
 def _read(arguments: argparse.Namespace, table: str, keys: list[_Key]) -> FoundRows:
     address, run_dir = find_coordinator(arguments), find_run(arguments)
     security = find_security(arguments, who_asks(arguments, (Role.OPERATOR, Role.READER)))
-    with RowReader(address, arguments.timeout, security) as reader:
+    with RowReader(address, arguments.timeout, security, _say) as reader:
         try:
+            _check_kind(reader, table, keys)
             return reader.read(table, keys)
         except CoordinatorUnreachable as error:
             raise error if run_dir is None else not_running(run_dir, error) from None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _check_kind(reader: RowReader, table: str, keys: list[_Key]) -> None:
+    """Refuses numbers for a table whose ids are strings. Programs may ask for them: they are what
+    strings come to, and an exported table has them."""
+    kinds = {spec.name: spec.id_kind for spec in reader.tables()}
+    if kinds.get(table) == "strings" and not isinstance(keys[0], str):
+        raise InvalidArgument(
+            f"table {table!r} has strings for ids; {keys[0]} is a number: say --strings, also for "
+            "strings that look like numbers"
+        )
 
 
 def _id(argument: str) -> int:

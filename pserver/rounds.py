@@ -78,10 +78,12 @@ class Rounds:
         if loan is None:
             assert not arrived.arrays, "what is staged lies in our own memory"
             assert not arrived.rows
-            return Staged(request.examples, {}, worker=worker, base=base)
+            return Staged(request.examples, {}, worker=worker, base=base, totals=request.totals)
         loan.keep = True
         release = partial(self._release, loan.buffers)
-        return Staged(request.examples, arrived.arrays, release, worker, base, arrived.rows)
+        return Staged(
+            request.examples, arrived.arrays, release, worker, base, arrived.rows, request.totals
+        )
 
     def decide(self, decision: Decision) -> bool:
         """Applies a decided round and records its batches; False if that was done before.
@@ -123,8 +125,9 @@ class Rounds:
             mean = weighted_mean(found.parts) if found.parts else None
             self._held.update(mean, rows=rows, decided=True)
             self._counters.apply_s += self._clock.now() - began
-        for attempt in lacking:
-            applied.add(attempt.batch, skipped=attempt.batch in found.skipped)
+        for attempt, staged in zip(sorted(lacking), found.staged, strict=True):
+            skipped = attempt.batch in found.skipped
+            applied.add(attempt.batch, skipped=skipped, totals=staged.totals)
         for staged in found.staged:
             if staged.gradients is None:
                 self._counters.skipped += 1

@@ -13,7 +13,6 @@ import stat
 import sys
 import weakref
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from psrpc.errors import InvalidArgument
 from psrpc.plan import ALIGNMENT_BYTES
+from psrpc.process import available_nbytes
 
 NDArray = npt.NDArray[Any]
 
@@ -92,7 +92,7 @@ class Segment:
             raise SegmentUnavailable(why)
         # Where memory may be overcommitted, asking for more than there is does not fail: it makes
         # the kernel kill somebody.
-        available = _available_nbytes()
+        available = available_nbytes()
         if nbytes > available:
             raise SegmentUnavailable(
                 f"a segment of {nbytes >> 20} MiB is needed; {available >> 20} MiB of memory are"
@@ -321,11 +321,3 @@ def _secret(memory: NDArray, slot: int) -> NDArray:
 
 def _random(nbytes: int) -> NDArray:
     return np.frombuffer(secrets.token_bytes(nbytes), np.uint8)
-
-
-def _available_nbytes() -> int:
-    """Memory that can be taken without swapping, as the kernel estimates it."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return sys.maxsize

@@ -77,6 +77,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
                 config.bind, server.port, config.advertise, config.coordinator
             )
         )
+        log.info("registered, builds its update engine", engine=job.engine)
         run_dir = config.run_dir or Path(job.run_dir)
         check_token(run_dir, Path(job.run_dir), job.token)
         plan = Plan.from_json(job.plan)

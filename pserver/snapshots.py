@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pserver.applied import AppliedSet
+from pserver import wire
+from pserver.applied import AppliedEpoch, AppliedSet, epoch_totals
 from pserver.evicted_files import EvictedFiles
 from pserver.fence import ShardIdentity
 from pserver.requests import RestoredState, Snapshot, SnapshotOrder
@@ -78,7 +79,8 @@ class SnapshotFiles:
 
     def _write(self, order: SnapshotOrder, snapshot: Snapshot) -> pb.ReportSnapshotRequest:
         shard = self.identity.shard
-        report = self.report(order, snapshot.values.generation, snapshot.values.version)
+        values = snapshot.values
+        report = self.report(order, values.generation, values.version, snapshot.applied)
         try:
             directory = self._inside(order.directory)
             written = write_shard_file(
@@ -152,15 +154,20 @@ class SnapshotFiles:
         )
 
     def report(
-        self, order: SnapshotOrder, generation: int, version: int
+        self,
+        order: SnapshotOrder,
+        generation: int,
+        version: int,
+        applied: Iterable[AppliedEpoch] = (),
     ) -> pb.ReportSnapshotRequest:
-        """That a snapshot was taken of ``version``."""
+        """That a snapshot was taken of ``version``, which had ``applied`` by then."""
         return pb.ReportSnapshotRequest(
             shard=self.identity.shard,
             incarnation=self.identity.incarnation,
             generation=generation,
             name=order.name,
             version=version,
+            epochs=wire.to_totals(epoch_totals(applied)),
         )
 
     def _inside(self, name: str) -> Path:
@@ -224,7 +231,7 @@ class SnapshotWriter:
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
         """See :class:`pserver.shelf.SnapshotSink`."""
         values = snapshot.values
-        report = self._files.report(order, values.generation, values.version)
+        report = self._files.report(order, values.generation, values.version, snapshot.applied)
         with self._changed:
             if order.write and self._held >= MAX_PENDING:
                 report.error = f"{MAX_PENDING} snapshots wait to be written already"

@@ -11,7 +11,7 @@ its tables' rows beside it, :mod:`psrpc.manifest` the manifest's;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from psrpc.manifest import (
     read_manifest,
     verify,
 )
-from psrpc.plan import AVERAGES, MEAN_SQUARE, ArenaPlan, Plan, aligned_empty
+from psrpc.plan import AVERAGES, MEAN_SQUARE, ArenaPlan, Plan, VariableSpec, aligned_empty
 from psrpc.rows_chain import compare_tables
 from psrpc.shard_file import (
     NDArray,
@@ -55,6 +55,7 @@ __all__ = [
     "check_file",
     "check_room",
     "commit",
+    "compare_variables",
     "exported_variables",
     "load_state",
     "load_variables",
@@ -93,7 +94,7 @@ def load_state(
     """
     manifest = read_manifest(directory, storage)
     check_identity(directory, manifest, run_id)
-    _compare_variables(directory, manifest.plan, plan)
+    compare_variables(directory, manifest.plan.variables, plan.variables)
     compare_tables(directory, manifest.plan.tables, plan.tables)
     own = manifest.plan.hash == plan.hash
     loading = _Loading(plan, shard)
@@ -231,17 +232,22 @@ def slot_names(directory: Path, manifest: Manifest, storage: Storage = DISK) -> 
 def common_applied(
     sets: Sequence[Sequence[Mapping[str, Any]]],
 ) -> tuple[dict[str, Any], ...]:
-    """The batches that are in all of several applied-sets, in the same plain form."""
+    """The batches that are in all of several applied-sets, in the same plain form. Only the first
+    shard's has totals; where the others lack batches that it has, those are counted in them and
+    will be again."""
     epochs = [{entry["epoch"]: entry for entry in one} for one in sets]
     found = []
     for epoch in sorted(set.intersection(*(set(one) for one in epochs)) if epochs else ()):
-        common = {"epoch": epoch}
+        common: dict[str, Any] = {"epoch": epoch}
         for key in ("applied", "skipped"):
             members = [IntervalSet((a, b) for a, b in one[epoch][key]) for one in epochs]
             shared = members[0]
             for other in members[1:]:
                 shared = shared.intersection(other)
             common[key] = [[start, stop] for start, stop in shared]
+        totals = [one[epoch]["totals"] for one in epochs if "totals" in one[epoch]]
+        if totals:
+            common["totals"] = totals[0]
         found.append(common)
     return tuple(found)
 
@@ -371,16 +377,28 @@ def check_room(directory: Path, manifest: Manifest, storage: Storage = DISK) -> 
             raise CheckpointError(unreadable(directory / file.name, error)) from error
 
 
-def _compare_variables(directory: Path, mine: Plan, wanted: Plan) -> None:
-    here = {v.name: (v.shape, v.dtype, v.role) for v in mine.variables}
-    there = {v.name: (v.shape, v.dtype, v.role) for v in wanted.variables}
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            raise CheckpointError(
-                f"{directory} has variable {name!r} as {_describe(here.get(name))};"
-                f" the job has it as {_describe(there.get(name))}",
-                code="PS405",
-            )
+def compare_variables(
+    directory: Path, here: Iterable[VariableSpec], wanted: Iterable[VariableSpec]
+) -> None:
+    """Whether a job's variables can go on from those of a checkpoint: the same, of the same shapes.
+
+    Raises:
+        CheckpointError: names the first variable that differs, and both shapes.
+    """
+    found = {v.name: (v.shape, v.dtype, v.role) for v in here}
+    expected = {v.name: (v.shape, v.dtype, v.role) for v in wanted}
+    for name in sorted(found.keys() | expected.keys()):
+        one, other = found.get(name), expected.get(name)
+        if one == other:
+            continue
+        hint = ""
+        if one and other and len(one[0]) == len(other[0]) and one[1:] == other[1:]:
+            hint = " (was a vocabulary or another size of a layer changed?)"
+        raise CheckpointError(
+            f"{directory} has variable {name!r} as {_describe(one)}; the job has it as "
+            f"{_describe(other)}{hint}: set it back, or start a new run",
+            code="PS405",
+        )
 
 
 def _describe(spec: tuple[tuple[int, ...], str, str] | None) -> str:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from psrpc.plural import counted
+
 CheckpointEvery: TypeAlias = int | str | None
 """As a job says it: steps (500), time ("60s", "2m", "1.5h"), or None for the default."""
 
@@ -29,7 +31,7 @@ class SaveInterval:
     seconds: float | None = None
 
     def __str__(self) -> str:
-        said = [f"{self.steps} steps"] if self.steps is not None else []
+        said = [counted(self.steps, "step")] if self.steps is not None else []
         return " or ".join([*said, *([f"{self.seconds:g} s"] if self.seconds is not None else [])])
 
 

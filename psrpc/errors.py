@@ -175,6 +175,13 @@ class CoordinatorUnreachable(PsError):
     retryable = True
 
 
+class CoordinatorRefuses(CoordinatorUnreachable):
+    """A coordinator answers that it will not start. A process that holds part of a run waits for
+    one that serves it, as if nothing answered."""
+
+    code = "PS216"
+
+
 class OutcomeUnknown(PsError):
     """A push or a commit was sent and not answered within the time that was allowed: whether it
     took effect is not known. Doing it again is safe, since the peer knows what it has."""

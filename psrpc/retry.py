@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from psrpc.errors import PsError
+from psrpc.threads import THREADS
 
 Result = TypeVar("Result")
 
@@ -62,7 +62,7 @@ def persist(
     again: Callable[[PsError], bool] = attrgetter("retryable"),
     alive: Callable[[PsError], bool] = lambda _error: False,
     now: Callable[[], float] = time.monotonic,
-    chance: Callable[[], float] = random.random,
+    chance: Callable[[], float] = THREADS.chance,
 ) -> Result:
     """Repeats an idempotent ``call`` while trying again may help. The call itself has a deadline,
     by which the whole may exceed the budget.

@@ -20,7 +20,11 @@ CERTS = "certs"
 PLAINTEXT = "plaintext"
 """There while a coordinator answers without certificates, whether or not the run has some."""
 
+CHECKPOINTS = "checkpoints"
+"""The directory of a run's checkpoints. Load-bearing."""
+
 SUMMARY = "summary.json"
+HISTORY = "history.csv"
 
 TOKEN = "token"
 
@@ -63,9 +67,14 @@ def unfinished_run(job: str) -> Path | None:
     """The newest run of the job file called so, without its suffix, if it has not ended and nobody
     goes on with it."""
     found = newest_run(job)
-    if found is None or read_ending(found) or is_starting(found) or _is_held(found / LOCK):
+    if found is None or read_ending(found) or is_starting(found) or is_running(found):
         return None
     return found
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a coordinator holds the run directory."""
+    return _is_held(run_dir / LOCK)
 
 
 def _is_held(lock: Path) -> bool:
@@ -136,10 +145,12 @@ _SUMMARY = record(
         **dict.fromkeys(("replicas", "epoch", "epochs", "shards", "workers", "tables"), _SMALL),
         **dict.fromkeys(("global_step", "total_steps", "eval_step", "batches"), _COUNT),
         **dict.fromkeys(("examples", "refused", "skipped", "failed", "generation"), _COUNT),
-        **dict.fromkeys(("loss", "wall_s", "train_s", "steps_per_s", "examples_per_s"), _REAL),
+        **dict.fromkeys(("loss", "wall_s", "train_s"), _REAL),
+        **dict.fromkeys(("steps_per_s", "batches_per_s", "examples_per_s"), _REAL),
         "mean_staleness": _REAL,
         "policy": maybe(record({}, {"policy": _COUNT, "words": maybe(text)}, more=True)),
         "eval": maybe(mapped(_REAL)),
+        "best": maybe(record({"epoch": whole(), "checkpoint": text}, more=True)),
         "evaluations": maybe(listed(_evaluation)),
         "staleness_counts": maybe(listed(whole())),
         "warnings": _NAMES,

@@ -18,12 +18,13 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.document import choice, listed, mapped, record, text, whole, wrong
+from psrpc.document import choice, listed, mapped, real, record, text, whole, wrong
 from psrpc.errors import CheckpointError, disk_code
 from psrpc.plan import Plan
 from psrpc.plan_form import shape
 from psrpc.safetensors_form import Placed, header_bytes
 from psrpc.storage import DISK, Storage
+from psrpc.totals import LOSS, MAX_VALUES
 
 NDArray = npt.NDArray[Any]
 
@@ -109,7 +110,12 @@ _HEADER = record(
         "generation": whole(),
         "global_step": whole(),
         "version": whole(),
-        "applied": listed(record({"epoch": whole(), "applied": _intervals, "skipped": _intervals})),
+        "applied": listed(
+            record(
+                {"epoch": whole(), "applied": _intervals, "skipped": _intervals},
+                {"totals": listed(real, most=MAX_VALUES, least=LOSS)},
+            )
+        ),
         "entries": mapped(
             record(
                 {

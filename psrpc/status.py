@@ -41,6 +41,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.Preparing: grpc.StatusCode.UNAVAILABLE,
     errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.CoordinatorUnreachable: grpc.StatusCode.UNAVAILABLE,
+    errors.CoordinatorRefuses: grpc.StatusCode.UNAVAILABLE,
     errors.OutcomeUnknown: grpc.StatusCode.UNAVAILABLE,
     errors.AccessDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -18,6 +18,7 @@ Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
 Eviction = Literal["age", "frequency"]
+IdKind = Literal["numbers", "strings", "both"]
 
 FULL_EVERY = 16
 """Checkpoints of a table from one that has all of its rows to the next, where nothing else is
@@ -49,6 +50,7 @@ _CHECK = record(
         "max_rows": maybe(whole(1)),
         "eviction": choice("age", "frequency", None),
         "keep_evicted": flag,
+        "id_kind": choice("numbers", "strings", "both"),
     },
 )
 
@@ -77,6 +79,8 @@ class TableSpec:
         max_rows: rows over all shards, each of which has its even part; None is no limit.
         eviction: which rows make room for others; None: there is an error when the table is full.
         keep_evicted: checkpoints hold the rows that had to make room, to be exported.
+        id_kind: what the layers of the table are given: numbers, strings, which come to ids by
+            :mod:`psrpc.string_ids`, or both.
     """
 
     name: str
@@ -89,13 +93,16 @@ class TableSpec:
     max_rows: int | None = None
     eviction: Eviction | None = None
     keep_evicted: bool = False
+    id_kind: IdKind = "numbers"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON types. ``keep_evicted`` is left out where it is false: plans of before have no
-        such key."""
+        """Plain JSON types. ``keep_evicted`` is left out where it is false, and ``id_kind`` where
+        it is numbers: plans of before have no such keys."""
         document = dict(vars(self))
         if not self.keep_evicted:
             del document["keep_evicted"]
+        if self.id_kind == "numbers":
+            del document["id_kind"]
         return document
 
     @staticmethod

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
+_RANDOM = random.Random()
+"""Our own: a job seeds Python's in every process alike, and layers draw from that one."""
+
 
 class Threads:
     """Those of this process. What waits takes them from here, so that the simulator can put others
@@ -35,7 +38,7 @@ class Threads:
 
     def chance(self) -> float:
         """A number drawn from [0, 1)."""
-        return random.random()
+        return _RANDOM.random()
 
 
 THREADS = Threads()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from psrpc.command_line import run_path
 from psrpc.config_keys import check_names
 from psrpc.errors import CoordinatorUnreachable, PsError
 from psrpc.identity import Role
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         help=f"where it answers; default: {DEFAULT}",
     )
-    where.add_argument("--run-dir", type=Path, metavar="DIR", help="the one that runs on DIR")
+    where.add_argument("--run-dir", type=run_path, metavar="DIR", help="the one that runs on DIR")
     add_security_arguments(parser, listens=False)
 
 

@@ -62,7 +62,12 @@ def test_it_ends_with_its_job(coordinator: FakeCoordinator) -> None:
         code, lines = ended(process)
     assert code == 0
     events = [json.loads(line) for line in lines]
-    assert [event["event"] for event in events] == ["listening", "ready", "leaving"]
+    assert [event["event"] for event in events] == [
+        "listening",
+        "registered, builds its update engine",
+        "ready",
+        "leaving",
+    ]
     assert {event["role"] for event in events} == {"shard 0"}
 
 

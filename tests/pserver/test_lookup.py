@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,20 @@ from psrpc.identity import Role
 from psrpc.plan import Plan
 from psrpc.security import Security
 from psrpc.string_ids import hashed
-from psrpc.tables import TableSpec
+from psrpc.tables import IdKind, TableSpec
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import FakeCoordinator, running
 from tests.pserver.rows_cases import USER, Model, gradients_of, push_of, tables_plan
 from tests.pserver.shards import INCARNATION, counting, engine_of
 
-PLAN = tables_plan(2)
+
+def of_kind(kind: IdKind) -> Plan:
+    """The plan with tables whose layers are given ``kind``."""
+    plan = tables_plan(2)
+    return replace(plan, tables=tuple(replace(table, id_kind=kind) for table in plan.tables))
+
+
+PLAN = of_kind("both")
 
 
 class Cluster(FakeCoordinator):
@@ -224,10 +232,6 @@ def test_the_command_prints_ids_and_rows(
     assert first == f"{known}  " + " ".join(f"{v:.7g}" for v in expected[0].tolist())
     assert second.startswith("-5  ")
     assert second.endswith("  (initial value)")
-    assert run(["lookup", "user", "-5", *where]) == 0
-    assert capsys.readouterr().err == (
-        "'user' has no row of any of these; if its ids are strings, say --strings\n"
-    )
     assert run(["lookup", "user", str(known), "7", "--json", *where]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["table"] == "user"
@@ -242,6 +246,22 @@ def test_the_command_prints_ids_and_rows(
         {"id": one, "present": False, "row": row.tolist()}
         for one, row in zip(["17", "anna"], rows, strict=True)
     ]
+
+
+def test_the_command_says_what_it_waits_for(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pserver.lookup.ANNOUNCE_S", 1e-9)
+    where = ["--coordinator", cluster.address]
+    cluster.failures.append(NotReady("shard 1 to register"))
+    assert run(["lookup", "user", "7", *where]) == 0
+    assert capsys.readouterr().err == "waiting for shard 1 to register (0 of 30 s)\n"
+    cluster.addresses[:] = ["127.0.0.1:1"] * 2
+    assert run(["lookup", "user", "7", "--timeout", "0.2", *where]) == 1
+    waiting, *_, error = capsys.readouterr().err.splitlines()
+    down = r"shard [01] at 127\.0\.0\.1:1: .*"
+    assert re.fullmatch(rf"waiting for {down} \(0 of 0\.2 s\)", waiting)
+    assert re.match(rf"error PS202: no answer after \d+ tries in 0\.\d s: {down}", error)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +290,38 @@ def test_the_command_says_what_is_wrong(
     printed = capsys.readouterr()
     assert "initial value" not in printed.out
     assert words in printed.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "words"),
+    [
+        ("numbers", ["17", "--strings"], "table 'user' has numbers for ids; '17' is a string: "),
+        ("strings", ["17"], "table 'user' has strings for ids; 17 is a number: say --strings"),
+    ],
+)
+def test_ids_of_another_kind_than_the_table_has_are_refused(
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    kind: IdKind,
+    typed: list[str],
+    words: str,
+) -> None:
+    """Not answered with initial values of rows that nobody ever trains."""
+    cluster.plan = of_kind(kind)
+    where = ["--coordinator", cluster.address]
+    assert run(["lookup", "user", *typed, *where]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error PS110: {words}")
+    with RowReader(cluster.address) as reader:
+        if kind == "numbers":
+            with pytest.raises(InvalidArgument, match="has numbers for ids; 'a' is a string"):
+                reader.read("user", ["a"])
+        else:
+            # As an exported table has them.
+            assert len(reader.read("user", hashed(["a"])).rows) == 1
+    other = ["17"] if kind == "numbers" else ["17", "--strings"]
+    assert run(["lookup", "user", *other, *where]) == 0
 
 
 def test_the_command_finds_the_newest_run_and_its_certificates(

@@ -20,6 +20,7 @@ from psrpc.batch import BatchId
 from psrpc.checkpoint import Manifest, ManifestFile, commit, load_variables
 from psrpc.errors import (
     AlreadyExists,
+    CoordinatorRefuses,
     CoordinatorUnreachable,
     InvalidJob,
     JobFailed,
@@ -73,6 +74,20 @@ def test_a_shard_registers_serves_and_leaves_with_its_job(coordinator: FakeCoord
         assert (beat.applied, list(beat.staleness_counts), beat.waiting_for) == (1, [1], "")
         coordinator.commands.put(pb.WatchResponse(shutdown=pb.Shutdown()))
         assert future.exception(WAIT_S) is None
+
+
+def test_a_shard_that_gives_up_says_why_the_coordinator_refused_to_start(
+    coordinator: FakeCoordinator,
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        config = ServeConfig(0, coordinator.address, connect_timeout_s=0)
+        future = pool.submit(serve, config, Ending())
+        coordinator.ready.get(timeout=WAIT_S)
+        coordinator.failures.append(CoordinatorRefuses("it refuses to start: PS124: another job"))
+        coordinator.silent = True
+        why = "gives up. When it answered last: it refuses to start: PS124: another job"
+        with pytest.raises(CoordinatorUnreachable, match=why):
+            future.result(WAIT_S)
 
 
 def test_a_failed_job_ends_the_shard_with_its_reason(coordinator: FakeCoordinator) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import pytest
 from psrpc.clock import ManualClock
 from psrpc.errors import (
     AccessDenied,
+    CoordinatorRefuses,
     CoordinatorUnreachable,
     DeadlinePassed,
     Forming,
@@ -26,6 +28,7 @@ from psrpc.errors import (
 )
 from psrpc.retry import GaveUp, RetryPolicy, persist
 from psrpc.status import error_from_rpc
+from psrpc.threads import THREADS
 
 POLICY = RetryPolicy(first_s=1, longest_s=4, budget_s=20)
 
@@ -141,6 +144,14 @@ def test_what_no_repetition_mends_is_raised_at_once(error: PsError) -> None:
     assert time.pauses == []
 
 
+def test_workers_of_a_job_with_a_seed_do_not_all_pause_alike() -> None:
+    drawn = []
+    for _ in range(2):
+        random.seed(7)  # as every worker does with the job's
+        drawn.append([THREADS.chance() for _ in range(3)])
+    assert drawn[0] != drawn[1]
+
+
 def test_a_stop_ends_the_tries() -> None:
     time = Time()
     time.set()
@@ -157,6 +168,7 @@ RETRIED = {
     DeadlinePassed,
     ShardUnreachable,
     CoordinatorUnreachable,
+    CoordinatorRefuses,
     OutcomeUnknown,
 }
 
