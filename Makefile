@@ -20,6 +20,7 @@ help:
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
 	@echo "make mistakes     what users do wrong, and whether they are told so"
+	@echo "make keras        what of Keras trains, and what does not"
 	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
@@ -76,6 +77,9 @@ planted: $(INSTALLED)
 mistakes: $(INSTALLED)
 	$(PYTEST) tests/mistakes --report docs/mistakes.md
 
+keras: $(INSTALLED)
+	$(PYTEST) tests/keras_api --report docs/keras.md
+
 matrix: $(INSTALLED)
 	$(PYTEST) tests/security --report docs/matrix.md
 
@@ -111,5 +115,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos planted mistakes matrix soak lint types \
+.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos planted mistakes keras matrix soak lint types \
 	bench bench-sweep protos protos-check clean

@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from coordinator.saving import CHECKPOINTS
 from psrpc.checkpoint import load_variables
 from psrpc.manifest import MANIFEST, read_manifest
+from psrpc.runs import CHECKPOINTS
 
 Evaluate = Callable[[Path], float]
 """The test accuracy of a checkpoint's parameters."""

@@ -44,6 +44,7 @@ class SleptResult:
     loss: float = 1.0
     finite: bool = True
     rows: tuple[Mapping[int, Rows], ...] = ()
+    metrics: tuple[float, ...] = ()
 
 
 class SleepingSource(WithoutTables):
