@@ -1,10 +1,15 @@
-"""Options of all tests."""
+"""Options and signals of all tests."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under nohup. Processes that tests start would inherit that, and not a handler.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,5 +17,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help="write what tests/security or tests/mistakes have seen there, as a table for the docs",
+        help="write what tests of one folder have seen there, as a page of the docs",
     )

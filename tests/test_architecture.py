@@ -52,6 +52,7 @@ PURE = {
     "psrpc.plan_form",
     "psrpc.safetensors_form",
     "psrpc.string_ids",
+    "psrpc.urls",
     "psrpc.waiting",
     "pserver.applied",
     "pserver.assembly",
@@ -184,6 +185,13 @@ def test_tensorflow_stays_where_it_belongs(module: str) -> None:
         return
     used = {name.split(".")[0] for name in imports(MODULES[module])} & TENSORFLOW
     assert not used, f"{module} imports {used}"
+
+
+def test_the_extra_for_urls_is_imported_when_a_url_is_used() -> None:
+    assert [name for name, path in MODULES.items() if "fsspec" in imports(path)] == ["psrpc.remote"]
+    tree = ast.parse(MODULES["psrpc.remote"].read_text())
+    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not any("fsspec" in ast.unparse(node) for node in at_import)
 
 
 @pytest.mark.parametrize("module", MODULES)

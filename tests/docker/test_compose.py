@@ -81,10 +81,10 @@ class Compose:
         """The same project with another JOB."""
         return Compose({**self._environment, "JOB": job})
 
-    def wait_for_line(self, service: str, word: str) -> str:
-        """The first line of a service's log that has ``word``."""
+    def wait_for_line(self, service: str, word: str, since: float = 0.0) -> str:
+        """The first line of a service's log since then (Unix time) that has ``word``."""
         with subprocess.Popen(
-            ["docker", "logs", "--follow", self.container(service)],
+            ["docker", "logs", "--follow", "--since", f"{since:.0f}", self.container(service)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -122,6 +122,8 @@ def began(compose: Compose) -> float:
     since = time.time()
     compose("up", "-d", *SERVERS)
     wait_until_healthy({*SERVERS}, since)
+    # One that is healthy may be reading its job still.
+    compose.wait_for_line("coordinator", "serving", since)
     return since
 
 
@@ -301,6 +303,8 @@ def test_what_is_killed_comes_back_and_every_batch_counts_once(
     since = time.time()
     compose("up", "-d", *SERVERS)
     wait_until_healthy({*SERVERS}, since)
+    # One that is healthy may be reading its job still.
+    compose.wait_for_line("coordinator", "serving", since)
     shard = compose.container("shard-1")
     # Nothing trains before the killer watches. The job stands still until the shard is back, so
     # that the order for the worker is not late.

@@ -1,0 +1,107 @@
+"""What a run and its export advise is typed as it was printed, and works."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import LIMIT_S, Run, environment, up
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+import keras, numpy as np
+from worker import Arrays, Embedding, Job, setting
+kind = setting("kind", "own")
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+def model():
+    i = keras.Input((), dtype="int64", name="ids")
+    if kind == "growing":
+        x = Embedding(3, name="things")(i)
+    elif kind == "fixed":
+        x = Embedding(3, 5, padding=0, name="things")(i)
+    else:
+        x = Twice()(keras.layers.Embedding(5, 3)(i))
+    return keras.Model(i, keras.layers.Dense(1)(x))
+job = Job(model=model, loss="mse", optimizer="sgd", engine="numpy", batch_size=16,
+          train=Arrays(np.arange(32) % 5, np.ones((32, 1), "float32")))
+"""
+
+SAVED_MODEL = "import tensorflow as tf; m = tf.saved_model.load('model'); m.serve(np.arange(5))"
+TABLES = (
+    "from safetensors.numpy import load_file; "
+    "load_file('tables/things.safetensors'), load_file('tables/model.safetensors')"
+)
+
+Trained = Callable[[str], Run]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    @cache
+    def run(kind: str) -> Run:
+        where = tmp_path_factory.mktemp(kind)
+        (where / "job.py").write_text(JOB)
+        return up(where / "job.py", where / "run", "--set", f"kind={kind}")
+
+    return run
+
+
+def typed(line: str, run: Run) -> subprocess.CompletedProcess[str]:
+    """Runs a line as in a shell beside the job file, in which the commands are installed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["/bin/sh", "-c", line],
+        cwd=run.run_dir.parent,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment(PATH=path),
+        check=False,
+    )
+
+
+def check_loads(code: str, run: Run) -> None:
+    """What was written can be loaded without this project, by a user who types ``code``."""
+    done = typed(f'python -c "import keras, numpy as np; {code}"', run)
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+
+
+def advice_of(run: Run) -> str:
+    [advice] = re.findall(r"^to use the model: (.*)$", run.stdout, flags=re.MULTILINE)
+    return str(advice)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("fixed", SAVED_MODEL), ("growing", TABLES)])
+def test_the_last_line_of_a_run_with_tables(kind: str, code: str, trained: Trained) -> None:
+    """And what is advised where a Keras file is asked for, which cannot hold such tables."""
+    run = trained(kind)
+    done = typed(advice_of(run), run)
+    assert done.returncode == 0, f"{advice_of(run)}\n{done.stderr}"
+    check_loads(code, run)
+    refused = typed(f"coordinator export {run.run_dir} --to model.keras", run)
+    assert refused.returncode == 2
+    assert "give a directory (with / at its end) for a SavedModel" in refused.stderr
+    if kind == "growing":
+        assert typed(f"coordinator export {run.run_dir} --to model/", run).returncode == 0
+        check_loads(SAVED_MODEL, run)
+
+
+def test_the_last_line_of_a_run_and_how_to_load_layers_of_the_jobs_own(trained: Trained) -> None:
+    run = trained("own")
+    done = typed(advice_of(run), run)
+    assert done.returncode == 0, done.stderr
+    [(call, other)] = re.findall(r"load it with (.*\)); a SavedModel \(--to (\S+)\)", done.stdout)
+    check_loads(f"from job import Twice; {call}(np.arange(5))", run)
+    done = typed(f"coordinator export {run.run_dir} --to {other.replace('DIR', 'model')}", run)
+    assert done.returncode == 0, done.stderr
+    check_loads(SAVED_MODEL, run)
