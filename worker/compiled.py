@@ -179,6 +179,14 @@ def _check_layers(model: keras.Model) -> None:
                 "make it with trainable=False, or build the model in Keras and load its weights",
                 code="PS108",
             )
+    for variable in model.trainable_weights:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise InvalidJob(
+                f"variable {variable.path!r} takes its gradient for its next value, as layers "
+                "quantized to float8 have them; the optimizer on the shards would follow it as any "
+                "other gradient. Train in float32 or mixed_bfloat16, and quantize what is exported",
+                code="PS108",
+            )
 
 
 def _overrides(model: keras.Model, name: str) -> bool:

@@ -64,6 +64,18 @@ def test_a_method_that_is_replaced_on_the_model_itself_is_refused() -> None:
         complete(make_job(build), make_job(build).train.read_range(0, 2))
 
 
+def test_variables_whose_gradient_is_their_next_value_are_refused() -> None:
+    def build() -> keras.Model:
+        model = dense_model()
+        model.layers[0].quantize("float8")
+        return model
+
+    says = r"'sequential/dense/inputs_scale' takes its gradient for its next value"
+    with pytest.raises(InvalidJob, match=says) as raised:
+        described(model=build, metrics=[], train=make_job(build).train)
+    assert raised.value.code == "PS108"
+
+
 def completed(model: Callable[[], Any], **fields: Any) -> Job:
     job = make_job(model, **fields)
     return complete(job, job.train.read_range(0, 2))[0]
