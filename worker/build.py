@@ -98,8 +98,9 @@ def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
         # A loss with reduction=None gives one value per example.
         total = keras.ops.mean(loss(batch[1], y_pred, sample_weight=sample_weight))
         for own in model.losses:
-            # From regularizers and add_loss; Keras adds them up in the loss's dtype.
-            total += tf.cast(own, total.dtype)
+            # From regularizers and add_loss, which may give one for each record; Keras adds them
+            # up in the loss's dtype.
+            total += tf.cast(keras.ops.sum(own), total.dtype)
         return total
 
     return mean_loss

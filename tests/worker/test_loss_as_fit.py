@@ -61,6 +61,19 @@ def masked() -> keras.Model:
     return keras.Model(ids, layers.Dense(1, activation="sigmoid")(steps))
 
 
+class Squares(keras.layers.Layer):  # type: ignore[misc]
+    """Adds a loss of its own for each record."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.01 * keras.ops.square(x[:, 0]))
+        return x
+
+
+def with_losses_by_record() -> keras.Model:
+    x = keras.Input((FEATURES,))
+    return keras.Model(x, layers.Dense(1)(Squares()(x)))
+
+
 GENERATOR = np.random.default_rng(4)
 X = GENERATOR.normal(size=(RECORDS, FEATURES)).astype(np.float32)
 FLAT = (X[:, 0] > 0).astype(np.float32)
@@ -79,6 +92,7 @@ CASES: list[tuple[Callable[[], keras.Model], Arrays, dict[str, Any]]] = [
     *((column, Arrays(X, FLAT), {"loss": loss, "class_weight": {1: 3.0}}) for loss in ONE[:6]),
     (column, Arrays(X, FLAT[:, None]), {"loss": "hinge"}),
     (column, Arrays(X, FLAT), {"loss": {"out": "hinge"}}),
+    (with_losses_by_record, Arrays(X, FLAT), {"loss": own}),
     (masked, Arrays(STEPS, ODD), {"loss": own}),
     (masked, Arrays(STEPS, ODD), {"loss": "hinge"}),
     (masked, Arrays(STEPS, ODD, (1.0 + STEPS).astype(np.float32)), {"loss": "hinge"}),
