@@ -164,7 +164,8 @@ def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
     several = isinstance(job.metrics, dict) or not hasattr(y_pred, "shape")
     if several and job.metrics and model.compiled:
         return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
-    metrics = [_metric(metric, y_true, y_pred) for metric in job.metrics]
+    # Keras takes a list in a list for one of the only output.
+    metrics = [_metric(metric, y_true, y_pred) for metric in keras.tree.flatten(job.metrics)]
     tracked = [metric.name for metric in layer_metrics(model)]
     names = ["loss", *tracked, *(metric.name for metric in metrics)]
     for name in names:
@@ -194,15 +195,10 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
             return keras.metrics.MeanMetricWrapper(made, name=metric)
         made.name = metric
         return made
+    if metric is None:
+        raise InvalidJob("metrics contains None; leave it out")
     if isinstance(metric, keras.metrics.Metric):
-        # A fresh one: what the job file made may be in use elsewhere in this process.
-        try:
-            return type(metric).from_config(metric.get_config())
-        except (NotImplementedError, TypeError):
-            raise InvalidJob(
-                f"metric {metric.name!r} cannot be made anew from its config; give a function "
-                "without arguments that makes it"
-            ) from None
+        return _anew(metric)
     name = getattr(metric, "__name__", type(metric).__name__)
     if not _required_arguments(metric):
         with user_code(f"metric {name}()"):
@@ -211,6 +207,37 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
             raise InvalidJob(f"metric {name}() made a {type(made).__name__}; expected a metric")
         return made
     return keras.metrics.MeanMetricWrapper(metric, name=name)
+
+
+def _anew(metric: Any) -> Any:
+    """A fresh one of the same: what the job file made may be in use elsewhere in this process."""
+    lost = ""
+    try:
+        made = type(metric).from_config(metric.get_config())
+    except (NotImplementedError, TypeError, ValueError):
+        made = None
+    else:
+        # A config may leave out what the constructor was given, those of some of Keras's too.
+        lost = next((name for name in vars(metric) if _differs(metric, made, name)), "")
+    if made is None or lost:
+        without = f", which leaves out {lost.lstrip('_')}" if lost else ""
+        raise InvalidJob(
+            f"metric {metric.name!r} cannot be made anew from its config{without}; give a function "
+            f"without arguments that makes it, such as lambda: {type(metric).__name__}(...)"
+        )
+    return made
+
+
+def _differs(metric: Any, made: Any, name: str) -> bool:
+    """Whether an attribute of plain values has others in what was made anew."""
+    # What a metric has seen is not what it is.
+    if name in ("built", "_built"):
+        return False
+    one, other = getattr(metric, name), getattr(made, name, None)
+    plain = (bool, int, float, str, type(None), np.ndarray)
+    return all(isinstance(part, plain) for part in keras.tree.flatten(one)) and repr(one) != repr(
+        other
+    )
 
 
 def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:

@@ -14,8 +14,8 @@ from worker.job import Job
 
 Kind = Literal["loss", "metric", "optimizer"]
 
-BY_SHAPES = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc", "crossentropy", "ce")}
-"""Names that mean one of several by the shapes of labels and outputs, as in ``compile``."""
+BY_SHAPES = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
+"""Names that mean one of several by the shapes of labels and outputs, as ``compile`` takes them."""
 
 _GET: dict[str, Callable[[str], Any]] = {
     "loss": keras.losses.get,

@@ -36,6 +36,18 @@ def halved() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), norm, layers.Dense(3)])
 
 
+class Times(keras.metrics.Mean):  # type: ignore[misc]
+    """Has an argument that is not in its config."""
+
+    def __init__(self, factor: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.factor = factor
+
+
+def own(_y: Any, p: Any) -> Any:
+    return keras.ops.mean(p, axis=-1)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -74,6 +86,21 @@ def halved() -> keras.Model:
         ({"train": text_labels("U")}, "train: labels are text, such as 'cat', and the loss takes "),
         ({"train": text_labels("S")}, "y = np.unique(labels, return_inverse=True)"),
         ({"train": text_labels("U"), "loss": "crossentropy"}, "labels are text, such as 'cat'"),
+        (
+            {"metrics": ["crossentropy"]},
+            "Keras has no metric of that name; did you mean 'binary_crossentropy'?",
+        ),
+        ({"metrics": ["accuracy", None]}, "metrics contains None; leave it out"),
+        (
+            {"metrics": [keras.metrics.CosineSimilarity(axis=1)]},
+            "'cosine_similarity' cannot be made anew from its config, which leaves out fn_kwargs; "
+            "give a function without arguments that makes it, such as lambda: CosineSimilarity(...",
+        ),
+        ({"metrics": [Times(2, name="m")]}, "'m' cannot be made anew from its config, which leav"),
+        (
+            {"metrics": [keras.metrics.MeanMetricWrapper(own, name="m")]},
+            "'m' cannot be made anew from its config; give a function",
+        ),
         (
             {"loss": "msse"},
             "loss is 'msse'; Keras has no loss of that name; did you mean 'mse'?",

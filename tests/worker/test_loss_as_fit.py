@@ -133,10 +133,12 @@ METRICS: list[Any] = ["accuracy", "auc", "mse", "hinge", keras.metrics.AUC(name=
 METRICS += [keras.metrics.BinaryAccuracy(name="right"), keras.metrics.MeanSquaredError()]
 
 
+@pytest.mark.parametrize("nested", [False, True], ids=["", "in a list"])
 @pytest.mark.parametrize("labels", [FLAT, FLAT[:, None]], ids=["[n]", "[n, 1]"])
-def test_evaluations_have_the_loss_and_metrics_of_keras(labels: Any) -> None:
+def test_evaluations_have_the_loss_and_metrics_of_keras(labels: Any, nested: bool) -> None:
     data = Arrays(X, labels)
-    job = make_job(column, train=data, eval=data, loss=own, metrics=METRICS)
+    metrics: Any = [METRICS] if nested else METRICS
+    job = make_job(column, train=data, eval=data, loss=own, metrics=metrics)
     evaluator, parameters, model = make_evaluator(job)
     states = evaluator.states(parameters, 0, RECORDS)
     results = dict(evaluator.merge(summed([states])).results)
