@@ -426,8 +426,10 @@ def _without_gradient(
 ) -> set[str]:
     """Names of trainable variables for which the step that workers run has no gradient, whatever
     the values. The step is traced as they trace it, and not run."""
+    import keras
     import tensorflow as tf
 
+    from worker.keras_step import check_assigned
     from worker.variables import seed_variables
 
     seeds = seed_variables(model)
@@ -450,16 +452,15 @@ def _without_gradient(
         return loss
 
     with user_code("the training step"):
-        loss = (
-            tf.function(trace)
-            .get_concrete_function(
-                [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in found],
-                tf.TensorSpec([len(seeds), 2], tf.int64),
-                map_arrays(as_tensor, example),
-                *(([], []) if asked is None else asked.specs()),
-            )
-            .structured_outputs
+        traced = tf.function(trace).get_concrete_function(
+            [tf.TensorSpec(spec.shape, spec.dtype) for spec, _ in found],
+            tf.TensorSpec([len(seeds), 2], tf.int64),
+            map_arrays(as_tensor, example),
+            *(([], []) if asked is None else asked.specs()),
         )
+    if isinstance(model, keras.Model):
+        check_assigned(traced.graph)
+    loss = traced.structured_outputs
     if loss.shape.rank != 0:
         raise InvalidJob(f"the loss has shape {loss.shape}; expected the mean, a scalar")
     return without

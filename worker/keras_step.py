@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 
 from psrpc.errors import InvalidJob
 from worker.adapted import derived
@@ -198,6 +199,34 @@ class KerasStep:
                     f"the forward pass assigns variable {variable.path!r}, which is not the "
                     "model's, so no shard keeps it; make it a weight of a layer. Random numbers "
                     "come from a keras.random.SeedGenerator that is an attribute of a layer",
+                    code="PS108",
+                )
+
+
+def check_assigned(graph: tf.Graph) -> None:
+    """Refuses a training step whose graph assigns variables of TensorFlow's own, which Keras does
+    not track: each worker would keep values of its own, and no checkpoint has them.
+
+    Args:
+        graph: of the traced step, to which the model's own variables are tensors.
+
+    Raises:
+        InvalidJob: names the variable, and what to do instead.
+    """
+    handles = {id(variable.handle): variable.name for variable in graph.variables}
+    names = {
+        id(inside): handles[id(outside)]
+        for outside, inside in graph.captures
+        if id(outside) in handles
+    }
+    # Most models have none of these, and have many operations.
+    for operation in graph.get_operations() if names else ():
+        for written in get_read_write_resource_inputs(operation)[1]:
+            if id(written) in names:
+                raise InvalidJob(
+                    f"the forward pass assigns variable {names[id(written)]!r}, a tf.Variable "
+                    "that Keras does not track, so no shard keeps it; make it a weight of a layer "
+                    "(add_weight)",
                     code="PS108",
                 )
 

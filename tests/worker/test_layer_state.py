@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from psrpc.errors import InvalidJob
 from tests.worker.describe_bench import classes, described
@@ -109,6 +110,32 @@ class Outside(keras.layers.Layer):  # type: ignore[misc]
         return x
 
 
+class OfTensorFlow(keras.layers.Layer):  # type: ignore[misc]
+    """Keeps count in a variable that Keras does not track, and reads another one."""
+
+    def __init__(self, assign: Callable[[tf.Variable], Any]) -> None:
+        super().__init__()
+        self.seen = tf.Variable(0.0, name="seen")
+        self.scale = tf.Variable(1.0, name="scale")
+        self.assign = assign
+
+    def call(self, x: Any) -> Any:
+        self.assign(self.seen)
+        return x * self.scale
+
+
+def count(seen: tf.Variable) -> None:
+    seen.assign_add(1.0)
+
+
+def count_sometimes(seen: tf.Variable) -> None:
+    tf.cond(seen < 9.0, lambda: seen.assign_add(1.0), seen.read_value)
+
+
+def look(seen: tf.Variable) -> None:
+    tf.cond(seen < 9.0, lambda: seen + 1.0, seen.read_value)
+
+
 def stateful() -> keras.Model:
     inputs = keras.Input((4, 1), batch_size=10)
     rnn = layers.SimpleRNN(2, stateful=True, name="rnn")
@@ -126,6 +153,9 @@ def with_layer(make: Callable[[], Any]) -> Callable[[], keras.Model]:
         (with_layer(Elsewhere), "which is not the model's.*keras.random.SeedGenerator"),
         (stateful, "layer 'rnn' is made with stateful=True"),
         (with_layer(Outside), "assigns variable 'outside', which is not the model's"),
+        (with_layer(lambda: OfTensorFlow(count)), "assigns variable 'seen:0', a tf.Variable that"),
+        (with_layer(lambda: OfTensorFlow(tf.function(count))), "assigns variable 'seen:0'"),
+        (with_layer(lambda: OfTensorFlow(count_sometimes)), "assigns variable 'seen:0'"),
     ],
 )
 def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: str) -> None:
@@ -135,3 +165,7 @@ def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: s
     with pytest.raises(InvalidJob, match=says) as raised:
         described(model=model, train=data)
     assert raised.value.code == "PS108"
+
+
+def test_what_is_only_read_is_no_state() -> None:
+    assert described(model=with_layer(lambda: OfTensorFlow(look)), train=classes())["variables"]
