@@ -19,9 +19,13 @@ from worker.loader import user_code
 
 _SCANNED_AT_ONCE = 8192
 _SPARSE = "sparse_categorical_crossentropy"
+_GENERALIZED = "categorical_generalized_cross_entropy"
+"""Takes classes, too, but turns labels ``[n, 1]`` into as many outputs as there are records."""
+_CLASSES = (_SPARSE, _GENERALIZED)
 _HINTS = {
     "categorical_crossentropy": f"integer class labels need {_SPARSE}",
     _SPARSE: "one-hot labels need categorical_crossentropy",
+    _GENERALIZED: "it takes a class for each record, [n]",
 }
 
 
@@ -48,14 +52,17 @@ def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[
     if kind is None:
         return
     shape = example.shape[1:]
-    expected = outputs[:-1] if kind == _SPARSE else outputs
-    if _squeezed(shape) != _squeezed(expected) or (kind == _SPARSE and not outputs):
+    expected = outputs[:-1] if kind in _CLASSES else outputs
+    fits = _squeezed(shape) == _squeezed(expected)
+    if kind == _GENERALIZED:
+        fits = shape == expected
+    if not fits or (kind in _CLASSES and not outputs):
         hint = f"; {_HINTS[kind]}" if kind in _HINTS else ""
         raise InvalidJob(
             f"labels of shape {shape} per example do not fit the loss {kind} and a model "
             f"whose output has shape {outputs}; expected labels of shape {expected}{hint}"
         )
-    if kind == _SPARSE:
+    if kind in _CLASSES:
         ignored = getattr(loss, "ignore_class", None)
         for first, labels in _labels(source, example):
             _check_classes(kind, first, labels, outputs[-1], ignored)
@@ -113,8 +120,11 @@ def loss_name(loss: Loss) -> str | None:
     else:
         return None
     snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
-    # Cosine similarity and CTC have rules of shape of their own.
-    return None if snake in ("ctc", "cosine_similarity") else snake
+    return None if snake in _OF_OTHER_SHAPES else snake
+
+
+_OF_OTHER_SHAPES = ("circle", "cosine_similarity", "ctc")
+"""Losses that have rules of shape of their own: the labels of a circle loss number embeddings."""
 
 
 @contextmanager

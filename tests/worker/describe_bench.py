@@ -21,8 +21,9 @@ def dense(units: int = 3, **options: Any) -> keras.Model:
     return keras.Sequential([keras.Input((4,)), layers.Dense(units, **options)])
 
 
-def classes(records: int = 60, count: int = 3) -> Arrays:
-    return Arrays(np.ones((records, 4), np.float32), np.arange(records) % count)
+def classes(records: int = 60, count: int = 3, *, column: bool = False) -> Arrays:
+    labels = np.arange(records) % count
+    return Arrays(np.ones((records, 4), np.float32), labels[:, None] if column else labels)
 
 
 def make_job(**fields: Any) -> Job:

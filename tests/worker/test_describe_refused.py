@@ -36,6 +36,9 @@ def halved() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), norm, layers.Dense(3)])
 
 
+GENERALIZED = keras.losses.CategoricalGeneralizedCrossEntropy()
+
+
 class Times(keras.metrics.Mean):  # type: ignore[misc]
     """Has an argument that is not in its config."""
 
@@ -78,6 +81,11 @@ def own(_y: Any, p: Any) -> Any:
             "model whose output has shape (3,); expected labels of shape (3,); integer class "
             "labels need sparse_categorical_crossentropy",
         ),
+        (
+            {"loss": GENERALIZED, "train": classes(column=True)},
+            "labels of shape (1,) per example do not fit the loss categorical_generalized_cross_",
+        ),
+        ({"loss": GENERALIZED, "train": classes(count=4)}, "record 3 has label 3; categorical_gen"),
         ({"loss": "mse"}, "labels of shape () per example do not fit the loss mean_squared_error"),
         (
             {"loss": keras.losses.MeanSquaredError()},
@@ -209,6 +217,8 @@ def test_two_variables_of_one_name_are_refused() -> None:
             "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=-1),
             "train": spoilt(57, -1),
         },
+        {"loss": keras.losses.Circle(), "metrics": []},
+        {"loss": GENERALIZED, "model": lambda: dense(activation="softmax")},
         {"loss": "poisson", "model": lambda: dense(1), "metrics": [keras.metrics.MeanSquaredError]},
         {
             "metrics": [
