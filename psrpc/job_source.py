@@ -22,10 +22,10 @@ _HARMLESS = """
     h5py keras matplotlib ml_dtypes numpy pandas PIL pyarrow scipy sklearn tensorflow
     tensorflow_datasets worker
 """
-_LIBRARIES = frozenset(_HARMLESS.split()) | sys.stdlib_module_names
+_LIBRARIES = (frozenset(_HARMLESS.split()) | sys.stdlib_module_names) - {"runpy", "subprocess"}
 """Modules that ask for no settings and write no data of a job."""
 
-_DYNAMIC = "__import__ chdir eval exec getattr globals import_module vars"
+_DYNAMIC = "__import__ chdir eval exec getattr globals import_module system vars"
 _OPAQUE = frozenset(_DYNAMIC.split())
 """Names with which a file may do what cannot be read in it."""
 
@@ -48,9 +48,10 @@ def first_look(path: Path, settings: Sequence[str] = ()) -> None:
     tree = _parsed(path, read_job_file(path))
     values = dict(map(_pair, settings))
     _check_init_from(values)
-    own = _own_settings(path, tree)
-    if own is None:
+    modules = _modules(path, tree)
+    if modules is None:
         return
+    own = frozenset[str]().union(*(literal_settings(module) or () for module in modules))
     for setting in settings:
         key, _ = _pair(setting)
         if key in CODE:
@@ -59,7 +60,7 @@ def first_look(path: Path, settings: Sequence[str] = ()) -> None:
             raise unknown_key(setting, key, [*sorted(own), *FIELDS, f"{OPTIMIZER}learning_rate"])
     for what, call in _sources(tree):
         if what not in values:
-            _check_file(what, call, tree)
+            _check_file(what, call, modules)
 
 
 def _pair(setting: str) -> tuple[str, str]:
@@ -93,18 +94,17 @@ def _check_init_from(values: dict[str, str]) -> None:
 # -- what the file asks for ------------------------------------------------------------------------
 
 
-def _own_settings(path: Path, tree: ast.Module) -> frozenset[str] | None:
-    """All names that the file and the user's modules behind it can ask for with ``setting``; None
-    where only running them can tell."""
-    found: set[str] = set()
+def _modules(path: Path, tree: ast.Module) -> list[ast.Module] | None:
+    """The file and the user's modules behind it; None where only running them can tell what they
+    ask for with ``setting`` and what they do."""
+    found: list[ast.Module] = []
     folders = (path.absolute().parent, Path.cwd())
     todo, seen = [tree], {path.absolute()}
     while todo:
         module = todo.pop()
-        asked = literal_settings(module)
-        if asked is None or any(_names(module) & _OPAQUE):
+        if literal_settings(module) is None or any(_names(module) & _OPAQUE):
             return None
-        found |= asked
+        found.append(module)
         for name in _imported(module):
             files = _local(name, folders)
             if files is None and name not in _LIBRARIES:
@@ -117,7 +117,7 @@ def _own_settings(path: Path, tree: ast.Module) -> frozenset[str] | None:
                 todo += [ast.parse(file.read_bytes()) for file in new]
             except (OSError, SyntaxError, ValueError):
                 return None
-    return frozenset(found)
+    return found
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -175,9 +175,9 @@ def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
             yield keyword.arg, value
 
 
-def _check_file(what: str, call: ast.Call, tree: ast.Module) -> None:
+def _check_file(what: str, call: ast.Call, modules: Sequence[ast.Module]) -> None:
     """Raises InvalidData if it reads a file that is named there, and there alone, and is not there:
-    another line with the name may be one that makes it."""
+    another line with the name, maybe without its suffix, may be one that makes it."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if name not in _FILES:
         return
@@ -185,7 +185,8 @@ def _check_file(what: str, call: ast.Call, tree: ast.Module) -> None:
     file = next(by_name, call.args[0] if call.args else None)
     if not isinstance(file, ast.Constant) or not isinstance(file.value, str):
         return
-    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    alone = sum(Path(file.value).name in c for c in constants if isinstance(c, str)) == 1
+    nodes = (node for module in modules for node in ast.walk(module))
+    texts = (getattr(node, "value", None) for node in nodes if isinstance(node, ast.Constant))
+    alone = sum(Path(file.value).stem in text for text in texts if isinstance(text, str)) == 1
     if alone and "://" not in file.value and not Path(file.value).exists():
         raise InvalidData(f"{what}: {name}: there is no file {file.value!r}")

@@ -121,6 +121,10 @@ def test_a_data_file_that_is_not_there(body: str) -> None:
     ("body", "settings"),
     [
         (f'open("gone.csv", "w")\n{JOB.replace("data", "gone")}', ()),
+        (f'import numpy\nnumpy.savez("gone", x=1)\n{JOB.replace("data", "gone")}', ()),
+        (f"import made_by_this\n{JOB.replace('data', 'gone')}", ()),
+        (f"import subprocess\n{JOB.replace('data', 'gone')}", ()),
+        (f"import os\nos.system('make')\n{JOB.replace('data', 'gone')}", ()),
         ('job = Job(train=Npz(f"{rows}.npz"))', ()),
         ('job = Job(train=Csv("s3://bucket/gone.csv"))', ()),
         ('def other():\n    job = Job(train=Csv("gone.csv"))', ()),
@@ -132,6 +136,7 @@ def test_a_data_file_that_is_not_there(body: str) -> None:
 def test_a_file_that_may_come_to_be_is_left_to_the_run(
     body: str, settings: tuple[str, ...]
 ) -> None:
+    Path("made_by_this.py").write_text('open("gone.csv", "w")\n')
     look(body, *settings)
 
 
