@@ -40,6 +40,7 @@ _LASTING = {
 _PASSING = {
     "ClientConnectionError",
     "ClientPayloadError",
+    "ClientResponseError",
     "ConnectionError",
     "HTTPClientError",
     "HttpError",

@@ -164,6 +164,14 @@ class HttpError(Exception):
         self.code = code
 
 
+class ClientResponseError(Exception):
+    """As aiohttp has it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("no")
+        self.status = status
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -174,6 +182,9 @@ class HttpError(Exception):
         (HttpError(404), InvalidData),
         (HttpError(503), Unreachable),
         (HttpError(429), Unreachable),
+        (ClientResponseError(401), InvalidData),
+        (ClientResponseError(404), InvalidData),
+        (ClientResponseError(503), Unreachable),
         (OSError(22, "x"), InvalidData),
         (OSError(121, "x"), Unreachable),
         (ConnectionResetError(), Unreachable),
