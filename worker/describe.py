@@ -429,7 +429,7 @@ def _without_gradient(
     import keras
     import tensorflow as tf
 
-    from worker.keras_step import check_assigned
+    from worker.step_graph import check_custom_gradients, check_graph
     from worker.variables import seed_variables
 
     seeds = seed_variables(model)
@@ -459,7 +459,9 @@ def _without_gradient(
             *(([], []) if asked is None else asked.specs()),
         )
     if isinstance(model, keras.Model):
-        check_assigned(traced.graph)
+        check_graph(traced.graph, model)
+        named = zip(found, traced.inputs, strict=False)
+        check_custom_gradients({s.name: value for (s, _), value in named if s.name in without})
     loss = traced.structured_outputs
     if loss.shape.rank != 0:
         raise InvalidJob(f"the loss has shape {loss.shape}; expected the mean, a scalar")

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from psrpc.errors import InvalidJob
 from worker.adapted import derived
@@ -18,6 +18,7 @@ from worker.data import Batch
 from worker.lookups import FetchedRows, LookUps, look_up
 from worker.loss_scale import divided, finite
 from worker.seeds import python_draws_alike
+from worker.step_graph import compiled_apart
 from worker.training_metrics import TrainingMetrics
 
 _Attempted = tuple[
@@ -99,12 +100,14 @@ class KerasStep:
             if scale is not None:
                 # A loss of the user's own may be float16.
                 loss = tf.cast(loss, tf.float32)
+        # Custom gradients read variables, too.
+        with scope, derived(self._model):
+            found = tape.gradient(loss, watched, output_gradients=scale)
         self._check_assigned(scope.assigned)
-        if scale is None:
-            found = tape.gradient(loss, watched)
-        else:
-            scaled = tape.gradient(loss, watched, output_gradients=scale)
-            found = [divided(gradient, scale) for gradient in scaled]
+        for variable in scope.apart:
+            raise compiled_apart(variable)
+        if scale is not None:
+            found = [divided(gradient, scale) for gradient in found]
         counted: Sequence[tf.Tensor] = ()
         if self._metrics is not None:
             # After the rest: side by side with it they would cost other threads to be woken.
@@ -203,42 +206,31 @@ class KerasStep:
                 )
 
 
-def check_assigned(graph: tf.Graph) -> None:
-    """Refuses a training step whose graph assigns variables of TensorFlow's own, which Keras does
-    not track: each worker would keep values of its own, and no checkpoint has them.
-
-    Args:
-        graph: of the traced step, to which the model's own variables are tensors.
-
-    Raises:
-        InvalidJob: names the variable, and what to do instead.
-    """
-    handles = {id(variable.handle): variable.name for variable in graph.variables}
-    names = {
-        id(inside): handles[id(outside)]
-        for outside, inside in graph.captures
-        if id(outside) in handles
-    }
-    # Most models have none of these, and have many operations.
-    for operation in graph.get_operations() if names else ():
-        for written in get_read_write_resource_inputs(operation)[1]:
-            if id(written) in names:
-                raise InvalidJob(
-                    f"the forward pass assigns variable {names[id(written)]!r}, a tf.Variable "
-                    "that Keras does not track, so no shard keeps it; make it a weight of a layer "
-                    "(add_weight)",
-                    code="PS108",
-                )
-
-
 class _Scope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
-    """Remembers which variables were assigned."""
+    """Remembers which variables were assigned, and which were read while TensorFlow compiled
+    another function than the one that the scope is entered in."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.assigned: list[keras.Variable] = []
+        self.apart: list[keras.Variable] = []
+        self._function = _function()
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """Called by Keras for a variable's value."""
+        if self._function is not None and _function() is not self._function:
+            self.apart.append(variable)
+        return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Called by Keras in place of an assignment."""
         self.assigned.append(update[0])
         super().add_update(update)
+
+
+def _function() -> tf.Graph | None:
+    """Of the function that TensorFlow compiles, be it in a branch or a loop; None outside."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph

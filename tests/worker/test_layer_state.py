@@ -136,6 +136,58 @@ def look(seen: tf.Variable) -> None:
     tf.cond(seen < 9.0, lambda: seen + 1.0, seen.read_value)
 
 
+class Scaled(keras.layers.Layer):  # type: ignore[misc]
+    """Multiplies by a weight, in a way that is told."""
+
+    def __init__(self, multiply: Callable[[Any, Any], Any]) -> None:
+        super().__init__(name="scaled")
+        self.multiply = multiply
+
+    def build(self, _shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        return self.multiply(x, self.scale)
+
+
+class ByItself(Scaled):
+    """The same, compiled by itself."""
+
+    call = tf.function(Scaled.call)
+
+
+def multiplied(x: Any, scale: Any) -> Any:
+    return x * scale
+
+
+def in_a_loop(x: Any, scale: Any) -> Any:
+    return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, y * scale), (0, x))[1]
+
+
+def by_remat(x: Any, scale: Any) -> Any:
+    return keras.remat(lambda y: y * scale)(x)
+
+
+def by_argument(x: Any, scale: Any) -> Any:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def multiply(x: Any, value: Any) -> Any:
+        return x * value, lambda up: (up * scale.value, tf.reduce_sum(up * x))
+
+    return multiply(x, scale.value)
+
+
+class Whole(keras.Model):  # type: ignore[misc]
+    """Is compiled by itself when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
 def stateful() -> keras.Model:
     inputs = keras.Input((4, 1), batch_size=10)
     rnn = layers.SimpleRNN(2, stateful=True, name="rnn")
@@ -153,6 +205,12 @@ def with_layer(make: Callable[[], Any]) -> Callable[[], keras.Model]:
         (with_layer(Elsewhere), "which is not the model's.*keras.random.SeedGenerator"),
         (stateful, "layer 'rnn' is made with stateful=True"),
         (with_layer(Outside), "assigns variable 'outside', which is not the model's"),
+        (with_layer(lambda: ByItself(multiplied)), "'sequential/scaled/scale' within"),
+        (Whole, "'whole/dense/kernel' within a tf.function of its own"),
+        (
+            with_layer(lambda: Scaled(by_remat)),
+            "'sequential/scaled/scale' within a custom gradient",
+        ),
         (with_layer(lambda: OfTensorFlow(count)), "assigns variable 'seen:0', a tf.Variable that"),
         (with_layer(lambda: OfTensorFlow(tf.function(count))), "assigns variable 'seen:0'"),
         (with_layer(lambda: OfTensorFlow(count_sometimes)), "assigns variable 'seen:0'"),
@@ -169,3 +227,34 @@ def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: s
 
 def test_what_is_only_read_is_no_state() -> None:
     assert described(model=with_layer(lambda: OfTensorFlow(look)), train=classes())["variables"]
+
+
+@pytest.mark.parametrize("multiply", [multiplied, in_a_loop, by_argument, tf.stop_gradient])
+def test_what_reads_variables_in_other_ways_is_described(multiply: Callable[..., Any]) -> None:
+    model = with_layer(lambda: Scaled(lambda x, scale: keras.activations.silu(multiply(x, scale))))
+    if multiply is tf.stop_gradient:
+        model = with_layer(lambda: Scaled(lambda x, y: keras.activations.silu(x + multiply(y))))
+    roles = {v["name"]: v["role"] for v in described(model=model, train=classes())["variables"]}
+    without = multiply is tf.stop_gradient
+    assert roles["sequential/scaled/scale"] == ("state" if without else "trainable")
+
+
+def test_a_custom_gradient_reads_the_values_of_the_step() -> None:
+    def build() -> keras.Model:
+        dense = layers.Dense(CLASSES, name="first")
+        scaled = Scaled(by_argument)
+        return keras.Sequential([keras.Input((FEATURES,)), dense, scaled, layers.Softmax()])
+
+    bench = Bench(make_job(build))
+    for values in bench.parameters.arrays.values():
+        values *= 3
+    found = bench.by_variable(bench.run(FIRST))
+    model = build()
+    for variable, own in zip(model.weights, bench.replica.model.weights, strict=True):
+        variable.assign(3 * own)
+    x, y = bench.job.train.read(bench.job.seed, FIRST)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x)))
+    expected = tape.gradient(loss, [v.value for v in model.trainable_weights])
+    for got, wanted in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
