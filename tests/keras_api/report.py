@@ -120,6 +120,9 @@ value, and has the gradient of that.
 - Variables are float32, float64, integers or booleans. Integers and booleans are never trained.
 - A forward pass may assign weights that are not trained. Where it assigns trained ones, or
   variables that are not the model's, it is refused ([PS108](errors.md#ps108)).
+- A `tf.function` within the forward pass that reads variables is refused: workers compile the whole
+  step. So are custom gradients and `keras.remat` of functions that read variables which are not
+  among their arguments, and layers quantized to float8.
 - Random numbers come from a `keras.random.SeedGenerator` that is an attribute of a layer, as those
   of Keras's layers do. Workers set its state by the batch, so a batch that is done again draws the
   same. `keras.random` without a seed is refused.
