@@ -44,6 +44,9 @@ class AppliedSet:
         self._skipped: dict[int, IntervalSet] = {}
         self._totals: dict[int, tuple[float, ...]] = {}
         """See :mod:`psrpc.totals`; of the newest epochs."""
+        self._told: dict[int, EpochTotals] = {}
+        """The same with the records of the same moment, for other threads: each is replaced as a
+        whole."""
 
     def contains(self, batch: BatchId) -> bool:
         """Whether ``batch`` was applied or skipped before.
@@ -66,12 +69,12 @@ class AppliedSet:
         """Records ``batch``; ``skipped`` when its gradient was not finite. ``totals`` are what it
         adds to those of its epoch."""
         start, stop = batch.first, batch.first + batch.count
-        # Before the positions: who reads those first, without a lock, finds nothing missing here.
         if totals:
             self._count(batch.epoch, totals)
         self._applied.setdefault(batch.epoch, IntervalSet()).add(start, stop)
         if skipped:
             self._skipped.setdefault(batch.epoch, IntervalSet()).add(start, stop)
+        self._tell(batch.epoch, batch.count)
 
     def _count(self, epoch: int, totals: Sequence[float]) -> None:
         known = self._totals.get(epoch)
@@ -81,14 +84,23 @@ class AppliedSet:
         self._totals[epoch] = added
         if known is None:
             while sum(map(len, self._totals.values())) > KEPT_VALUES:
-                del self._totals[min(self._totals)]
+                oldest = min(self._totals)
+                del self._totals[oldest]
+                self._told.pop(oldest, None)
+
+    def _tell(self, epoch: int, records: int) -> None:
+        """So many ``records`` of ``epoch`` have come."""
+        totals = self._totals.get(epoch)
+        if totals is not None:
+            known = self._told.get(epoch)
+            # Adding up all intervals each time would take long where there are many.
+            records = len(self._applied[epoch]) if known is None else known.records + records
+            self._told[epoch] = EpochTotals(epoch, records, totals)
 
     def newest_totals(self) -> list[EpochTotals]:
         """Those of the newest epochs. Any thread may ask."""
         # A list is made in one step.
-        epochs = sorted(self._totals)[-NEWEST:]
-        records = [(epoch, len(self._applied.get(epoch, ()))) for epoch in epochs]
-        return [EpochTotals(epoch, n, self._totals.get(epoch, ())) for epoch, n in records]
+        return sorted(self._told.values())[-NEWEST:]
 
     def to_epochs(self) -> list[AppliedEpoch]:
         """The set as plain JSON, epochs in rising order."""
@@ -129,6 +141,7 @@ class AppliedSet:
                 made._skipped[epoch] = skipped
             if totals:
                 made._totals[epoch] = totals
+                made._tell(epoch, 0)
         return made
 
     def __eq__(self, other: object) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +132,35 @@ def test_of_other_metrics_only_the_loss_is_added() -> None:
     assert applied.newest_totals() == [EpochTotals(0, 30, (7.0, 30.0))]
 
 
+@pytest.mark.parametrize("last", [BatchId(0, 40, 20), BatchId(0, 90, 10)])
+def test_who_reads_without_the_lock_sees_one_moment(last: BatchId) -> None:
+    """Whichever two of the reader's calls another thread gets its turn between."""
+    for turn in itertools.count():
+        applied = AppliedSet()
+        for first in (0, 60):
+            applied.add(BatchId(0, first, 20), totals=(1.0, 20.0))
+        calls = itertools.count()
+
+        def meanwhile(
+            *_event: object,
+            applied: AppliedSet = applied,
+            calls: Iterator[int] = calls,
+            turn: int = turn,
+        ) -> None:
+            if next(calls) == turn:
+                applied.add(last, totals=(1.0, float(last.count)))
+
+        sys.setprofile(meanwhile)
+        try:
+            (found,) = applied.newest_totals()
+        finally:
+            sys.setprofile(None)
+        assert found.records == found.totals[1]
+        if next(calls) <= turn:
+            break
+    assert turn > 2
+
+
 def test_totals_of_old_epochs_are_let_go() -> None:
     applied = AppliedSet()
     for epoch in range(40):
@@ -136,6 +168,7 @@ def test_totals_of_old_epochs_are_let_go() -> None:
     kept = [one for one in applied.to_epochs() if "totals" in one]
     assert sum(len(one["totals"]) for one in kept) <= KEPT_VALUES
     assert [one["epoch"] for one in kept] == list(range(24, 40))
+    assert [one.epoch for one in applied.newest_totals()] == list(range(36, 40))
 
 
 @pytest.mark.parametrize("bad", [(1.0,), (float("nan"), 10.0), (1.0,) * 1025])
