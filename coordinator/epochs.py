@@ -143,10 +143,13 @@ class EpochHistory:
     def _put(self, row: EpochRow) -> None:
         self._rows[row.epoch] = row
         self._dirty = True
-        self._store_soon(
-            f"the history of epoch {row.epoch + 1}",
-            lambda: self._store.put_epoch(row.epoch, row.to_json()),
-        )
+        self._store_soon(f"the history of epoch {row.epoch + 1}", lambda: self._keep(row.epoch))
+
+    def _keep(self, epoch: int) -> None:
+        """Stores the row as it is by now: after the disk has refused it, its epoch may be lost."""
+        row = self._rows.get(epoch)
+        if row is not None:
+            self._store.put_epoch(epoch, row.to_json())
 
 
 def as_csv(rows: Sequence[EpochRow]) -> str:

@@ -168,6 +168,26 @@ def test_a_disk_that_refuses_delays_the_history(
         assert [row["loss"] for row in rows(tmp_path)] == ["0.75"]
 
 
+def test_what_a_disk_has_refused_is_not_stored_once_its_epoch_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that starts then would take it for what the epoch comes to when done again."""
+    with Store(tmp_path / "ledger.sqlite") as store:
+        bench = make_bench(tmp_path, store)
+        training = begin(bench, 1, 0)
+
+        def refuse(*_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "put_epoch", refuse)
+            training.take_totals([EpochTotals(0, RECORDS, (6.0, 8.0))])
+        assert bench.warnings.kept
+        begin(bench, 2)
+        training.notes.retry()
+        assert store.epochs() == []
+
+
 def test_it_is_in_the_curves(tmp_path: Path) -> None:
     with Store(tmp_path / "ledger.sqlite") as store:
         bench = make_bench(tmp_path, store)
