@@ -307,8 +307,9 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
                 code="PS405",
             )
     try:
-        compare_variables(directory, manifest.plan.variables, description.variables)
+        # First: another width of a table changes the layers behind it, too.
         compare_tables(directory, manifest.plan.tables, description.tables)
+        compare_variables(directory, manifest.plan.variables, description.variables)
     except CheckpointError as error:
         raise InvalidJob(f"cannot resume: {error}", code=error.code) from None
 

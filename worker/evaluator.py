@@ -133,7 +133,12 @@ class Evaluator:
         variables = [variable for metric in metrics for variable in metric.variables]
         loss, *states = merge.states.variables
         if merge.training:
-            states = _cut(states, [variable.shape for variable in variables])
+            shapes = [variable.shape for variable in variables]
+            if sum(map(math.prod, shapes)) != sum(len(state.values) for state in states):
+                # Of an epoch before the run was resumed with other metrics.
+                metrics, variables, states = [], [], []
+            else:
+                states = _cut(states, shapes)
         if len(states) != len(variables):
             raise InvalidArgument(
                 f"evaluation {merge.evaluation!r} has {len(states)} metric variables; "
@@ -230,11 +235,9 @@ class Evaluator:
 
 
 def _cut(flat: Sequence[pb.MetricVariable], shapes: Sequence[Any]) -> list[pb.MetricVariable]:
-    """States in one flat variable, as those of ``shapes``; none where they do not fill these."""
+    """States in one flat variable, as those of ``shapes``, which they fill."""
     values = [value for variable in flat for value in variable.values]
     sizes = [math.prod(shape) for shape in shapes]
-    if len(values) != sum(sizes):
-        return []
     ends = itertools.accumulate(sizes)
     return [
         pb.MetricVariable(shape=shape, values=values[end - size : end])

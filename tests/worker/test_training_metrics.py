@@ -81,6 +81,12 @@ def test_states_of_batches_add_up_to_what_keras_counts() -> None:
     assert found["loss"] == pytest.approx(total / RECORDS)
 
 
+def test_an_epoch_that_was_counted_with_other_metrics_keeps_its_loss() -> None:
+    """A run was resumed with other metrics before the totals were turned into results."""
+    bench = Bench(make_job(dense_model, metrics=METRICS))
+    assert merge(bench, 2.0 * RECORDS, [1.0, 2.0]) == {"loss": pytest.approx(2.0)}
+
+
 def test_counting_leaves_the_gradient_as_it_is() -> None:
     plain = Bench(make_job(dense_model, metrics=METRICS))
     counted = counting(Bench(make_job(dense_model, metrics=METRICS)))
