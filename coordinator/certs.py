@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coordinator.issued import note_issued
 from psrpc.certificates import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -33,7 +34,7 @@ from psrpc.certificates import (
 )
 from psrpc.errors import InvalidArgument, disk_code
 from psrpc.identity import Identity, Role, ca_uri, check_job_name
-from psrpc.plural import counted
+from psrpc.peer_certificate import peer_of_pem
 
 CA_DAYS = 3650
 LEAF_DAYS = 365
@@ -66,15 +67,15 @@ def make_certificates(directory: Path, job: str, now: datetime, days: int = LEAF
         )
     key = ec.generate_private_key(ec.SECP256R1())
     authority = _authority(job, key, now)
-    with _disk_errors(directory):
+    with disk_errors(directory):
         directory.parent.mkdir(parents=True, exist_ok=True)
         # All of it or nothing.
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
         try:
-            _write(made / CA_KEY, _pem(key))
-            _write(made / CA_CERTIFICATE, authority.public_bytes(Encoding.PEM))
+            write_private(made / CA_KEY, _pem(key))
+            write_private(made / CA_CERTIFICATE, authority.public_bytes(Encoding.PEM))
             for role in Role:
-                _write_leaf(made, Identity(job, role), authority, key, now, days)
+                write_leaf(made, Identity(job, role), authority, key, now, days)
             made.rename(directory)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
@@ -92,6 +93,22 @@ def renew_certificates(directory: Path, now: datetime, days: int = LEAF_DAYS) ->
         InvalidArgument: the authority or its key is not there, or cannot be used.
     """
     check_days(days)
+    authority, key = signer_of(directory, now)
+    job = job_of(authority)
+    with disk_errors(directory):
+        for role in Role:
+            write_leaf(directory, Identity(job, role), authority, key, now, days)
+    return job
+
+
+def signer_of(
+    directory: Path, now: datetime
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The authority in ``directory`` and its key.
+
+    Raises:
+        InvalidArgument: one of them is not there, cannot be used or has expired.
+    """
     authorities = authorities_of(directory)
     key = load_pem_private_key(read_secret(directory / CA_KEY), None)
     mine = [a for a in authorities if a.public_key() == key.public_key()]
@@ -101,18 +118,14 @@ def renew_certificates(directory: Path, now: datetime, days: int = LEAF_DAYS) ->
             "one directory",
             code="PS314",
         )
-    job = job_of(mine[0])
     if mine[0].not_valid_after_utc < now:
         raise InvalidArgument(
             f"the authority in {directory / CA_CERTIFICATE} expired on "
             f"{mine[0].not_valid_after_utc:%Y-%m-%d}; make another one: `coordinator certs init "
-            f"NEW_DIR --job {job}`",
+            f"NEW_DIR --job {job_of(mine[0])}`",
             code="PS313",
         )
-    with _disk_errors(directory):
-        for role in Role:
-            _write_leaf(directory, Identity(job, role), mine[0], key, now, days)
-    return job
+    return mine[0], key
 
 
 def certificates_of_run(directory: Path, job: str, now: datetime) -> None:
@@ -134,46 +147,12 @@ def first_end(directory: Path) -> datetime:
     Raises:
         InvalidArgument: one is not there, or cannot be used.
     """
-    leaves = [_load(directory / certificate_name(role)) for role in Role]
+    leaves = [load_certificate(directory / certificate_name(role)) for role in Role]
     return min(leaf.not_valid_after_utc for leaf in leaves)
 
 
-def describe_certificates(directory: Path, now: datetime) -> str:
-    """A line for the authority and one for each certificate: names and when it expires.
-
-    Raises:
-        InvalidArgument: there is no authority, or a file cannot be read.
-    """
-    lines = [
-        _line("ca", job_of(authority), authority, now) for authority in authorities_of(directory)
-    ]
-    for role in Role:
-        path = directory / certificate_name(role)
-        if path.exists():
-            certificate = _load(path)
-            names = _names(certificate)
-            identity = Identity.from_uri(names[0] if names else "")
-            lines.append(_line(identity.role, identity.job, certificate, now))
-    return "\n".join(lines)
-
-
-def _line(role: str, job: str, certificate: x509.Certificate, now: datetime) -> str:
-    expires = certificate.not_valid_after_utc
-    left = (expires - now).days
-    when = f"in {counted(left, 'day')}" if expires > now else "EXPIRED"
-    names = " ".join(_names(certificate))
-    return f"{role:<12}{job:<20} expires {expires:%Y-%m-%d %H:%M} UTC ({when})  {names}"
-
-
-def _names(certificate: x509.Certificate) -> list[str]:
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [
-        *names.get_values_for_type(x509.UniformResourceIdentifier),
-        *names.get_values_for_type(x509.DNSName),
-    ]
-
-
-def _load(path: Path) -> x509.Certificate:
+def load_certificate(path: Path) -> x509.Certificate:
+    """The certificate in a file. Raises InvalidArgument."""
     try:
         return x509.load_pem_x509_certificate(read_file(path))
     except ValueError:
@@ -190,20 +169,31 @@ def _authority(job: str, key: ec.EllipticCurvePrivateKey, now: datetime) -> x509
     )
 
 
-def _write_leaf(
+def write_leaf(
     directory: Path,
     identity: Identity,
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     now: datetime,
     days: int,
+    name: str = "",
+    register: Path | None = None,
 ) -> None:
+    """Writes a new key and certificate into ``directory``.
+
+    Args:
+        name: of the one machine that it is for; otherwise all processes of the role share it.
+        register: the authority's directory, where that is another one.
+
+    Raises:
+        OSError: they cannot be written.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     role = identity.role
     may = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if role.shows_metrics:
         may.append(ExtendedKeyUsageOID.SERVER_AUTH)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name or role)])
     # Not longer than the authority, whose end would be a riddle to whoever reads only this one.
     left = (authority.not_valid_after_utc - now) // timedelta(days=1)
     certificate = (
@@ -225,9 +215,12 @@ def _write_leaf(
         )
         .sign(authority_key, hashes.SHA256())
     )
+    pem = certificate.public_bytes(Encoding.PEM)
+    # Before there is such a certificate: one that is not in the register cannot be revoked by name.
+    note_issued(register or directory, peer_of_pem(pem))
     # Whoever reads between the two sees that they do not fit, and goes on with what it has.
-    _write(directory / key_name(role), _pem(key))
-    _write(directory / certificate_name(role), certificate.public_bytes(Encoding.PEM))
+    write_private(directory / key_name(role), _pem(key))
+    write_private(directory / certificate_name(role), pem)
 
 
 def _builder(
@@ -271,7 +264,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Puts a file in its place in one piece; only its owner may read it."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -285,7 +278,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors(directory: Path) -> Iterator[None]:
+def disk_errors(directory: Path) -> Iterator[None]:
+    """An OSError of the block becomes an InvalidArgument that names ``directory``."""
     try:
         yield
     except OSError as error:

@@ -1,14 +1,16 @@
-"""``coordinator certs``: makes, renews and shows the certificates of a job."""
+"""``coordinator certs``: makes, renews, revokes and shows the certificates of a job."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from psrpc.identity import job_name
+from psrpc.identity import Role, job_name
 from psrpc.plural import counted
 
 DAYS = 365
+
+ROLES = tuple(map(str, Role))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="only if one of them expires within N days; default: in any case",
     )
-    for command in (init, renew):
+    add = commands.add_parser(
+        "add",
+        help="make a certificate for one machine, which can be revoked alone",
+        description="Makes DIR/ROLE-NAME with ca.crt and a certificate of ROLE for one machine, to "
+        "be copied there. Other machines of the role are not touched when it is revoked.",
+    )
+    _add_directory(add)
+    add.add_argument("role", metavar="ROLE", choices=ROLES, help=", ".join(ROLES))
+    add.add_argument("name", metavar="NAME", help="the machine's, in lower case")
+    for command in (init, renew, add):
         command.add_argument(
             "--days",
             type=int,
@@ -46,7 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help="how long certificates are valid; default: %(default)s",
         )
-    _add_directory(commands.add_parser("show", help="say who each certificate is and its end"))
+    revoke = commands.add_parser(
+        "revoke",
+        help="make certificates count no more",
+        description="Adds to DIR/crl.pem all certificates that bear NAME, or the one with SERIAL. "
+        "Copy crl.pem to where the certificates of the other processes are: they read it without "
+        "being started again, refuse these certificates and end their connections.",
+    )
+    _add_directory(revoke)
+    revoke.add_argument("which", metavar="NAME|SERIAL", help="as `coordinator certs show` has them")
+    show = commands.add_parser(
+        "show", help="say who each certificate is, its end, and which are revoked"
+    )
+    _add_directory(show)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,12 +80,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from datetime import UTC, datetime, timedelta
 
-    from coordinator.certs import (
-        check_days,
+    from coordinator.certs import check_days, make_certificates
+    from coordinator.members import (
+        add_member,
         describe_certificates,
-        first_end,
-        make_certificates,
-        renew_certificates,
+        earliest_end,
+        renew_all,
+        revoke,
     )
 
     now, directory = datetime.now(UTC), args.directory
@@ -74,12 +98,24 @@ def run(args: argparse.Namespace) -> int:
     elif args.action == "renew":
         if args.within is not None:
             check_days(args.within, "--within")
-            end = first_end(directory)
+            end = earliest_end(directory)
             if end - now > timedelta(days=args.within):
                 _say(f"{directory}: certificates are valid until {end:%Y-%m-%d}; none is made")
                 return 0
-        job = renew_certificates(directory, now, args.days)
+        job = renew_all(directory, now, args.days)
         _say(f"{directory}: new certificates of job {job}, for {counted(args.days, 'day')}")
+    elif args.action == "add":
+        made = add_member(directory, Role(args.role), args.name, now, args.days)
+        _say(f"{made}: a certificate for {args.name} alone, for {counted(args.days, 'day')}")
+        _say(f"copy it there, and use it with --certs {made.name}")
+    elif args.action == "revoke":
+        serials = revoke(directory, args.which, now)
+        for serial in serials:
+            _say(f"revoked: serial {serial}")
+        if serials:
+            _say(f"copy {directory / 'crl.pem'} to where the certificates of other processes are")
+        else:
+            _say(f"{args.which} was revoked before")
     else:
         _say(describe_certificates(directory, now))
     return 0

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
 
 from psrpc.errors import AccessDenied
-from psrpc.identity import identity_of
 from psrpc.interceptor import AioInterceptor, Handler, Interceptor, behaviour_of, remake
+from psrpc.live_calls import LOOK_S, LiveCalls
 from psrpc.logs import get_logger
+from psrpc.peer_certificate import peer_of
 from psrpc.permissions import roles_of
 from psrpc.security import TOKEN_KEY, Security
 from psrpc.status import details, trailing_metadata
@@ -51,8 +54,8 @@ class Authorizer:
         return refused
 
     def _of_certificate(self, method: str, context: Any) -> Refusal | None:
-        uris: Sequence[bytes] = context.auth_context().get("peer_uri") or ()
-        peer = identity_of(uris[0]) if len(uris) == 1 else None
+        shown = peer_of(context)
+        peer = shown.identity
         if peer is None:
             return grpc.StatusCode.UNAUTHENTICATED, AccessDenied(
                 f"the certificate of whoever calls {_short(method)} names no role of job "
@@ -71,7 +74,8 @@ class Authorizer:
                 f"a {peer.role} may not call {_short(method)}; expected "
                 f"{' or '.join(sorted(roles)) or 'nobody'}"
             )
-        return None
+        objection = self._security.objection(shown)
+        return None if objection is None else (grpc.StatusCode.UNAUTHENTICATED, objection)
 
     def _of_token(self, method: str, context: Any) -> Refusal | None:
         sent = [value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY]
@@ -93,49 +97,99 @@ class Authorizer:
 class AuthorizationInterceptor(Interceptor):
     """For servers with threads; the first of a server's interceptors."""
 
-    def __init__(self, security: Security) -> None:
+    def __init__(self, security: Security, look_s: float = LOOK_S) -> None:
+        """``look_s`` is the time between two looks at calls under way."""
         self._authorizer = Authorizer(security)
+        self.live = LiveCalls(security.objection, look_s)
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
         inner = behaviour_of(handler)
 
-        def call(request: Any, context: grpc.ServicerContext) -> Any:
+        @contextmanager
+        def admitted(context: grpc.ServicerContext) -> Iterator[None]:
             refused = self._authorizer.refusal(method, context)
             if refused is not None:
                 _abort(context, refused)
-            return inner(request, context)
+            end: Any = context.cancel
+            with self.live.present(peer_of(context), method, end):
+                yield
 
-        return remake(handler, call)
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            with admitted(context):
+                return inner(request, context)
+
+        def call_streaming(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with admitted(context):
+                yield from inner(request, context)
+
+        return remake(handler, call_streaming if handler.response_streaming else call)
 
 
 class AioAuthorizationInterceptor(AioInterceptor):
     """For asyncio servers; the first of a server's interceptors."""
 
-    def __init__(self, security: Security) -> None:
+    def __init__(self, security: Security, look_s: float = LOOK_S) -> None:
+        """See :class:`AuthorizationInterceptor`."""
         self._authorizer = Authorizer(security)
+        self.live = LiveCalls(security.objection, look_s)
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
         inner = behaviour_of(handler)
 
-        async def admit(context: Any) -> None:
+        async def admit(context: Any) -> _Ending:
             refused = self._authorizer.refusal(method, context)
             if refused is not None:
                 code, error = refused
                 await context.abort(code, details(error), trailing_metadata(error))
+            return _Ending()
 
         async def call(request: Any, context: Any) -> Any:
-            await admit(context)
-            return await inner(request, context)
+            ending = await admit(context)
+            try:
+                with self.live.present(peer_of(context), method, ending.end):
+                    return await inner(request, context)
+            except asyncio.CancelledError:
+                await ending.abort(context)
+                raise
 
         async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
-            await admit(context)
-            async for response in inner(request, context):
-                yield response
+            ending = await admit(context)
+            try:
+                with self.live.present(peer_of(context), method, ending.end):
+                    async for response in inner(request, context):
+                        yield response
+            except asyncio.CancelledError:
+                await ending.abort(context)
+                raise
 
         streaming = inspect.isasyncgenfunction(inner)
         return remake(handler, call_streaming if streaming else call)
+
+
+class _Ending:
+    """Ends the call of the task that makes it, from any thread. The caller is told to connect
+    again, which it can if it has a new certificate by now; if not, it is told why not."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._ended = False
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        self._ended = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def abort(self, context: Any) -> None:
+        """In the task, which was cancelled; nothing happens if it was by someone else."""
+        if self._ended and self._task is not None:
+            self._task.uncancel()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the certificate counts no more")
 
 
 def _abort(context: grpc.ServicerContext, refused: Refusal) -> NoReturn:

@@ -22,6 +22,7 @@ from psrpc.certificates import (
     CA_CERTIFICATE,
     Certificates,
     Stamp,
+    authorities_of,
     certificate_name,
     key_name,
     read_certificates,
@@ -29,9 +30,11 @@ from psrpc.certificates import (
     stamp_of,
     stamp_of_file,
 )
-from psrpc.errors import InvalidArgument
+from psrpc.errors import AccessDenied, InvalidArgument
 from psrpc.identity import Identity, Role
 from psrpc.logs import get_logger
+from psrpc.peer_certificate import Peer
+from psrpc.revocation import CRL, RevocationList, read_revocations
 from psrpc.security_options import BY_OPTIONS, Asked
 
 log = get_logger()
@@ -61,16 +64,19 @@ class Security:
         token_file: Path | None = None,
         insecure: bool = False,
         asked: Asked = BY_OPTIONS,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Nothing is read here; see :meth:`from_options`, which checks all of it."""
+        """Nothing is read here; see :meth:`from_options`, which checks all. ``now`` is UTC."""
         self.role = role
         self.insecure = insecure
         self.directory = certs
         self._token_file = token_file
         self._asked = asked
+        self._now = now
         self._lock = threading.Lock()
         self._read: tuple[Stamp, Certificates] | None = None
         self._token: tuple[tuple[int, int, int], bytes] | None = None
+        self._revoked: tuple[Stamp, RevocationList] | None = None
 
     @classmethod
     def from_options(
@@ -109,6 +115,8 @@ class Security:
         security = cls(role, certs, token_file, insecure, asked)
         if certs is not None:
             security._certificates()
+            if role.shows_metrics:
+                security.revocations()
         if token_file is not None:
             security._secret()
         return security
@@ -243,6 +251,68 @@ class Security:
     def knows_token(self, sent: bytes) -> bool:
         """Whether ``sent`` is the token, in a time that tells nothing about it."""
         return hmac.compare_digest(sent, self._secret())
+
+    def objection(self, peer: Peer) -> AccessDenied | None:
+        """Why the certificate that ``peer`` shows counts no more, though TLS took it once: it was
+        revoked, or has expired since; None if it counts, or none was shown."""
+        if not self.encrypted or not peer.shown:
+            return None
+        if peer.serial in self.revocations().serials:
+            return AccessDenied(
+                f"the certificate of {peer} was revoked; where the authority's key is, make "
+                "another one (`coordinator certs add` or `renew`), and copy it here",
+                code="PS304",
+            )
+        if peer.not_after is not None and peer.not_after < self._now():
+            return AccessDenied(
+                f"the certificate of {peer} expired on {peer.not_after:%Y-%m-%d %H:%M} UTC; make a "
+                "new one where its authority's key is: `coordinator certs renew DIR`, and copy the "
+                "files",
+                code="PS313",
+            )
+        return None
+
+    def revocations(self) -> RevocationList:
+        """The list beside the certificates as it is now, or as it could last be used: one that is
+        gone, cannot be read, was not signed by the authority or is older than the last changes
+        nothing, and the log says so.
+
+        Raises:
+            InvalidArgument: it never could.
+        """
+        assert self.directory is not None
+        path = self.directory / CRL
+        with self._lock:
+            stamp = (stamp_of_file(path), stamp_of_file(self.directory / CA_CERTIFICATE))
+            known = self._revoked
+            if known is not None and known[0] == stamp:
+                return known[1]
+            try:
+                found = read_revocations(path, authorities_of(self.directory))
+                if known is not None and found.older_than(known[1]):
+                    raise InvalidArgument(
+                        f"{path} is edition {found.number} of the list, or gone (0); expected "
+                        f"{known[1].number} or a later one",
+                        code="PS317",
+                    )
+            except InvalidArgument as error:
+                if known is None:
+                    raise
+                log.error(  # noqa: TRY400  # the reason is all that counts
+                    "REVOCATIONS NOT READ: the last good list stays in force",
+                    why=error.coded,
+                    revoked=len(known[1].serials),
+                )
+                self._revoked = (stamp, known[1])
+                return known[1]
+            if known is not None and found != known[1]:
+                log.warning(
+                    "revocations read",
+                    edition=found.number,
+                    new=" ".join(sorted(found.serials - known[1].serials)) or None,
+                )
+            self._revoked = (stamp, found)
+            return found
 
     def _needed(self) -> Role | None:
         """Whose certificate is read; None where the authority's is enough."""

@@ -43,7 +43,8 @@ def test_every_role_has_a_certificate_of_its_own(certs: Path, role: Role) -> Non
 def test_only_their_owner_may_read_them(certs: Path) -> None:
     modes = {stat.S_IMODE(path.stat().st_mode) for path in certs.iterdir()}
     assert (stat.S_IMODE(certs.stat().st_mode), modes) == (0o700, {0o600})
-    assert len(list(certs.iterdir())) == 2 + 2 * len(Role)
+    # The authority's two files, the register, and two of each role.
+    assert len(list(certs.iterdir())) == 2 + 1 + 2 * len(Role)
 
 
 def test_nothing_is_written_over(mine: Path) -> None:
