@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
-import re
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from psrpc.errors import PsError
+from psrpc.http_head import known_host
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -49,8 +48,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-
-_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?")
 
 
 class Shown(Protocol):
@@ -95,26 +92,6 @@ def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
     routes.append(Route("/status.json", answer(shown.status), methods=["GET"]))
     routes.append(Route("/history.json", answer(shown.history), methods=["GET"]))
     return _Guard(Starlette(routes=routes), names)
-
-
-def known_host(header: str, names: Iterable[str]) -> bool:
-    """Whether a Host header names us, at whatever port, which a tunnel may change.
-
-    A page of another site can make its own name point here (DNS rebinding) and would then be taken
-    for ours by the browser. It cannot do that with an IP address, nor with a name that is not its
-    own.
-    """
-    found = _HOST.fullmatch(header)
-    if found is None:
-        return False
-    host = found[1].removeprefix("[").removesuffix("]").rstrip(".").lower()
-    if host in {"localhost", *(name.rstrip(".").lower() for name in names)}:
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 class _Guard:

@@ -9,26 +9,25 @@ or, where there are none, nothing unless it was said to be insecure.
 
 from __future__ import annotations
 
-import contextlib
-import io
+import asyncio
 import socket
-import ssl
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from socketserver import TCPServer, ThreadingMixIn
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from psrpc.channel import check_metrics, format_address, is_loopback, parse_address
 from psrpc.errors import PortInUse
-from psrpc.identity import Identity, identity_of
+from psrpc.http_head import Head, known_host
+from psrpc.http_server import BOUNDS, Answer, Bounds, HttpServer
 from psrpc.logs import get_logger
-from psrpc.observing import OFF
+from psrpc.observing import HEALTH, OFF
+from psrpc.peer_certificate import peer_of_der
 from psrpc.permissions import may_read_metrics
 from psrpc.security import PLAINTEXT, Security
 
@@ -37,15 +36,6 @@ log = get_logger()
 Family = Any
 """A ``prometheus_client.Metric`` of some kind: its name, what it means, and its samples."""
 
-READERS = 8
-"""Who is answered at the same time; the connection of one more is closed."""
-
-IDLE_S = 5.0
-"""A reader that has said nothing for so long is not waited for."""
-
-_PEER = "psrpc.peer"
-"""In the environment of a request: whoever makes it."""
-
 STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Upper bounds of the buckets of a histogram of staleness, in versions. Shards count up to 63."""
 
@@ -53,7 +43,8 @@ STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 class MetricsServer:
     """Answers GET at an address of its own; as a context manager it starts and stops.
 
-    Thread-safe. ``collect`` is called for each request, on a thread of this server.
+    Thread-safe. ``collect`` is called on a thread of this server: once for all that have asked
+    since it was called the last time.
     """
 
     def __init__(
@@ -61,16 +52,19 @@ class MetricsServer:
         address: str,
         collect: Callable[[], Iterable[Family]],
         security: Security = PLAINTEXT,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         """Args:
         address: HOST:PORT, port 0 for any, or ``"off"``: then it does nothing.
         security: this process's.
+        bounds: what clients can cost.
         """
         self._asked = address
         self._collect = collect
         self._security = security
-        self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
+        self._bounds = bounds
+        self._pages: _Pages | None = None
+        self._server: HttpServer | None = None
         self.address = OFF
         """Where it answers once it has started."""
 
@@ -87,37 +81,26 @@ class MetricsServer:
         host, port = parse_address(self._asked)
         check_metrics(self._asked, self._security)
         encrypted = self._security.encrypted and not is_loopback(host)
+        pages = _Pages(self._collect, self._security, host, encrypted=encrypted)
         context = self._security.https() if encrypted else None
-        registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        registry.register(_Collector(self._collect))
+        server = HttpServer(pages.respond, context, self._bounds, "metrics")
         try:
-            self._server = _Server(host, port, context)
+            port = server.start(host, port)
         except OSError as error:
             raise PortInUse(
                 f"cannot listen on {self._asked}: {error.strerror or error}; stop who does, or "
                 "choose another --metrics HOST:PORT, or --metrics off"
             ) from None
-        app: Any = make_wsgi_app(registry)
-        me = self._security.identity if encrypted else None
-        self._server.set_app(app if me is None else _for_readers(app, me))
-        self.address = format_address(host, self._server.server_port)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
-        )
-        self._thread.start()
+        self._pages, self._server = pages, server
+        self.address = format_address(host, port)
         return self.address
 
     def stop(self) -> None:
         """Answers no more."""
-        if self._server is not None and self._thread is not None:
-            # Or its loop would notice half a second later. Only Linux knows this of a listener.
-            with contextlib.suppress(OSError):
-                self._server.socket.shutdown(socket.SHUT_RDWR)
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
-            self._server = None
+        if self._server is not None and self._pages is not None:
+            self._server.stop()
+            self._pages.close()
+            self._server = self._pages = None
 
     def __enter__(self) -> MetricsServer:
         self.start()
@@ -148,89 +131,96 @@ class _Collector(Collector):
         return ()
 
 
-def _for_readers(app: Any, server: Identity) -> Any:
-    """``app`` for those alone who may read the metrics of ``server``."""
+class _Collected(Collector):
+    """Figures of one moment, for an encoder."""
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-        peer = environ[_PEER]
-        if may_read_metrics(peer, server):
-            found: Iterable[bytes] = app(environ, start_response)
-            return found
-        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
-        who = peer or "certificate that names no role"
-        return [f"a {who} may not read the metrics of a {server}\n".encode()]
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
 
-    return answer
+    def collect(self) -> Iterable[Family]:
+        return self._families
 
 
-def _peer_of(connection: socket.socket) -> Identity | None:
-    """Whom the certificate names that was shown on ``connection``, if it names one."""
-    shown = connection.getpeercert() if isinstance(connection, ssl.SSLSocket) else None
-    names: Any = (shown or {}).get("subjectAltName", ())
-    uris = [name for kind, name in names if kind == "URI"]
-    return identity_of(uris[0].encode()) if len(uris) == 1 else None
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = IDLE_S
-
-    def get_environ(self) -> dict[str, Any]:
-        """Says who asks."""
-        return {**super().get_environ(), _PEER: _peer_of(self.connection)}
-
-    def get_stderr(self) -> io.StringIO:
-        """Takes the traceback of a failure, which has been logged in a line."""
-        return io.StringIO()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: whoever reads does so every few seconds."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Not more threads than :data:`READERS`, whatever comes."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = READERS
+class _Pages:
+    """What is answered; used in the server's event loop, but for :meth:`close`."""
 
     def __init__(
-        self, host: str, port: int, context: Callable[[], ssl.SSLContext] | None = None
+        self,
+        collect: Callable[[], Iterable[Family]],
+        security: Security,
+        host: str,
+        *,
+        encrypted: bool,
     ) -> None:
-        """With a ``context``, which is asked for at each connection, it is HTTPS."""
-        self._context = context
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._free = threading.BoundedSemaphore(READERS)
-        super().__init__((host, port), _Handler)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Collector(collect))
+        self._security = security
+        self._encrypted = encrypted
+        me = security.identity
+        # Whoever resolves a name to an address of ours, and asks for it by another, is a browser
+        # that was led here.
+        self._names = {host, socket.gethostname(), *([me.server_name] if me else [])}
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="collect")
+        self._collecting = asyncio.Lock()
+        self._next: asyncio.Future[list[Family]] | None = None
 
-    def server_bind(self) -> None:
-        # Not that of the standard library, which asks a name server who we are.
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
-        self.setup_environ()
+    def close(self) -> None:
+        """Once nothing is asked any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    async def respond(self, head: Head, certificate: bytes | None) -> Answer:
+        """See :data:`psrpc.http_server.Respond`."""
+        if head.host is not None and not known_host(head.host, self._names):
+            expected = ", ".join(sorted(self._names))
+            return _words(421, f"ask by IP address, localhost or one of {expected}")
+        if self._encrypted and (refused := self._refusal(head, certificate)):
+            return _words(403, refused)
+        if head.path == HEALTH:
+            return _words(200, str(self._security.role or "unknown"))
+        if head.path not in ("/", "/metrics"):
+            return _words(404, f"there is /metrics, and {HEALTH}")
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+            families = await self._figures()
+        except Exception as error:
+            # It has been logged.
+            return _words(500, f"no figures: {type(error).__name__}")
+        encode, kind = choose_encoder(head.accept)
+        return Answer(200, encode(_Collected(families)), kind)
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        # Here, since the thread that takes connections must not wait for a handshake.
-        if self._context is None:
-            super().finish_request(request, client_address)
-            return
-        request.settimeout(IDLE_S)
-        with self._context().wrap_socket(request, server_side=True) as encrypted:
-            super().finish_request(encrypted, client_address)
+    def _refusal(self, head: Head, certificate: bytes | None) -> str:
+        """Why the holder of a certificate that TLS has verified may not ask; empty if it may."""
+        me = self._security.identity
+        assert me is not None
+        assert certificate is not None
+        peer = peer_of_der(certificate)
+        objection = self._security.objection(peer)
+        if objection is not None:
+            return objection.coded
+        who = peer.identity
+        # Health is told to all of the job, as gRPC's is.
+        alive = head.path == HEALTH and who is not None and who.job == me.job
+        if alive or may_read_metrics(who, me):
+            return ""
+        return f"a {who or 'certificate that names no role'} may not read the metrics of a {me}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that breaks off is no affair of ours."""
+    async def _figures(self) -> list[Family]:
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._collected())
+            # Looked at also where all that have asked are gone.
+            self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._next)
+
+    async def _collected(self) -> list[Family]:
+        async with self._collecting:
+            # Those that ask from now on want newer ones.
+            self._next = None
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, lambda: list(self._registry.collect()))
+
+
+def _words(status: int, said: str) -> Answer:
+    return Answer(status, f"{said}\n".encode())
 
 
 def histogram(

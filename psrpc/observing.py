@@ -12,6 +12,9 @@ import argparse
 
 OFF = "off"
 
+HEALTH = "/healthz"
+"""Where a process says beside its metrics what it is, without collecting anything."""
+
 METRICS = "127.0.0.1:0"
 """Where metrics are unless told otherwise."""
 

@@ -1,5 +1,5 @@
-"""The command ``worker healthcheck``. A worker serves nobody but who asks for its metrics, so that
-is what is asked."""
+"""The command ``worker healthcheck``. A worker listens at its metrics and nowhere else, so it is
+asked there, for its health alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import argparse
 from psrpc.healthcheck import BAD_INPUT, add_timeout, said
 from psrpc.identity import Role
 from psrpc.security_options import add_security_arguments, from_arguments
+
+MOST_BYTES = 1024
+"""Of an answer that are read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +32,7 @@ def check(args: argparse.Namespace) -> int:
 
     from psrpc.channel import format_address, is_loopback, parse_address
     from psrpc.errors import InvalidArgument, error_line
+    from psrpc.observing import HEALTH
 
     try:
         host, port = parse_address(args.address)
@@ -47,8 +51,8 @@ def check(args: argparse.Namespace) -> int:
         return BAD_INPUT
     ask = urllib.request.build_opener(*handlers)
     try:
-        with ask.open(f"{scheme}://{where}/metrics", timeout=args.timeout) as answer:
-            worker = b"\nworker_info{" in answer.read()
+        with ask.open(f"{scheme}://{where}{HEALTH}", timeout=args.timeout) as answer:
+            worker = answer.read(MOST_BYTES).strip() == Role.WORKER.encode()
     except (OSError, http.client.HTTPException) as error:
         return said(f"{where}: {getattr(error, 'reason', error)}")
     return said("" if worker else f"{where} answers, and is no worker")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from psrpc.errors import InvalidArgument, PortInUse
-from psrpc.metrics import READERS, Family, MetricsServer, histogram
+from psrpc.metrics import Family, MetricsServer, histogram
 from psrpc.observing import OFF
 
 WAIT_S = 30.0
@@ -62,17 +61,6 @@ def test_a_failure_is_that_of_one_reading() -> None:
     with MetricsServer("127.0.0.1:0", collect) as server:
         assert get(server.address)[0] == 500
         assert get(server.address)[0] == 200
-
-
-def test_readers_that_say_nothing_cost_a_bounded_number_of_threads() -> None:
-    with MetricsServer("127.0.0.1:0", families) as server:
-        host, port = server.address.split(":")
-        silent = [socket.create_connection((host, int(port)), WAIT_S) for _ in range(READERS)]
-        # Connections are taken in the order in which they came, so those before have a thread now.
-        with socket.create_connection((host, int(port)), WAIT_S) as one_more:
-            assert one_more.recv(1) == b""
-        for connection in silent:
-            connection.close()
 
 
 def test_off_is_nothing() -> None:

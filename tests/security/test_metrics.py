@@ -13,10 +13,11 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from coordinator.certs import make_certificates, renew_certificates
+from coordinator.members import revoke
 from psrpc.certificates import certificate_name, key_name
 from psrpc.errors import InvalidArgument
 from psrpc.identity import Identity, Role, server_name
-from psrpc.metrics import READERS, Family, MetricsServer
+from psrpc.metrics import Family, MetricsServer
 from psrpc.permissions import may_read_metrics
 from psrpc.security import PLAINTEXT, Security
 from tests.security.conftest import JOB
@@ -88,6 +89,16 @@ def test_a_certificate_of_nobody_and_of_another_job() -> None:
     assert not may_read_metrics(None, shard)
 
 
+def test_a_revoked_reader_learns_nothing(mine: Path) -> None:
+    with MetricsServer(EVERYWHERE, families, Security.from_options(Role.SHARD, mine)) as server:
+        assert b"pserver_version" in get(server, mine, Role.SHARD, mine, Role.READER)
+        revoke(mine, "reader", NOW)
+        answer = get(server, mine, Role.SHARD, mine, Role.READER)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert b"PS304: " in answer
+        assert b"pserver_version" in get(server, mine, Role.SHARD, mine)
+
+
 def test_others_learn_nothing(certs: Path, tmp_path: Path) -> None:
     make_certificates(tmp_path / "other", JOB, NOW)
     security = Security.from_options(Role.SHARD, certs)
@@ -98,16 +109,6 @@ def test_others_learn_nothing(certs: Path, tmp_path: Path) -> None:
                 assert get(server, certs, Role.SHARD, reader) == b""
         with connected(server) as plain, contextlib.suppress(OSError):
             assert b"HTTP" not in read(plain)
-
-
-def test_handshakes_that_do_not_end_cost_a_bounded_number_of_threads(certs: Path) -> None:
-    security = Security.from_options(Role.SHARD, certs)
-    with MetricsServer(EVERYWHERE, families, security) as server:
-        silent = [connected(server) for _ in range(READERS)]
-        with connected(server) as one_more:
-            assert one_more.recv(1) == b""
-        for connection in silent:
-            connection.close()
 
 
 def test_certificates_are_replaced_while_it_runs(certs: Path, tmp_path: Path) -> None:
