@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from psrpc.identity import Role, job_name
 from psrpc.plural import counted
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 DAYS = 365
 
@@ -104,21 +110,43 @@ def run(args: argparse.Namespace) -> int:
                 return 0
         job = renew_all(directory, now, args.days)
         _say(f"{directory}: new certificates of job {job}, for {counted(args.days, 'day')}")
+        _note(directory, now, "certs renew", days=args.days)
     elif args.action == "add":
         made = add_member(directory, Role(args.role), args.name, now, args.days)
         _say(f"{made}: a certificate for {args.name} alone, for {counted(args.days, 'day')}")
         _say(f"copy it there, and use it with --certs {made.name}")
+        _note(directory, now, "certs add", certificate=args.name, of=args.role, days=args.days)
     elif args.action == "revoke":
         serials = revoke(directory, args.which, now)
         for serial in serials:
             _say(f"revoked: serial {serial}")
         if serials:
             _say(f"copy {directory / 'crl.pem'} to where the certificates of other processes are")
+            _note(directory, now, "certs revoke", which=args.which, serials=serials)
         else:
             _say(f"{args.which} was revoked before")
     else:
         _say(describe_certificates(directory, now))
     return 0
+
+
+def _note(directory: Path, now: datetime, what: str, **details: object) -> None:
+    """In the audit log beside the certificates; one that cannot be written is a warning."""
+    import getpass
+    import socket
+
+    from coordinator.audit import AUDIT, append, entry
+    from psrpc.peer_certificate import NO_CERTIFICATE
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    said = {"user": user, "uid": os.getuid(), "host": socket.gethostname(), **details}
+    try:
+        append(directory / AUDIT, entry(now, what, NO_CERTIFICATE, "", **said))
+    except OSError as error:
+        sys.stderr.write(f"warning: no line in {directory / AUDIT}: {error.strerror}\n")
 
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coordinator.audit import AUDIT, AuditLog
 from coordinator.board import Board
 from coordinator.chronicle import Chronicle
 from coordinator.counted import read_counted
@@ -179,6 +180,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 RunDirectory(_run_dir(options, description), options.resume), options
             ) as directory,
             Store(directory.path / LEDGER) as store,
+            AuditLog(directory.path / AUDIT) as audit,
         ):
             store.check()
             run = settle(options, description, plan, directory, store)
@@ -192,7 +194,8 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 history=run.run_dir / HISTORY,
             )
             signals.pass_on_to(course)
-            await server.start(Engine(course, store), board)
+            await server.start(Engine(course, store), board, audit)
+            options.security.on_revoked(lambda serials: audit.note("revoked", serials=serials))
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(
                 format_address(where, port), encrypted=options.security.encrypted

@@ -9,6 +9,7 @@ from types import TracebackType
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from coordinator.audit import AuditLog
 from coordinator.board import Board
 from coordinator.crossing import Crossing, HealthServicer, LoopThread, Pulse
 from coordinator.engine import Engine
@@ -72,11 +73,14 @@ class Server:
             raise
         return self.port
 
-    async def start(self, engine: Engine, board: Board | None = None) -> None:
-        """Begins to answer for ``engine``, and from ``board`` to those who look on."""
+    async def start(
+        self, engine: Engine, board: Board | None = None, audit: AuditLog | None = None
+    ) -> None:
+        """Begins to answer for ``engine``, and from ``board`` to those who look on. What callers
+        change is noted in ``audit``."""
         assert self._crossing is not None, "bind first"
         surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
-        servicer = self._servicer = Servicer(engine, surroundings, board)
+        servicer = self._servicer = Servicer(engine, surroundings, board, audit)
         self._beating = asyncio.create_task(self._pulse.beat())
         self._crossing.open(servicer)
         await self._network.run(self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING))

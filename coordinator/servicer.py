@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from coordinator.audit import AuditLog
 from coordinator.board import Board
 from coordinator.course import LEASE_S
 from coordinator.engine import Caller, Engine
@@ -32,6 +33,7 @@ from coordinator.status import write_status
 from coordinator.surroundings import Surroundings
 from coordinator.work import Work
 from psrpc.errors import InvalidArgument, NotReady
+from psrpc.peer_certificate import peer_of
 from psrpc.told import NAME_CHARS, told
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
@@ -49,15 +51,22 @@ class Servicer(CoordinatorServicer):
         engine: Engine,
         surroundings: Surroundings | None = None,
         board: Board | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """
         Args:
             surroundings: complete the status; without, it is the state of the course alone.
             board: for those who look on.
+            audit: notes what callers change.
         """
         self._engine = engine
         self._surroundings = surroundings
         self._board = board
+        self._audit = audit
+
+    def _note(self, what: str, context: Any, **details: object) -> None:
+        if self._audit is not None:
+            self._audit.note(what, peer_of(context), context.peer(), **details)
 
     def _lease(self, work: Work) -> pb.Lease:
         return write_lease(work, self._engine.run.generation, self._engine.run.policy)
@@ -78,7 +87,7 @@ class Servicer(CoordinatorServicer):
         )
 
     async def RegisterShard(
-        self, request: pb.RegisterShardRequest, _context: Any
+        self, request: pb.RegisterShardRequest, context: Any
     ) -> pb.RegisterShardResponse:
         run = self._engine.register_shard(
             request.shard,
@@ -87,6 +96,9 @@ class Servicer(CoordinatorServicer):
             told(request.host, NAME_CHARS),
             request.pid,
             request.software,
+        )
+        self._note(
+            "RegisterShard", context, shard=request.shard, at=request.address, host=request.host
         )
         return pb.RegisterShardResponse(
             run_id=run.run_id,
@@ -107,7 +119,7 @@ class Servicer(CoordinatorServicer):
         return pb.ReportShardReadyResponse()
 
     async def HeartbeatShard(
-        self, request: pb.HeartbeatShardRequest, _context: Any
+        self, request: pb.HeartbeatShardRequest, context: Any
     ) -> pb.HeartbeatShardResponse:
         unknown, saved = self._engine.heartbeat_shard(
             request.shard,
@@ -118,6 +130,8 @@ class Servicer(CoordinatorServicer):
             request.revoked,
             request.leaving,
         )
+        if request.failure and not unknown:
+            self._note("shard failed", context, shard=request.shard, why=request.failure)
         return pb.HeartbeatShardResponse(
             unknown=unknown,
             saved=saved,
@@ -147,7 +161,7 @@ class Servicer(CoordinatorServicer):
         return pb.ReportSnapshotResponse()
 
     async def RegisterWorker(
-        self, request: pb.RegisterWorkerRequest, _context: Any
+        self, request: pb.RegisterWorkerRequest, context: Any
     ) -> pb.RegisterWorkerResponse:
         worker = self._engine.register_worker(
             request.incarnation,
@@ -158,6 +172,7 @@ class Servicer(CoordinatorServicer):
             request.software,
             request.settings_sha256,
         )
+        self._note("RegisterWorker", context, worker=worker.name, host=request.host)
         return pb.RegisterWorkerResponse(
             worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S
         )
@@ -228,15 +243,18 @@ class Servicer(CoordinatorServicer):
         return pb.ReportWorkResponse()
 
     async def LeaveWorker(
-        self, request: pb.LeaveWorkerRequest, _context: Any
+        self, request: pb.LeaveWorkerRequest, context: Any
     ) -> pb.LeaveWorkerResponse:
         self._engine.leave_worker(
             request.worker, request.incarnation, told(request.reason), request.fatal
         )
+        if request.fatal:
+            self._note("LeaveWorker", context, worker=request.worker, fatal=request.reason or True)
         return pb.LeaveWorkerResponse()
 
-    async def SetPolicy(self, request: pb.SetPolicyRequest, _context: Any) -> pb.SetPolicyResponse:
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         number, policy = self._engine.set_policy(request.settings)
+        self._note("SetPolicy", context, settings=list(request.settings), policy=number)
         return pb.SetPolicyResponse(policy=number, settings=str(policy))
 
     async def GetJobStatus(

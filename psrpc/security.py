@@ -77,6 +77,7 @@ class Security:
         self._read: tuple[Stamp, Certificates] | None = None
         self._token: tuple[tuple[int, int, int], bytes] | None = None
         self._revoked: tuple[Stamp, RevocationList] | None = None
+        self._on_revoked: Callable[[list[str]], object] = lambda _serials: None
 
     @classmethod
     def from_options(
@@ -306,13 +307,16 @@ class Security:
                 self._revoked = (stamp, known[1])
                 return known[1]
             if known is not None and found != known[1]:
-                log.warning(
-                    "revocations read",
-                    edition=found.number,
-                    new=" ".join(sorted(found.serials - known[1].serials)) or None,
-                )
+                new = sorted(found.serials - known[1].serials)
+                log.warning("revocations read", edition=found.number, new=" ".join(new) or None)
+                self._on_revoked(new)
             self._revoked = (stamp, found)
             return found
+
+    def on_revoked(self, told: Callable[[list[str]], object]) -> None:
+        """Calls ``told`` with the serial numbers of certificates that a list names which was read
+        while this process ran; on any thread, and it must not block."""
+        self._on_revoked = told
 
     def _needed(self) -> Role | None:
         """Whose certificate is read; None where the authority's is enough."""

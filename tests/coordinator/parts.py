@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.audit import AuditLog
 from coordinator.board import Board
 from coordinator.course import Course
 from coordinator.description import JobDescription, parse_description
@@ -127,6 +128,7 @@ def serving(
     security: Security = PLAINTEXT,
     board: Board | None = None,
     address: str = "127.0.0.1:0",
+    audit: AuditLog | None = None,
 ) -> Iterator[Served]:
     """A coordinator for ``run``, on a free port unless it is told which. It ticks only when a test
     makes it, and looks at nothing: a board is the test's."""
@@ -141,7 +143,7 @@ def serving(
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(run, store, clock or ManualClock(), disk)
             async with Server(address, security) as server:
-                await server.start(Engine(course, store), shown)
+                await server.start(Engine(course, store), shown, audit)
                 served = Served(f"127.0.0.1:{server.port}", course, asyncio.get_running_loop())
                 started.append(served)
                 stops.append(stopped)
