@@ -133,7 +133,7 @@ class Board:
         # One at a time, but nobody who looks waits for the disk.
         with self._saving:
             try:
-                replace_text(path, json.dumps(document, separators=(",", ":")))
+                replace_text(path, json.dumps(document, separators=(",", ":")), private=True)
                 self._refused = False
             except OSError as error:
                 if not self._refused:

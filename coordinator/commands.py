@@ -7,7 +7,7 @@ import shlex
 import string
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.restarts import MAX_RESTARTS
@@ -169,6 +169,10 @@ def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> li
         command += ["--step-times", str(options.run_dir / "steps" / f"{name}.csv")]
     if slow_down > 1:
         command += ["--slow-down", f"{slow_down:g}"]
+    own = options.run_dir.absolute() / CERTS
+    if options.security.directory == own and not options.security.by_token:
+        # It runs the job's code, which is not told where the authority's key is.
+        options = replace(options, security=options.security.at(own / name))
     return command + _of_every_member(options, address)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +17,7 @@ from coordinator.plateau import ReduceLr, StopEarly
 from coordinator.retention import Objective
 from psrpc.batch import batches_per_epoch
 from psrpc.checkpoint_every import SaveInterval, read_checkpoint_every
+from psrpc.config_keys import variable as variable_of
 from psrpc.document import (
     Check,
     anything,
@@ -41,6 +42,9 @@ from psrpc.told import told_lines
 
 FORMAT = 1
 """Of the JSON. Load-bearing."""
+
+_NOT_FOR_JOBS = {variable_of(key) for key in ("certs", "token_file", "config")}
+"""Variables that lead to keys."""
 
 _SAID_CHARS = 64 << 10
 """Of what a child says that finds the job unusable."""
@@ -347,6 +351,12 @@ def describe_command(
     return command
 
 
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what says where keys and secrets of this process are: the child runs
+    the job's code, and has no use for them."""
+    return {name: value for name, value in environment.items() if name not in _NOT_FOR_JOBS}
+
+
 async def describe_job(command: Sequence[str], environment: dict[str, str]) -> JobDescription:
     """Runs the child and reads what it prints. Cancelling ends the child.
 
@@ -359,7 +369,7 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=with_malloc_settings(environment),
+        env=with_malloc_settings(without_keys(environment)),
     )
     try:
         out, err = await child.communicate()

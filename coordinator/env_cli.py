@@ -17,6 +17,7 @@ from typing import Any
 from psrpc.command_line import run_path
 from psrpc.document import anything, mapped
 from psrpc.errors import InvalidArgument
+from psrpc.hidden import HIDDEN, document_without_secrets, is_secret_name, without_secrets
 from psrpc.runs import JOB
 from psrpc.storage import cause_of, read_json
 from psrpc.version import SOFTWARE
@@ -41,13 +42,10 @@ PACKAGES = (
 VARIABLES = ("PSERVER_", "TF_", "GRPC_", "CUDA_", "XLA_", "KERAS_", "MALLOC_", "OMP_")
 """Beginnings of environment variables that change what happens."""
 
-SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
-"""Parts of the names of variables whose value is nobody's business; a ``_FILE`` names a file."""
-
 GPU_S = 10.0
 """How long the driver may take to answer."""
 
-OMITTED = "(not shown)"
+OMITTED = HIDDEN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +93,7 @@ def describe(environment: Mapping[str, str]) -> dict[str, Any]:
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what happens, without the values of secrets."""
     return {
-        name: OMITTED if _is_secret(name) else value
+        name: OMITTED if is_secret_name(name) else without_secrets(value)
         for name, value in sorted(environment.items())
         if name.startswith(VARIABLES)
     }
@@ -113,10 +111,6 @@ def as_text(found: Mapping[str, Any]) -> str:
         else:
             lines.append(f"{name}: {value}")
     return "\n".join(lines)
-
-
-def _is_secret(name: str) -> bool:
-    return not name.endswith(("_FILE", "_DIR")) and any(part in name for part in SECRET)
 
 
 def _version(package: str) -> str:
@@ -151,4 +145,6 @@ def _run(run_dir: Path) -> dict[str, Any]:
             code="PS125",
         ) from None
     # The description has the whole model; what was typed says more in less.
-    return {key: value for key, value in document.items() if key != "description"}
+    said = {key: value for key, value in document.items() if key != "description"}
+    shown: dict[str, Any] = document_without_secrets(said)
+    return shown

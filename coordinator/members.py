@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -84,6 +84,26 @@ def add_member(
             shutil.rmtree(made, ignore_errors=True)
             raise
     return target
+
+
+def member_of_run(directory: Path, role: Role, name: str, now: datetime, within: timedelta) -> Path:
+    """A directory with the certificate of one process of a run, see :func:`add_member`: the one
+    that is there if it does not expire ``within`` that time and was not revoked, otherwise another.
+    It holds no key but its own. Raises InvalidArgument."""
+    path = directory / f"{role}-{name}"
+    certificate = path / certificate_name(role)
+    if certificate.exists():
+        revoked = read_revocations(directory / CRL, authorities_of(directory)).serials
+        peer = _peer(certificate)
+        assert peer.not_after is not None
+        if peer.serial not in revoked:
+            if peer.not_after < now + within:
+                authority, key = signer_of(directory, now)
+                identity = Identity(job_of(authority), role)
+                with disk_errors(path):
+                    write_leaf(path, identity, authority, key, now, LEAF_DAYS, name, directory)
+            return path
+    return add_member(directory, role, name, now)
 
 
 def renew_all(directory: Path, now: datetime, days: int = LEAF_DAYS) -> str:

@@ -25,7 +25,7 @@ from psrpc.runs import (
     is_running,
     newest_run,
 )
-from psrpc.storage import read_bounded, replace_text
+from psrpc.storage import make_private, read_bounded, replace_text
 
 LEDGER = "ledger.sqlite"
 
@@ -171,16 +171,18 @@ class RunDirectory:
     def write_job(self, document: dict[str, object]) -> None:
         """Keeps what the run was started with. The time of the file says when that was, so it is
         written only where nothing can refuse the start any more."""
-        self._write(JOB, json.dumps(document, indent=2) + "\n")
+        # What was typed may have passwords in it.
+        make_private(self.path / JOB)
+        self._write(JOB, json.dumps(document, indent=2) + "\n", private=True)
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str, *, private: bool = False) -> None:
         path = self.path / name
         with contextlib.suppress(OSError):
             if read_bounded(path) == text.encode():
                 # The disk may be full; its time still says that it was written now.
                 os.utime(path)
                 return
-        replace_text(path, text)
+        replace_text(path, text, private=private)
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -47,6 +47,7 @@ from coordinator.settling import check_ledger, settle
 from coordinator.stopping import STOPPED
 from coordinator.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
 from coordinator.summary import still_holds, summarize, write_summary
+from psrpc.certificates import CA_KEY
 from psrpc.channel import check_metrics, format_address, parse_address
 from psrpc.clock import Clock, MonotonicClock
 from psrpc.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code, disk_reason
@@ -57,7 +58,7 @@ from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
 from psrpc.process import StopSignals
-from psrpc.runs import HISTORY, SUMMARY, newest_run, read_summary, unfinished_run
+from psrpc.runs import CERTS, HISTORY, SUMMARY, newest_run, read_summary, unfinished_run
 from psrpc.security import PLAINTEXT, Security
 from psrpc.security_options import from_arguments
 from psrpc.v1 import coordinator_pb2 as pb
@@ -193,6 +194,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 at_end=lambda: _write_summary(course),
                 history=run.run_dir / HISTORY,
             )
+            warn_of_key(course, options.security)
             signals.pass_on_to(course)
             await server.start(Engine(course, store), board, audit)
             options.security.on_revoked(lambda serials: audit.note("revoked", serials=serials))
@@ -240,6 +242,20 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
     finally:
         await server.stop()
         await asyncio.to_thread(dashboard.stop)
+
+
+def warn_of_key(course: Course, security: Security) -> None:
+    """Says once that the authority's key lies where no process needs it. Certificates that the run
+    has made for itself are for this machine alone."""
+    directory = security.directory
+    if directory is None or directory.absolute() == course.run.run_dir / CERTS:
+        return
+    if (directory / CA_KEY).exists():
+        warning = (
+            f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of every role; "
+            "keep it elsewhere, and give each process the files of its role alone"
+        )
+        course.warnings.add(warning)
 
 
 def _metrics(server: Server, loop: asyncio.AbstractEventLoop) -> Iterator[Family]:

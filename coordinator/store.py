@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -32,7 +33,7 @@ from psrpc.document import (
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.file_name import check_file_name
 from psrpc.policy import Policy
-from psrpc.storage import check_regular
+from psrpc.storage import check_regular, make_private
 
 GENERATION = "generation"
 SINCE = "since"
@@ -101,6 +102,9 @@ CREATE TABLE IF NOT EXISTS reserve (filler BLOB);
 
 LONGEST_VALUE = 1 << 25
 """Bytes of a value that SQLite may make."""
+
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
+"""Of the files that SQLite makes."""
 
 _LARGEST_ID = (1 << 63) - 1
 """Incarnations and attempts take all bits that there are."""
@@ -245,7 +249,12 @@ class Store:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Opens the file, or makes it."""
+        """Opens the file, or makes it, for its owner alone."""
+        with contextlib.suppress(OSError):
+            # SQLite gives its other files the mode of this one.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        for suffix in _SUFFIXES:
+            make_private(self._path.with_name(self._path.name + suffix))
         self._connect(str(self._path))
         try:
             self._run("PRAGMA journal_mode = WAL")
@@ -266,7 +275,7 @@ class Store:
         self._connect(f"{self._path.absolute().as_uri()}?mode=ro")
 
     def _connect(self, database: str) -> None:
-        for suffix in ("", "-wal", "-shm", "-journal"):
+        for suffix in _SUFFIXES:
             path = self._path.with_name(self._path.name + suffix)
             try:
                 check_regular(path.stat().st_mode, path)

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from coordinator.certs import certificates_of_run
-from coordinator.commands import UpOptions, cluster, resume_command, start_command
+from coordinator.certs import RENEW_BEFORE, certificates_of_run
+from coordinator.commands import UpOptions, cluster, letters, resume_command, start_command
 from coordinator.crowding import check_counts, crowded
 from coordinator.dashboard_options import ANYWHERE
 from coordinator.dashboard_server import check_address
 from coordinator.fleet import Stamp, stamp
+from coordinator.members import member_of_run
 from coordinator.outcome import Outcome
 from coordinator.reserved import reserved_address
 from coordinator.result import show_result, write_failure, write_restarts
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         _check(args)
         asked = from_arguments(Role.OPERATOR, args)
         made, run_dir = make_run_directory(args)
-        options = _options(args, run_dir, _security(asked, args.job, run_dir))
+        options = _options(args, run_dir, _security(asked, args.job, run_dir, args.workers))
     except PsError as error:
         if isinstance(error, UserCodeFailed):
             _say(error.user_traceback.rstrip())
@@ -123,16 +124,21 @@ def _check(args: argparse.Namespace) -> None:
         check_ledger(args.run_dir, resume=args.resume)
 
 
-def _security(asked: Security, job: str, run_dir: Path) -> Security:
-    """What was asked for, otherwise certificates that this run makes for itself.
+def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Security:
+    """What was asked for, otherwise certificates that this run makes for itself: each worker, which
+    runs the job's code, has its own, in a directory without the authority's key.
 
     Raises:
         InvalidArgument: those of an earlier start cannot be used.
     """
-    if asked.encrypted or asked.insecure:
-        return asked
     certs = run_dir.absolute() / CERTS
-    certificates_of_run(certs, job_name(Path(job).stem), datetime.now(UTC))
+    elsewhere = asked.directory is not None and asked.directory.absolute() != certs
+    if elsewhere or asked.insecure or asked.by_token:
+        return asked
+    now = datetime.now(UTC)
+    certificates_of_run(certs, job_name(Path(job).stem), now)
+    for worker in range(workers):
+        member_of_run(certs, Role.WORKER, letters(worker), now, RENEW_BEFORE)
     return Security.from_options(Role.OPERATOR, certs)
 
 

@@ -18,6 +18,7 @@ from psrpc import config_tf
 from psrpc.config_keys import KEYS, KEYS_OF, SECTIONS, check_names, did_you_mean, variable
 from psrpc.config_value import NotThis, Option, option_of
 from psrpc.errors import InvalidArgument
+from psrpc.hidden import HIDDEN, is_secret_name, without_secrets
 
 _NOT_SETTINGS = {"help", "config", "show_config"}
 
@@ -261,10 +262,14 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def _shown(option: Option, setting: Setting) -> tuple[str, str]:
-    """The value as one would write it in the environment, and its source."""
+    """The value as one would write it in the environment, without secrets, and its source."""
     value = setting.value
     if value is None or value == "" or value == []:
         return ("-", "missing") if option.required else ("-", setting.source)
     if isinstance(value, bool):
         return str(value).lower(), setting.source
-    return shlex.join(value) if isinstance(value, list) else str(value), setting.source
+    if is_secret_name(option.key):
+        return HIDDEN, setting.source
+    if isinstance(value, list):
+        return shlex.join(without_secrets(str(one)) for one in value), setting.source
+    return without_secrets(str(value)), setting.source

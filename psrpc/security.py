@@ -126,6 +126,10 @@ class Security:
         """The same for another role, whose files are read when they are first used."""
         return Security(role, self.directory, self._token_file, self.insecure, self._asked)
 
+    def at(self, directory: Path) -> Security:
+        """The same with other files, which are read when they are first used."""
+        return Security(self.role, directory, self._token_file, self.insecure, self._asked)
+
     def announce(self) -> None:
         """Says in the log what somebody ought to know: call it when the process begins."""
         if self.insecure:

@@ -11,6 +11,7 @@ fsync failures?", USENIX ATC 2020).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -201,18 +202,31 @@ def read_json(path: Path, most: int = LARGEST) -> Any:
     return parse_json(read_bounded(path, most))
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, *, private: bool = False) -> None:
     """Writes a small file whole: a reader sees the old one or the new one. What else has its
     temporary name, left by a crash or put there, is removed.
+
+    Args:
+        private: its owner alone may read it, whatever the umask and the old one said.
 
     Raises:
         OSError: it cannot be written; what was there is as it was.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
-    with temporary.open("x", encoding="utf-8") as file:
+    mode = 0o600 if private else 0o666
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     temporary.replace(path)
+
+
+def make_private(path: Path) -> None:
+    """Lets nobody but its owner read a file that is there; nothing happens to a link, to a file of
+    another user, or where there is none."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            path.chmod(0o600)
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> str:

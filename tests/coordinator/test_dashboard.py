@@ -17,9 +17,10 @@ import structlog.testing
 
 from coordinator.board import NAME, Board
 from coordinator.chronicle import Chronicle
-from coordinator.dashboard import PAGES, WEB, known_host
+from coordinator.dashboard import PAGES, WEB
 from coordinator.dashboard_server import DashboardServer
 from psrpc.errors import InvalidArgument, PortInUse
+from psrpc.http_head import known_host
 from psrpc.v1 import coordinator_pb2 as pb
 
 NOW = 1_800_000_000.0
