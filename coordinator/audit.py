@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -78,10 +78,10 @@ class AuditLog:
     """Takes lines from any thread and writes them on one of its own, from ``start`` to ``stop``; as
     a context manager it starts and stops. Thread-safe, and no caller ever waits."""
 
-    def __init__(self, path: Path, now: Callable[[], datetime] | None = None) -> None:
+    def __init__(self, path: Path, now: Callable[[], datetime]) -> None:
         """``now`` is UTC."""
         self._path = path
-        self._now = now or (lambda: datetime.now(UTC))
+        self._now = now
         self._paces = Paces()
         self._lock = threading.Lock()
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUE)

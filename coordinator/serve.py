@@ -181,7 +181,7 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 RunDirectory(_run_dir(options, description), options.resume), options
             ) as directory,
             Store(directory.path / LEDGER) as store,
-            AuditLog(directory.path / AUDIT) as audit,
+            AuditLog(directory.path / AUDIT, lambda: datetime.now(UTC)) as audit,
         ):
             store.check()
             run = settle(options, description, plan, directory, store)
@@ -252,8 +252,8 @@ def warn_of_key(course: Course, security: Security) -> None:
         return
     if (directory / CA_KEY).exists():
         warning = (
-            f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of every role; "
-            "keep it elsewhere, and give each process the files of its role alone"
+            f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of any "
+            "role; keep it elsewhere, and give each process the files of its role alone"
         )
         course.warnings.add(warning)
 

@@ -68,14 +68,16 @@ class Authorizer:
                 "directory of that job, or the address of the other",
                 code="PS303",
             )
+        objection = self._security.objection(shown)
+        if objection is not None:
+            return grpc.StatusCode.UNAUTHENTICATED, objection
         roles = roles_of(method)
         if peer.role not in roles:
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
                 f"a {peer.role} may not call {_short(method)}; expected "
                 f"{' or '.join(sorted(roles)) or 'nobody'}"
             )
-        objection = self._security.objection(shown)
-        return None if objection is None else (grpc.StatusCode.UNAUTHENTICATED, objection)
+        return None
 
     def _of_token(self, method: str, context: Any) -> Refusal | None:
         sent = [value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY]

@@ -176,7 +176,7 @@ def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_disk_that_refuses_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with AuditLog(tmp_path / "gone" / AUDIT) as audit:
+    with AuditLog(tmp_path / "gone" / AUDIT, lambda: NOW) as audit:
         audit.note("x", BAD)
         audit.note("y", BAD)
     said = "".join(capsys.readouterr())

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.certs import make_certificates
 from psrpc.identity import Role
+from psrpc.revocation import CRL
 from tests.security.forgery import Forgery
 from tests.security.matrix import Cell, document
 
@@ -47,8 +48,9 @@ def forgery(certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Forgery:
 
 @pytest.fixture
 def mine(certs: Path, tmp_path: Path) -> Path:
-    """A copy to change."""
-    return Path(shutil.copytree(certs, tmp_path / "mine"))
+    """A copy to change, in which nothing was revoked."""
+    copied = shutil.copytree(certs, tmp_path / "mine", ignore=shutil.ignore_patterns(CRL))
+    return Path(copied)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coordinator.members import revoke
 from psrpc.identity import Role
+from psrpc.peer_certificate import peer_of_pem
 
 Pair = tuple[bytes, bytes]
 """Key and certificate, PEM."""
@@ -52,6 +54,12 @@ class Forgery:
     def of_nobody(self) -> Pair:
         """By the right authority, for something that is no role."""
         return forge(self.certs, "pserver://tiny/janitor")
+
+    def revoked(self) -> Pair:
+        """Right in all, and on the list of those that count no more."""
+        pair = forge(self.certs, f"pserver://tiny/{self.role}")
+        revoke(self.certs, peer_of_pem(pair[1]).serial, datetime.now(UTC))
+        return pair
 
 
 def read_pair(directory: Path, role: Role) -> Pair:

@@ -32,6 +32,7 @@ STRANGERS = {
     "expired": NO_CONNECTION,
     "of other job": REFUSED,
     "of nobody": NOBODY,
+    "revoked": NOBODY,
 }
 """Who calls with a certificate that is no member's, and what comes of any call."""
 

@@ -100,6 +100,7 @@ def test_no_certificate(target: Target, certs: Path) -> None:
         ("expired", UNAVAILABLE, ""),
         ("of_other_job", DENIED, "a worker of job huge calls"),
         ("of_nobody", UNAUTHENTICATED, "names no role of job tiny"),
+        ("revoked", UNAUTHENTICATED, "was revoked"),
     ],
 )
 def test_a_certificate_that_is_not_right(
