@@ -170,7 +170,7 @@ def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> li
     if slow_down > 1:
         command += ["--slow-down", f"{slow_down:g}"]
     own = options.run_dir.absolute() / CERTS
-    if options.security.directory == own and not options.security.by_token:
+    if options.security.directory == own and (own / name).is_dir():
         # It runs the job's code, which is not told where the authority's key is.
         options = replace(options, security=options.security.at(own / name))
     return command + _of_every_member(options, address)

@@ -34,7 +34,7 @@ from psrpc.certificates import (
     read_file,
 )
 from psrpc.errors import InvalidArgument
-from psrpc.identity import CA, Identity, Role
+from psrpc.identity import Identity, Role
 from psrpc.peer_certificate import Peer, peer_of_pem, serial_text
 from psrpc.plural import counted
 from psrpc.revocation import CRL, crl_number, load_crl, read_revocations
@@ -54,10 +54,10 @@ def add_member(
             authority's key is not there.
     """
     check_days(days)
-    if not _NAME.fullmatch(name) or name in {*Role, CA}:
+    if not _NAME.fullmatch(name) or name in set(Role):
         raise InvalidArgument(
             f"certificate name {name!r}; expected 1 to 63 lower-case letters, digits and hyphens, "
-            f"no hyphen first or last, and none of {', '.join(Role)} and {CA}, which are taken"
+            f"no hyphen first or last, and none of {', '.join(Role)}, which are taken"
         )
     authority, key = signer_of(directory, now)
     target = directory / f"{role}-{name}"

@@ -41,6 +41,7 @@ from coordinator.settling import check_ledger
 from coordinator.supervisor import Supervisor
 from coordinator.targets import with_metrics
 from coordinator.wording import step_of
+from psrpc.certificates import CA_KEY
 from psrpc.errors import InvalidArgument, JobFailed, PsError, disk_code, disk_reason, error_line
 from psrpc.exit_status import INTERRUPTED
 from psrpc.identity import Role, job_name
@@ -52,6 +53,9 @@ from psrpc.process import available_nbytes, on_stop_signals
 from psrpc.runs import CERTS, CHECKPOINTS, SUMMARY, read_summary, unfinished_run
 from psrpc.security import Security
 from psrpc.security_options import from_arguments, is_insecure
+
+OWN_CERTIFICATES = 64
+"""Workers that get a certificate of their own, in 2 ms each; further ones share one."""
 
 PROBE_NBYTES = 16 << 10
 """About the size of a summary."""
@@ -137,7 +141,9 @@ def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Securit
         return asked
     now = datetime.now(UTC)
     certificates_of_run(certs, job_name(Path(job).stem), now)
-    for worker in range(workers):
+    # Without the key, which may be kept elsewhere, they share one.
+    own = min(workers, OWN_CERTIFICATES) if (certs / CA_KEY).exists() else 0
+    for worker in range(own):
         member_of_run(certs, Role.WORKER, letters(worker), now, RENEW_BEFORE)
     return Security.from_options(Role.OPERATOR, certs)
 

@@ -155,6 +155,8 @@ class AioAuthorizationInterceptor(AioInterceptor):
             except asyncio.CancelledError:
                 await ending.abort(context)
                 raise
+            finally:
+                ending.over = True
 
         async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
             ending = await admit(context)
@@ -165,6 +167,8 @@ class AioAuthorizationInterceptor(AioInterceptor):
             except asyncio.CancelledError:
                 await ending.abort(context)
                 raise
+            finally:
+                ending.over = True
 
         streaming = inspect.isasyncgenfunction(inner)
         return remake(handler, call_streaming if streaming else call)
@@ -178,13 +182,16 @@ class _Ending:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._ended = False
+        self.over = False
+        """Set where the call has ended by itself: what the task does then is gRPC's."""
 
     def end(self) -> None:
+        """Any thread."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        self._ended = True
-        if self._task is not None:
+        if self._task is not None and not self.over:
+            self._ended = True
             self._task.cancel()
 
     async def abort(self, context: Any) -> None:

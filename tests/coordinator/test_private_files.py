@@ -112,9 +112,9 @@ def test_workers_of_up_have_certificates_of_their_own(tmp_path: Path) -> None:
         run_dir=tmp_path,
         security=Security.from_options(Role.OPERATOR, certs),
     )
+    made = {letter: member_of_run(certs, Role.WORKER, letter, NOW, DAY) for letter in "ab"}
     found = cluster(options, {}, cores=2, address="127.0.0.1:1")
-    for letter in "ab":
-        mine = member_of_run(certs, Role.WORKER, letter, NOW, DAY)
+    for letter, mine in made.items():
         assert mine == certs / f"worker-{letter}"
         assert f"--certs {mine}" in " ".join(found.members[f"worker-{letter}"].arguments)
         assert not any("ca.key" in str(path) for path in mine.iterdir())

@@ -69,7 +69,7 @@ def test_a_machine_gets_a_certificate_of_its_own(mine: Path) -> None:
         assert status(channel) == grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("name", ["worker", "ca", "", "-a", "a/b", "../x", "A", "x" * 64])
+@pytest.mark.parametrize("name", ["worker", "reader", "", "-a", "a/b", "../x", "A", "x" * 64])
 def test_names_that_no_machine_may_have(mine: Path, name: str) -> None:
     with pytest.raises(InvalidArgument, match="certificate name"):
         add_member(mine, Role.WORKER, name, NOW)
