@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from psrpc.certificates import MOST_BYTES
 from psrpc.errors import InvalidArgument
 from psrpc.peer_certificate import Peer
 from psrpc.storage import cause_of, read_bounded
 
 ISSUED = "issued.jsonl"
 """The name of the file. Load-bearing."""
+
+MOST_BYTES = 32 << 20
+"""Of the file: some hundred thousand certificates."""
 
 
 @dataclass(frozen=True, slots=True)
