@@ -222,6 +222,20 @@ class CoordinatorClient:
         request = pb.SetPolicyRequest(settings=settings)
         return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, CALL_S)
 
+    def revoke_worker(
+        self, worker: str, incarnation: int, reason: str, *, bar: bool
+    ) -> pb.RevokeWorkerResponse:
+        """Ends a worker's session; with ``bar`` its process may not register again. ``incarnation``
+        is that of the process that is meant, 0 for the one that has the name now.
+
+        Raises:
+            InvalidArgument: there is no such worker.
+        """
+        request = pb.RevokeWorkerRequest(
+            worker=worker, incarnation=incarnation, reason=reason, bar=bar
+        )
+        return self._call(self._stub.RevokeWorker, request, pb.RevokeWorkerResponse, CALL_S)
+
     def get_job_status(self) -> pb.GetJobStatusResponse:
         """Everything a person wants to know."""
         return self._call(

@@ -38,7 +38,7 @@ UNDELIVERED = 64 * 1024
 
 _MEMBERS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "HeartbeatShard": lambda request: ("shard", request.shard, request.incarnation),
-    "HeartbeatWorker": lambda request: ("worker", request.worker, request.incarnation),
+    "HeartbeatWorker": lambda request: ("worker", request.session),
 }
 """Signs of life, and whose they are."""
 

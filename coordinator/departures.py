@@ -60,7 +60,7 @@ class Departures:
     def dismiss(self, name: str, reason: str) -> None:
         """A worker is there and cannot go on: it is refused from now on, and registers anew."""
         members = self._course.members
-        if members.leave_worker(name, members.workers[name].incarnation):
+        if members.leave_worker(name):
             log.warning("dismissed", worker=name, why=reason)
             self._revoke(name, lost=True)
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.admission import check_job, check_software
+from coordinator.authority import Authority
 from coordinator.course import Course
 from coordinator.figures import EpochTotals, ShardFigures, Transport, WorkerTimes
 from coordinator.generations import Standing
@@ -26,7 +27,7 @@ from coordinator.standstill import Position
 from coordinator.store import Store
 from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
-from psrpc.errors import Forming, JobFailed, NotReady, StaleGeneration
+from psrpc.errors import Forming, InvalidArgument, JobFailed, NotReady, StaleGeneration
 from psrpc.logs import get_logger
 from psrpc.policy import Policy
 
@@ -49,19 +50,23 @@ def pause_s(work: Wait, now: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The worker that calls and what it believes about the cluster; ``policy`` is None where it
-    does not matter."""
+    does not matter. ``name`` is empty for a session that is not known."""
 
     name: str
-    incarnation: int
     generation: int
     policy: int | None = None
 
 
 class Engine:
-    """The calls on one run of a job. Every method is called on one event loop."""
+    """The calls on one run of a job. Every method is called on one event loop.
 
-    def __init__(self, course: Course, store: Store) -> None:
+    Attributes:
+        authority: issues what shards accept from workers.
+    """
+
+    def __init__(self, course: Course, store: Store, authority: Authority | None = None) -> None:
         self.course = course
+        self.authority = authority or Authority()
         self._members = course.members
         self._store = store
 
@@ -181,28 +186,36 @@ class Engine:
         job_sha256: str,
         software: str,
         settings_sha256: str = "",
+        certificate: str = "",
+        secret: bytes = b"",
     ) -> Worker:
-        """A worker gets an id. Raises JobMismatch."""
+        """A worker gets an id and a session. Raises JobMismatch."""
         who = f"the worker with pid {pid} on {host}"
         check_software(who, software)
         check_job(self.run, who, job_sha256, settings_sha256)
-        again = self._members.active_worker(incarnation)
+        again = self._members.active_worker(incarnation, certificate, secret)
         if again is not None and self.course.holds_attempt(again.name):
             # It has dropped a gradient that some shards may have staged. The next one may have
             # other bits, so it must be another attempt.
-            self.leave_worker(again.name, incarnation, "it joins anew", fatal=False)
+            self.leave_worker(again.name, "it joins anew", fatal=False)
         known = set(self._members.workers)
-        worker = self._members.register_worker(incarnation, host, pid, device, self.course.now())
+        worker = self._members.register_worker(
+            incarnation, host, pid, device, self.course.now(), certificate, secret
+        )
         if worker.name not in known:
+            self._members.opened(worker, self.authority.open_session(worker.name, certificate))
             self._note("worker", worker.name, incarnation, host)
             log.info("worker registered", worker=worker.name, host=host, pid=pid, device=device)
             self.course.bell.ring()
         return worker
 
+    def worker_of(self, session: bytes, certificate: str) -> str:
+        """See :meth:`coordinator.membership.Membership.worker_of`."""
+        return self._members.worker_of(session, certificate)
+
     def heartbeat_worker(
         self,
         name: str,
-        incarnation: int,
         generation: int,
         reports: Sequence[Report],
         waiting_for: str,
@@ -217,7 +230,7 @@ class Engine:
             unreachable: the shards that it gets no answer from, and for how long by now.
         """
         now = self.course.now()
-        known = self._members.worker_seen(name, incarnation, now)
+        known = self._members.worker_seen(name, now)
         if known:
             worker = self._members.workers[name]
             worker.transports = transports
@@ -233,11 +246,11 @@ class Engine:
                 self.course.advance()
         return not known, self.course.end() if self.course.phase in ENDED else None
 
-    def cluster_now(self, name: str, incarnation: int) -> Sequence[Shard]:
+    def cluster_now(self, name: str | None) -> Sequence[Shard]:
         """The shards, once all stand at one generation. Raises NotReady while a shard is away,
         Forming while all are there, StaleGeneration or JobFailed."""
-        if name:
-            self._members.worker(name, incarnation)
+        if name is not None:
+            self._members.worker(name)
         if self.course.complete:
             return self._members.shards
         if self.course.end().failed:
@@ -246,23 +259,23 @@ class Engine:
         awaited = self.course.waiting_for() or "a generation to be formed"
         raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
 
-    async def get_cluster(self, name: str, incarnation: int) -> Sequence[Shard]:
-        """Like :meth:`cluster_now`, for a worker after a while if that helps. Whoever only reads
-        from the shards has no name, and knows by itself how long to wait."""
-        if not name:
-            return self.cluster_now(name, incarnation)
-        self._members.worker_seen(name, incarnation, self.course.now())
+    async def get_cluster(self, name: str | None) -> Sequence[Shard]:
+        """Like :meth:`cluster_now`, for a worker after a while if that helps. A reader of the shards
+        is no worker (None), and knows by itself how long to wait."""
+        if name is None:
+            return self.cluster_now(name)
+        self._members.worker_seen(name, self.course.now())
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             try:
-                return self.cluster_now(name, incarnation)
+                return self.cluster_now(name)
             except NotReady:
                 if not await self.course.bell.wait(deadline):
                     raise
 
     def lease_now(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
         """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
-        self._members.worker_seen(caller.name, caller.incarnation, self.course.now())
+        self._members.worker_seen(caller.name, self.course.now())
         if self._admit(caller):
             self.course.record(caller.name, reports)
         return self._find(caller, received)
@@ -273,7 +286,7 @@ class Engine:
 
     def commit_now(self, caller: Caller, round_number: int, report: Report) -> Work:
         """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
-        self._members.worker_seen(caller.name, caller.incarnation, self.course.now())
+        self._members.worker_seen(caller.name, self.course.now())
         if self._admit(caller):
             self.course.commit(caller.name, round_number, report)
         return self._find(caller, received=0)
@@ -315,9 +328,23 @@ class Engine:
         policy = changed_policy(self.run.settings, values, self.run.description)
         return self.course.changes.ask(policy), policy
 
-    def leave_worker(self, name: str, incarnation: int, reason: str, fatal: bool) -> None:
+    def revoke_worker(self, name: str, incarnation: int, reason: str, bar: bool) -> None:
+        """An operator ends a worker's session; with ``bar`` its process may not register again.
+        Raises InvalidArgument for a worker that this job does not have."""
+        worker = self._members.workers.get(name)
+        if worker is None:
+            raise InvalidArgument(
+                f"there is no worker {name!r}; `coordinator status` lists those of the job"
+            )
+        if incarnation not in (0, worker.incarnation):
+            return
+        if bar:
+            self._members.bar(worker)
+        self.course.departures.dismiss(name, reason or "revoked by an operator")
+
+    def leave_worker(self, name: str, reason: str, fatal: bool) -> None:
         """A worker goes. With ``fatal`` the job fails for its reason."""
-        if self._members.leave_worker(name, incarnation):
+        if self._members.leave_worker(name):
             log.info("worker left", worker=name, why=reason)
             if fatal:
                 self.course.fail(reason or f"{name} failed and gave no reason")
@@ -342,7 +369,7 @@ class Engine:
     def _admit(self, caller: Caller) -> bool:
         """Whether the job goes on. Raises StaleGeneration if the caller is not who it was, or
         works on something that is over."""
-        self._members.worker(caller.name, caller.incarnation)
+        self._members.worker(caller.name)
         if self.course.phase in ENDED:
             return False
         self.course.check_standing(caller.generation)

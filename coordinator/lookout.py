@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from coordinator.client import CoordinatorClient
 from psrpc.errors import PsError
-from psrpc.identity import Role
 from psrpc.security import PLAINTEXT, Security
-from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, LeaveWorkerRequest, WorkerStatus
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, WorkerStatus
 
 STATUS_S = 0.5
 """Pause between two looks at the job's status."""
@@ -34,15 +33,13 @@ class Lookout:
     ) -> None:
         """``security`` is an operator's."""
         self._client = CoordinatorClient(address, security)
-        # Only a worker may say that it leaves, so its last words are said with its certificate.
-        self._as_worker = security.of(Role.WORKER)
-        self._for_workers: CoordinatorClient | None = None  # guarded by _lock, as is _ending
         self._every_s = every_s
         self._newest: Look | None = None
         self._wake = threading.Event()
         self._ending = False
         self._lock = threading.Lock()
-        self._farewells: list[LeaveWorkerRequest] = []  # guarded by _lock, as is _told
+        # Worker, incarnation, reason; guarded by _lock, as is _told.
+        self._gone: list[tuple[str, int, str]] = []
         self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
 
@@ -52,12 +49,9 @@ class Lookout:
 
     def stop(self) -> None:
         """Ends the call under way, and the thread."""
-        with self._lock:
-            self._ending = True
+        self._ending = True
         self._wake.set()
         self._client.close()
-        if self._for_workers is not None:
-            self._for_workers.close()
         self._thread.join()
 
     @property
@@ -72,11 +66,8 @@ class Lookout:
     def worker_is_gone(self, worker: WorkerStatus, reason: str) -> None:
         """Has the coordinator told, so that nobody waits for the worker's lease to lapse. Say it
         again as long as the status shows the worker."""
-        farewell = LeaveWorkerRequest(
-            worker=worker.worker, incarnation=worker.incarnation, reason=reason
-        )
         with self._lock:
-            self._farewells.append(farewell)
+            self._gone.append((worker.worker, worker.incarnation, reason))
             first = worker.worker not in self._told
             self._told.add(worker.worker)
         if first:
@@ -85,24 +76,16 @@ class Lookout:
     def _run(self) -> None:
         while not self._ending:
             self._wake.clear()
-            for farewell in self._take_farewells():
+            for name, incarnation, reason in self._take_gone():
                 with contextlib.suppress(PsError):
-                    self._tell(farewell)
+                    self._client.revoke_worker(name, incarnation, reason, bar=False)
             began = time.monotonic()
             # If the coordinator is gone its exit status will tell; if it hangs, the time will.
             with contextlib.suppress(PsError):
                 self._newest = Look(self._client.get_job_status(), began)
             self._wake.wait(self._every_s)
 
-    def _tell(self, farewell: LeaveWorkerRequest) -> None:
+    def _take_gone(self) -> list[tuple[str, int, str]]:
         with self._lock:
-            if self._ending:
-                return
-            if self._for_workers is None:
-                self._for_workers = CoordinatorClient(self._client.address, self._as_worker)
-        self._for_workers.leave_worker(farewell)
-
-    def _take_farewells(self) -> list[LeaveWorkerRequest]:
-        with self._lock:
-            farewells, self._farewells = self._farewells, []
-        return farewells
+            gone, self._gone = self._gone, []
+        return gone

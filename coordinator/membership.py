@@ -5,6 +5,7 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -13,7 +14,13 @@ from coordinator.figures import ShardFigures, Transport, WorkerTimes
 from coordinator.progress import TotalsMeter
 from coordinator.standstill import Position
 from coordinator.wording import shards
-from psrpc.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
+from psrpc.errors import (
+    AccessDenied,
+    AlreadyExists,
+    InvalidArgument,
+    ResourceExhausted,
+    StaleGeneration,
+)
 
 ShardState = Literal["missing", "starting", "ready", "silent", "left"]
 WorkerState = Literal["active", "silent", "left"]
@@ -29,6 +36,9 @@ MAX_ACTIVE = 1024
 """Workers at once: twice as many as a shard has room for (``psrpc.limits.CONVERSATIONS``), since
 those that were killed count until their leases have lapsed. What is told of all of them fits in a
 message."""
+
+BARRED = 1000
+"""Processes that are remembered to have been barred by an operator."""
 
 FORMER = 100
 """Processes that are remembered to have held a shard's place before."""
@@ -73,6 +83,12 @@ class Worker:
     pid: int = 0
     device: str = ""
     state: WorkerState = "active"
+    certificate: str = ""
+    """The common name of the certificate that it calls with; empty without certificates."""
+    secret: bytes = field(default=b"", repr=False)
+    """What only this process knows."""
+    session: bytes = field(default=b"", repr=False)
+    """What it calls with."""
     seen: float = 0.0
     waiting_for: str = ""
     times: WorkerTimes = field(default_factory=WorkerTimes)
@@ -135,6 +151,8 @@ class Membership:
         workers, by incarnation, the newest last."""
         self.shards = [Shard(index) for index in range(shards)]
         self.workers: dict[str, Worker] = {}
+        self._sessions: dict[bytes, str] = {}
+        self._barred: dict[bytes, str] = {}
         self.lease_s = lease_s
         """Silence after which a shard or worker is taken for gone."""
         self._ticked: float | None = None
@@ -239,14 +257,29 @@ class Membership:
             self.shards[index].state = "left"
 
     def register_worker(
-        self, incarnation: int, host: str, pid: int, device: str, now: float
+        self,
+        incarnation: int,
+        host: str,
+        pid: int,
+        device: str,
+        now: float,
+        certificate: str = "",
+        secret: bytes = b"",
     ) -> Worker:
         """A worker gets an id; the same one again if it repeats itself and is not gone.
 
+        Args:
+            certificate: the common name of the certificate that it calls with.
+            secret: what only this process knows.
+
         Raises:
+            AccessDenied: an operator has barred the process.
             ResourceExhausted: there are :data:`MAX_ACTIVE` others.
         """
-        known = self.active_worker(incarnation)
+        barred = self._barred.get(secret)
+        if barred is not None:
+            raise AccessDenied(f"an operator has revoked {barred}", code="PS307")
+        known = self.active_worker(incarnation, certificate, secret)
         if known is not None:
             known.seen = now
             return known
@@ -259,7 +292,9 @@ class Membership:
         if not name:
             name = f"worker-{self._next_worker}"
             self._next_worker += 1
-        worker = Worker(name, incarnation, host, pid, device, "active", now)
+        worker = Worker(
+            name, incarnation, host, pid, device, "active", certificate, secret, seen=now
+        )
         for earlier in self.workers.values():
             if earlier.incarnation == incarnation:
                 # That it joins anew mends no route; it says when one is whole.
@@ -268,30 +303,52 @@ class Membership:
         self.workers[name] = worker
         gone = [w.name for w in self.workers.values() if w.state != "active"]
         for old in gone[: max(0, len(gone) - KEPT_WORKERS)]:
-            del self.workers[old]
+            self._sessions.pop(self.workers.pop(old).session, None)
         return worker
 
-    def active_worker(self, incarnation: int) -> Worker | None:
-        """The worker that a process is, if it has registered and is not gone."""
+    def active_worker(self, incarnation: int, certificate: str, secret: bytes) -> Worker | None:
+        """The worker that a process is, if it has registered and is not gone. Incarnations are no
+        secret: another process that names this one's is another worker."""
         return next(
             (
                 worker
                 for worker in self.workers.values()
-                if worker.incarnation == incarnation and worker.state == "active"
+                if worker.incarnation == incarnation
+                and worker.state == "active"
+                and worker.certificate == certificate
+                and hmac.compare_digest(worker.secret, secret)
             ),
             None,
         )
 
-    def worker_seen(self, name: str, incarnation: int, now: float) -> bool:
+    def worker_of(self, session: bytes, certificate: str) -> str:
+        """The name of the worker that has ``session`` and calls with ``certificate``; empty for a
+        session that is not known here, such as that of a worker that has left."""
+        name = self._sessions.get(session)
+        worker = self.workers.get(name) if name is not None else None
+        return worker.name if worker is not None and worker.certificate == certificate else ""
+
+    def bar(self, worker: Worker) -> None:
+        """The process of ``worker`` may not register again."""
+        self._barred[worker.secret] = worker.name
+        while len(self._barred) > BARRED:
+            del self._barred[next(iter(self._barred))]
+
+    def opened(self, worker: Worker, session: bytes) -> None:
+        """``worker`` calls with ``session`` from now on."""
+        worker.session = session
+        self._sessions[session] = worker.name
+
+    def worker_seen(self, name: str, now: float) -> bool:
         """A sign of life of a worker. False when it is not known, or is taken for gone: it must
         register again, and gets another name."""
         worker = self.workers.get(name)
-        if worker is None or worker.incarnation != incarnation or worker.state != "active":
+        if worker is None or worker.state != "active":
             return False
         worker.seen = now
         return True
 
-    def worker(self, name: str, incarnation: int) -> Worker:
+    def worker(self, name: str) -> Worker:
         """The worker that calls.
 
         Raises:
@@ -299,16 +356,16 @@ class Membership:
                 again.
         """
         worker = self.workers.get(name)
-        if worker is None or worker.incarnation != incarnation or worker.state == "left":
-            raise StaleGeneration(f"{name or 'a worker without a name'} is not registered here")
+        if worker is None or worker.state == "left":
+            raise StaleGeneration(f"{name or 'a worker without a session'} is not registered here")
         if worker.state != "active":
             raise StaleGeneration(f"{name} was silent for too long and was taken for gone")
         return worker
 
-    def leave_worker(self, name: str, incarnation: int) -> bool:
+    def leave_worker(self, name: str) -> bool:
         """A worker goes; whether it was there."""
         worker = self.workers.get(name)
-        if worker is None or worker.incarnation != incarnation or worker.state != "active":
+        if worker is None or worker.state != "active":
             return False
         worker.state = "left"
         return True

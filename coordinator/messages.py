@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
+from coordinator.authority import Authority
 from coordinator.figures import (
     CAUSES,
     MAX_COUNTS,
@@ -39,6 +40,7 @@ from coordinator.work import (
     Work,
 )
 from psrpc.batch import BatchId
+from psrpc.credentials import Keys
 from psrpc.errors import InvalidArgument
 from psrpc.file_name import check_file_name
 from psrpc.intervals import IntervalSet
@@ -258,8 +260,8 @@ def write_decision(decision: Decision) -> types.Decision:
     )
 
 
-def write_begin(begin: Begin) -> pb.Begin:
-    """Where a shard is to stand."""
+def write_begin(begin: Begin, keys: Keys) -> pb.Begin:
+    """Where a shard is to stand, and by which keys it checks workers then."""
     message = pb.Begin(
         generation=begin.generation,
         policy=begin.policy,
@@ -267,6 +269,8 @@ def write_begin(begin: Begin) -> pb.Begin:
         version=begin.version,
         rate_scale=begin.rate_scale,
         warmup_updates=begin.warmup_updates,
+        verify_key=keys.verify,
+        grant_key=keys.grant,
     )
     if begin.restore:
         message.restore = begin.restore
@@ -293,8 +297,8 @@ def write_shutdown(ended: Ended) -> pb.Shutdown:
     return pb.Shutdown(failed=ended.failed, reason=ended.reason)
 
 
-def write_command(command: Command) -> pb.WatchResponse:
-    """A command to a shard."""
+def write_command(command: Command, keys: Keys) -> pb.WatchResponse:
+    """A command to a shard, which checks workers by ``keys``."""
     match command:
         case Decision():
             return pb.WatchResponse(decision=write_decision(command))
@@ -303,28 +307,39 @@ def write_command(command: Command) -> pb.WatchResponse:
         case Release():
             return pb.WatchResponse(release_snapshot=command.name)
         case Begin():
-            return pb.WatchResponse(begin=write_begin(command))
+            return pb.WatchResponse(begin=write_begin(command, keys))
         case Revocation():
             return pb.WatchResponse(revocation=write_revocation(command))
         case Ended():
             return pb.WatchResponse(shutdown=write_shutdown(command))
 
 
-def write_lease(work: Work, generation: int, policy: int) -> pb.Lease:
-    """A worker's next piece of work."""
+def write_lease(
+    work: Work, worker: str, generation: int, policy: int, authority: Authority
+) -> pb.Lease:
+    """The next piece of work of ``worker``, with the proofs that shards want of it."""
     lease = pb.Lease(generation=generation, policy=policy)
+
+    def leased(attempt: Attempt) -> types.Attempt:
+        message = write_attempt(attempt)
+        message.grant = authority.grant(worker, generation, attempt)
+        return message
+
     match work:
         case Initialize():
             lease.initialize.SetInParent()
         case Train():
-            lease.train.batches.extend(write_attempt(a) for a in work.batches)
+            lease.train.batches.extend(map(leased, work.batches))
             lease.train.fresh = work.fresh
         case Round():
             lease.round.round = work.round
-            lease.round.attempt.CopyFrom(write_attempt(work.attempt))
+            lease.round.attempt.CopyFrom(leased(work.attempt))
             lease.round.newest = work.newest
             if work.decision is not None:
-                lease.round.decision.CopyFrom(write_decision(work.decision))
+                decision = write_decision(work.decision).SerializeToString(deterministic=True)
+                signed = authority.sign(decision)
+                lease.round.decision.decision = signed.decision
+                lease.round.decision.signature = signed.signature
         case Evaluate():
             lease.evaluate.CopyFrom(
                 pb.EvaluateTask(

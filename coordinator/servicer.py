@@ -32,6 +32,7 @@ from coordinator.messages import (
 from coordinator.status import write_status
 from coordinator.surroundings import Surroundings
 from coordinator.work import Work
+from psrpc.credentials import SECRET_BYTES
 from psrpc.errors import InvalidArgument, NotReady
 from psrpc.peer_certificate import peer_of
 from psrpc.told import NAME_CHARS, told
@@ -68,8 +69,21 @@ class Servicer(CoordinatorServicer):
         if self._audit is not None:
             self._audit.note(what, peer_of(context), context.peer(), **details)
 
-    def _lease(self, work: Work) -> pb.Lease:
-        return write_lease(work, self._engine.run.generation, self._engine.run.policy)
+    def _lease(self, work: Work, worker: str) -> pb.Lease:
+        run = self._engine.run
+        return write_lease(work, worker, run.generation, run.policy, self._engine.authority)
+
+    def _worker(self, session: bytes, context: Any) -> str:
+        """The worker that calls; empty if it is not known here."""
+        return self._engine.worker_of(session, peer_of(context).name)
+
+    def _caller(
+        self,
+        request: pb.LeaseWorkRequest | pb.CommitBatchRequest | pb.ReportWorkRequest,
+        context: Any,
+        policy: int | None = None,
+    ) -> Caller:
+        return Caller(self._worker(request.session, context), request.generation, policy)
 
     async def GetJob(self, _request: pb.GetJobRequest, _context: Any) -> pb.GetJobResponse:
         run = self._engine.run
@@ -145,7 +159,7 @@ class Servicer(CoordinatorServicer):
         commands = self._engine.watch(request.shard, read_holding(request))
         async with aclosing(commands):
             async for command in commands:
-                yield write_command(command)
+                yield write_command(command, self._engine.authority.keys)
 
     async def ReportSnapshot(
         self, request: pb.ReportSnapshotRequest, _context: Any
@@ -163,6 +177,11 @@ class Servicer(CoordinatorServicer):
     async def RegisterWorker(
         self, request: pb.RegisterWorkerRequest, context: Any
     ) -> pb.RegisterWorkerResponse:
+        if len(request.secret) != SECRET_BYTES:
+            raise InvalidArgument(
+                f"a worker registers with a secret of {len(request.secret)} bytes; expected "
+                f"{SECRET_BYTES}"
+            )
         worker = self._engine.register_worker(
             request.incarnation,
             told(request.host, NAME_CHARS),
@@ -171,18 +190,19 @@ class Servicer(CoordinatorServicer):
             request.job_sha256,
             request.software,
             request.settings_sha256,
+            peer_of(context).name,
+            request.secret,
         )
         self._note("RegisterWorker", context, worker=worker.name, host=request.host)
         return pb.RegisterWorkerResponse(
-            worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S
+            worker=worker.name, heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S, session=worker.session
         )
 
     async def HeartbeatWorker(
-        self, request: pb.HeartbeatWorkerRequest, _context: Any
+        self, request: pb.HeartbeatWorkerRequest, context: Any
     ) -> pb.HeartbeatWorkerResponse:
         unknown, ended = self._engine.heartbeat_worker(
-            request.worker,
-            request.incarnation,
+            self._worker(request.session, context),
             request.generation,
             read_reports(request.done),
             told(request.waiting_for),
@@ -198,9 +218,10 @@ class Servicer(CoordinatorServicer):
         )
 
     async def GetCluster(
-        self, request: pb.GetClusterRequest, _context: Any
+        self, request: pb.GetClusterRequest, context: Any
     ) -> pb.GetClusterResponse:
-        shards = await self._engine.get_cluster(request.worker, request.incarnation)
+        worker = self._worker(request.session, context) if request.session else None
+        shards = await self._engine.get_cluster(worker)
         run = self._engine.run
         return pb.GetClusterResponse(
             generation=run.generation,
@@ -209,24 +230,22 @@ class Servicer(CoordinatorServicer):
             shards=[pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in shards],
         )
 
-    async def LeaseWork(self, request: pb.LeaseWorkRequest, _context: Any) -> pb.LeaseWorkResponse:
-        work = await self._engine.lease_work(
-            _caller(request, request.policy), read_reports(request.done), request.received
-        )
-        return pb.LeaseWorkResponse(lease=self._lease(work))
+    async def LeaseWork(self, request: pb.LeaseWorkRequest, context: Any) -> pb.LeaseWorkResponse:
+        caller = self._caller(request, context, request.policy)
+        work = await self._engine.lease_work(caller, read_reports(request.done), request.received)
+        return pb.LeaseWorkResponse(lease=self._lease(work, caller.name))
 
     async def CommitBatch(
-        self, request: pb.CommitBatchRequest, _context: Any
+        self, request: pb.CommitBatchRequest, context: Any
     ) -> pb.CommitBatchResponse:
-        work = await self._engine.commit_batch(
-            _caller(request, request.policy), request.round, read_report(request.report)
-        )
-        return pb.CommitBatchResponse(lease=self._lease(work))
+        caller = self._caller(request, context, request.policy)
+        work = await self._engine.commit_batch(caller, request.round, read_report(request.report))
+        return pb.CommitBatchResponse(lease=self._lease(work, caller.name))
 
     async def ReportWork(
-        self, request: pb.ReportWorkRequest, _context: Any
+        self, request: pb.ReportWorkRequest, context: Any
     ) -> pb.ReportWorkResponse:
-        caller = _caller(request)
+        caller = self._caller(request, context)
         match request.WhichOneof("work"):
             case "initialized":
                 self._engine.report_initialized(caller)
@@ -239,23 +258,31 @@ class Servicer(CoordinatorServicer):
                 merged = request.merged
                 self._engine.report_merged(caller, merged.evaluation, dict(merged.results))
             case _:
-                raise InvalidArgument(f"{request.worker} reported work of no kind")
+                raise InvalidArgument(f"{caller.name} reported work of no kind")
         return pb.ReportWorkResponse()
 
     async def LeaveWorker(
         self, request: pb.LeaveWorkerRequest, context: Any
     ) -> pb.LeaveWorkerResponse:
-        self._engine.leave_worker(
-            request.worker, request.incarnation, told(request.reason), request.fatal
-        )
+        worker = self._worker(request.session, context)
+        self._engine.leave_worker(worker, told(request.reason), request.fatal)
         if request.fatal:
-            self._note("LeaveWorker", context, worker=request.worker, fatal=request.reason or True)
+            self._note("LeaveWorker", context, worker=worker, fatal=told(request.reason) or True)
         return pb.LeaveWorkerResponse()
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
         number, policy = self._engine.set_policy(request.settings)
         self._note("SetPolicy", context, settings=list(request.settings), policy=number)
         return pb.SetPolicyResponse(policy=number, settings=str(policy))
+
+    async def RevokeWorker(
+        self, request: pb.RevokeWorkerRequest, context: Any
+    ) -> pb.RevokeWorkerResponse:
+        self._engine.revoke_worker(
+            request.worker, request.incarnation, told(request.reason), request.bar
+        )
+        self._note("RevokeWorker", context, worker=request.worker, bar=request.bar)
+        return pb.RevokeWorkerResponse()
 
     async def GetJobStatus(
         self, _request: pb.GetJobStatusRequest, _context: Any
@@ -283,10 +310,3 @@ def _address(address: str) -> str:
             f"{NAME_CHARS} characters"
         )
     return address
-
-
-def _caller(
-    request: pb.LeaseWorkRequest | pb.CommitBatchRequest | pb.ReportWorkRequest,
-    policy: int | None = None,
-) -> Caller:
-    return Caller(request.worker, request.incarnation, request.generation, policy)

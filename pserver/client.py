@@ -78,15 +78,16 @@ class Push:
     ``gradients`` is None when it was not finite: recorded as skipped. ``rows`` has the gradients of
     rows by table, all of the shard, duplicates summed: ids that ascend. ``totals`` are what the
     batch adds to those of its epoch, see :mod:`psrpc.totals`; none of a gradient that was not.
+    ``grant`` came with the lease of the attempt.
     """
 
-    worker: str
     batch: BatchId
     attempt: int
     base_version: int
     gradients: Gradient | None
     rows: Mapping[int, Rows] | None = None
     totals: Sequence[float] = ()
+    grant: bytes = b""
 
 
 class ShardClient:
@@ -220,13 +221,15 @@ class ShardClient:
         self._exchanger.close()
         self._channel.close()
 
-    def fence(self, generation: int, policy: int) -> types.Fence:
-        """What every call but ``get_status`` begins with; make it once per cluster."""
+    def fence(self, generation: int, policy: int, session: bytes) -> types.Fence:
+        """What every call but ``get_status`` begins with; make it once per cluster. ``session`` is
+        the worker's."""
         return types.Fence(
             generation=generation,
             policy=policy,
             plan_hash=self._plan.hash,
             shard_incarnation=self._incarnation,
+            session=session,
         )
 
     def initialize(self, fence: types.Fence, values: Arrays, rows_from: str = "") -> bool:
@@ -259,23 +262,23 @@ class ShardClient:
     def pull(
         self,
         fence: types.Fence,
-        worker: str,
         source: Source,
         into: Arrays,
-        decision: types.Decision | None = None,
+        decision: types.SignedDecision | None = None,
         rows: RowsWanted | None = None,
     ) -> PullInfo:
         """Reads the shard's part of every arena into ``into``.
 
         Args:
-            decision: of the round before the one that is pulled; the shard applies it first.
+            decision: of the round before the one that is pulled, as the lease has it; the shard
+                applies it first.
             rows: what to read of tables. With ``rows_only`` nothing is put into ``into``.
 
         Raises:
             RoundPassed: the shard is past the round that was asked for.
             StaleGeneration: get the cluster again.
         """
-        request = pb.PullRequest(fence=fence, worker=worker, decision=decision)
+        request = pb.PullRequest(fence=fence, decision=decision)
         if source is None:
             request.newest = True
         elif isinstance(source, int):
@@ -309,7 +312,7 @@ class ShardClient:
             and (sum(len(r.ids) for r in push.rows.values()) + count(rows.pairs) > MAX_IDS)
         ):
             result = self.push(fence, push)
-            return result, self.pull(fence, push.worker, None, into, rows=rows)
+            return result, self.pull(fence, None, into, rows=rows)
         header = pb.ExchangeHeader()
         header.pull.newest = True
         self._fill_push(header.push, fence, push)
@@ -368,9 +371,9 @@ class ShardClient:
     def _fill_push(self, header: pb.PushHeader, fence: types.Fence, push: Push) -> None:
         """Fills ``header``, where it stands."""
         header.fence.CopyFrom(fence)
-        header.worker = push.worker
         header.batch.CopyFrom(wire.to_batch(push.batch))
         header.attempt = push.attempt
+        header.grant = push.grant
         header.base_version = push.base_version
         header.examples = push.batch.count
         header.skipped = push.gradients is None

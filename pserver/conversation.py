@@ -53,11 +53,17 @@ class Conversation:
     says that the call has ended.
     """
 
-    def __init__(self, engine: ShardEngine, data: DataListener | None = None) -> None:
-        """``data`` is where data connections come in; None if they do not."""
+    def __init__(
+        self, engine: ShardEngine, certificate: str = "", data: DataListener | None = None
+    ) -> None:
+        """Args:
+        certificate: the common name of the caller's; empty without certificates.
+        data: where data connections come in; None if they do not.
+        """
         self.idle = True
         self.leaving = False
         self._engine = engine
+        self._certificate = certificate
         self._segment: AttachedSegment | None = None
         self._box: ShardBox | None = None
         self._listener = data
@@ -168,7 +174,7 @@ class Conversation:
                 result, values = self._push(header, arrival, patience_s, rows, room)
             return self._answer(result, values, rows, room)
         if pulling:
-            request = wire.from_pull(header.pull)
+            request = self._engine.credentials.pull(wire.from_pull(header.pull), self._certificate)
             room = self._room(header, request.rows, request.rows_only)
             values = self._engine.pull(request, patience_s, room.rows)
             return self._answer(None, values, request.rows, room)
@@ -182,7 +188,7 @@ class Conversation:
         rows: TableIds,
         room: _Room,
     ) -> tuple[PushResult, Values | None]:
-        request = wire.from_push(header.push)
+        request = self._engine.credentials.push(wire.from_push(header.push), self._certificate)
         if header.push_at:
             sizes = [(extent.nbytes, ALIGNMENT_BYTES) for extent in request.extents]
             views = self._views(header.push_at, sizes, "push")

@@ -16,6 +16,7 @@ from pserver.arrival import Arrival, Arrived
 from pserver.assembly import check_values
 from pserver.buffers import BufferPool
 from pserver.counters import Counters, ShardReport
+from pserver.credentials import Credentials
 from pserver.fence import ShardIdentity
 from pserver.first_rows import FirstRows, fill_first_rows
 from pserver.gate import Gate
@@ -64,6 +65,10 @@ class ShardEngine:
 
     Streams are assembled in buffers of their own before the lock is taken, so pushes arrive side
     by side and only the update itself is done one at a time.
+
+    Attributes:
+        credentials: what comes from a worker passes there first, so that its ``worker`` is the one
+            that it is from.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class ShardEngine:
         self._pushes = Pushes(self._held, self._counters, policy, clock)
         self._shelf = SnapshotShelf(sink, self._changed)
         self._gate = Gate(identity, plan.hash, self._held, self._rounds)
+        self.credentials = Credentials(self._gate.admit, lambda: self._gate.identity)
         self._intake = Intake(plan, self._gate, self._held, pool)
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from psrpc.credentials import Keys
 from psrpc.errors import JobMismatch, StaleGeneration
 from psrpc.policy import ASYNC, Policy
 
@@ -16,13 +17,16 @@ class Fence:
     policy: int
     plan_hash: bytes
     shard_incarnation: int
+    session: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """Which shard a process is, at what point of the job's history, and by what policy.
+    """Which shard a process is, at what point of the job's history, by what policy, and by which
+    keys it checks workers.
 
-    Generation and policy are 0 before the coordinator has told it where to begin.
+    Generation and policy are 0 and there are no keys before the coordinator has told it where to
+    begin.
     """
 
     shard: int
@@ -30,6 +34,7 @@ class ShardIdentity:
     generation: int
     policy: int
     settings: Policy = ASYNC
+    keys: Keys | None = None
 
 
 def admit(fence: Fence, identity: ShardIdentity, plan_hash: bytes) -> None:

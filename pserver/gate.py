@@ -39,6 +39,7 @@ class Gate:
             generation=order.generation,
             policy=order.policy,
             settings=order.settings or self.identity.settings,
+            keys=order.keys,
         )
         self.revocations = Revocations(order.generation)
 

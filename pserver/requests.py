@@ -18,6 +18,7 @@ from pserver.table_ids import TableIds
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.batch import BatchId
+from psrpc.credentials import Keys, SignedDecision
 from psrpc.encoding import Encoding
 from psrpc.policy import Policy
 from psrpc.tables import FULL_EVERY
@@ -37,7 +38,8 @@ class InitializeRequest:
 
 @dataclass(frozen=True, slots=True)
 class PushRequest:
-    """The header of a push."""
+    """The header of a push. ``worker`` is empty until :mod:`pserver.credentials` has found out who
+    it is from."""
 
     fence: Fence
     worker: str
@@ -48,6 +50,7 @@ class PushRequest:
     extents: tuple[Extent, ...]
     rows: TableIds = ()
     totals: tuple[float, ...] = ()
+    grant: bytes = b""
 
     @property
     def batch(self) -> BatchId:
@@ -104,6 +107,7 @@ class Begin:
     version: int | None = None
     rate_scale: float = 1.0
     warmup_updates: int = 0
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,9 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """``source`` is None for the newest values, a round, or the name of a snapshot."""
+    """``source`` is None for the newest values, a round, or the name of a snapshot. ``worker`` is
+    empty and ``decision`` absent until :mod:`pserver.credentials` has found out who it is from and
+    checked ``signed``."""
 
     fence: Fence
     worker: str
@@ -126,6 +132,7 @@ class PullRequest:
     encoding: Encoding = "plain"
     rows: TableIds = ()
     rows_only: bool = False
+    signed: SignedDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)

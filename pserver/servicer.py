@@ -17,6 +17,7 @@ from pserver.table_ids import from_bytes
 from psrpc.codec import encode_stream
 from psrpc.errors import NotReady
 from psrpc.limits import LONGEST_CALL_S, NO_DEADLINE_S
+from psrpc.peer_certificate import peer_of
 from psrpc.v1 import parameter_server_pb2 as pb
 
 Context = grpc.ServicerContext
@@ -84,14 +85,16 @@ class ParameterServerServicer:
         engine = self._engine()
         with _ending(context):
             header, pieces = wire.read_stream(requests, pb.InitializeHeader)
-            request = wire.from_initialize(header)
+            request = engine.credentials.initialize(
+                wire.from_initialize(header), peer_of(context).name
+            )
             version, already = engine.initialize(request, Chunks(pieces), patience_s(context))
         return pb.InitializeResponse(version=version, already=already)
 
     def pull(self, request: pb.PullRequest, context: Context) -> Iterator[bytes]:
         engine = self._engine()
         with _ending(context):
-            wanted = wire.from_pull(request)
+            wanted = engine.credentials.pull(wire.from_pull(request), peer_of(context).name)
             values = engine.pull(wanted, patience_s(context))
             header = wire.to_pull_header(engine.plan, values, wanted.rows)
             yield from encode_stream(header, wire.value_parts(engine.plan, values, wanted.rows))
@@ -102,11 +105,12 @@ class ParameterServerServicer:
         engine = self._engine()
         with _ending(context), engine.refusals_counted():
             header, pieces = wire.read_stream(requests, pb.PushHeader)
-            result = engine.push(wire.from_push(header), Chunks(pieces), patience_s(context))
+            push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
+            result = engine.push(push, Chunks(pieces), patience_s(context))
         return pb.PushGradientsResponse(result=wire.to_push_result(result))
 
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        conversation = Conversation(self._engine(), self._data)
+        conversation = Conversation(self._engine(), peer_of(context).name, self._data)
         with _ending(context), self._present(conversation, context):
             if not context.add_callback(conversation.hang_up):
                 return

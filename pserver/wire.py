@@ -30,6 +30,7 @@ from pserver.staging import Attempt
 from pserver.table_ids import TableIds, from_table_ids, row_extents
 from psrpc.batch import BatchId
 from psrpc.codec import Piece, parse_message
+from psrpc.credentials import Keys, SignedDecision
 from psrpc.encoding import Encoding, Gradient
 from psrpc.errors import InvalidArgument, InvalidJob
 from psrpc.plan import Plan
@@ -195,7 +196,9 @@ def _from_attempt(batch: types.BatchId, attempt: int) -> Attempt:
 
 
 def _from_fence(fence: types.Fence) -> Fence:
-    return Fence(fence.generation, fence.policy, fence.plan_hash, fence.shard_incarnation)
+    return Fence(
+        fence.generation, fence.policy, fence.plan_hash, fence.shard_incarnation, fence.session
+    )
 
 
 def from_initialize(header: pb.InitializeHeader) -> InitializeRequest:
@@ -208,7 +211,7 @@ def from_push(header: pb.PushHeader) -> PushRequest:
     """The header of a push; raises InvalidArgument for a batch of nothing."""
     return PushRequest(
         fence=_from_fence(header.fence),
-        worker=header.worker,
+        worker="",
         attempt=_from_attempt(header.batch, header.attempt),
         base_version=header.base_version,
         examples=header.examples,
@@ -216,6 +219,7 @@ def from_push(header: pb.PushHeader) -> PushRequest:
         extents=from_extents(header.extents),
         rows=from_table_ids(header.rows) if header.rows else (),
         totals=tuple(header.totals),
+        grant=header.grant,
     )
 
 
@@ -243,7 +247,7 @@ def from_decision(decision: types.Decision) -> Decision:
 
 
 def from_begin(begin: coordinator.Begin) -> Begin:
-    """Where to begin; raises InvalidArgument when it does not say with what."""
+    """Where to begin; raises InvalidArgument when it does not say with what, or has no keys."""
     source = begin.WhichOneof("source")
     if source is None:
         raise InvalidArgument("Begin names no source; expected keep, restore or fresh")
@@ -257,6 +261,7 @@ def from_begin(begin: coordinator.Begin) -> Begin:
         version=begin.version if begin.HasField("version") else None,
         rate_scale=begin.rate_scale or 1.0,
         warmup_updates=begin.warmup_updates,
+        keys=Keys(begin.verify_key, begin.grant_key),
     )
 
 
@@ -290,15 +295,16 @@ def from_pull(request: pb.PullRequest) -> PullRequest:
             source = request.snapshot
         case _:
             raise InvalidArgument("a pull names no source; expected newest, round or snapshot")
-    decision = from_decision(request.decision) if request.HasField("decision") else None
+    signed = request.decision if request.HasField("decision") else None
     return PullRequest(
         _from_fence(request.fence),
-        request.worker,
+        "",
         source,
-        decision,
+        None,
         from_encoding(request.encoding),
         from_table_ids(request.rows) if request.rows else (),
         request.rows_only,
+        SignedDecision(signed.decision, signed.signature) if signed is not None else None,
     )
 
 

@@ -34,6 +34,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _COORDINATOR + "ReportWork": _WORKERS,
         _COORDINATOR + "LeaveWorker": _WORKERS,
         _COORDINATOR + "SetPolicy": _OPERATORS,
+        _COORDINATOR + "RevokeWorker": _OPERATORS,
         _COORDINATOR + "GetJobStatus": frozenset({Role.OPERATOR, Role.READER}),
         _COORDINATOR + "GetDashboard": _OPERATORS,
         _SHARD + "Initialize": _WORKERS,

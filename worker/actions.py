@@ -79,7 +79,7 @@ class Pull:
     """
 
     round: int | None = None
-    decision: types_pb2.Decision | None = None
+    decision: types_pb2.SignedDecision | None = None
     batch: BatchId | None = None
 
 
@@ -109,18 +109,19 @@ class Computed:
 class PushPull:
     """Async: have every shard apply the gradient, and receive the newest parameters, and rows of
     embedding tables for the batch ``following``, where it is known. With ``skip`` the batch is
-    recorded as skipped. Answered by :class:`Pushed`."""
+    recorded as skipped. ``grant`` came with the attempt's lease. Answered by :class:`Pushed`."""
 
     batch: BatchId
     attempt: int
     skip: bool = False
     following: BatchId | None = None
+    grant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Sync: have every shard stage the gradient, or that the batch is skipped. Answered by
-    :class:`Pushed`.
+    """Sync: have every shard stage the gradient, or that the batch is skipped. ``grant`` came with
+    the attempt's lease. Answered by :class:`Pushed`.
 
     Raises ``RoundPassed``.
     """
@@ -128,6 +129,7 @@ class Push:
     batch: BatchId
     attempt: int
     skip: bool = False
+    grant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

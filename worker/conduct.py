@@ -38,6 +38,7 @@ from typing import Any, TypeAlias
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration, TableFull
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 from worker.actions import (
     Action,
     Commit,
@@ -158,7 +159,7 @@ def _train(task: pb.TrainTask) -> Leased:
             if not asked and 2 * index >= len(task.batches) - 1:
                 asked = True
                 yield LeaseAhead()
-            yield from _apply(_batch_of(attempt), attempt.attempt, following[index])
+            yield from _apply(attempt, following[index])
         if not asked:
             yield LeaseAhead()
         lease: pb.Lease = yield TakeLease()
@@ -170,10 +171,11 @@ def _train(task: pb.TrainTask) -> Leased:
             yield Pull(batch=_first(task))
 
 
-def _apply(batch: BatchId, attempt: int, following: BatchId | None) -> Conduct:
+def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
     """Async: one batch, from its data to its report; ``following`` is the next of its task."""
+    batch, attempt = _batch_of(leased), leased.attempt
     computed: Computed = yield Compute(batch, following)
-    pushed: Pushed = yield PushPull(batch, attempt, not computed.finite, following)
+    pushed: Pushed = yield PushPull(batch, attempt, not computed.finite, following, leased.grant)
     # A shard that had to be asked again may have the batch from this very push.
     unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
     yield Settle(unused + pushed.too_stale)
@@ -216,7 +218,7 @@ class _Rounds:
             guess = self._next.after(batch)
             if guess is not None:
                 yield from self._expect(guess)
-            pushed: Pushed = yield Push(batch, attempt, not computed.finite)
+            pushed: Pushed = yield Push(batch, attempt, not computed.finite, work.attempt.grant)
         except RoundPassed:
             yield TakeBack()
             lease = yield Lease()

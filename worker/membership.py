@@ -39,15 +39,20 @@ class Membership:
     and answers to what it asked before change nothing any more.
     """
 
-    def __init__(self, incarnation: int) -> None:
+    def __init__(self, incarnation: int, secret: bytes) -> None:
+        """``secret`` are 32 random bytes, which prove to the coordinator that a registration is of
+        this process."""
         self.worker = ""
         """The name that the coordinator has given; empty before the first registration."""
+        self.session = b""
+        """What the coordinator and shards know this registration by; likewise."""
         self.generation = 0
         self.policy = 0
         self.heartbeat_s = 1.0
         self.settings_sha256 = ""
         """Of what this process has loaded, as the coordinator said then."""
         self._incarnation = incarnation
+        self._secret = secret
         # Counts registrations; answers to what was asked in an earlier one do not matter.
         self._registration = 0
         self._registered = False
@@ -126,6 +131,7 @@ class Membership:
             software=SOFTWARE,
             device=device,
             settings_sha256=self.settings_sha256,
+            secret=self._secret,
         )
 
     def registered(self, response: pb.RegisterWorkerResponse) -> None:
@@ -133,12 +139,12 @@ class Membership:
         self._registration += 1
         self._registered = True
         self._present = 0
-        self.worker = response.worker
+        self.worker, self.session = response.worker, response.session
         self.heartbeat_s = response.heartbeat_s or self.heartbeat_s
 
     def get_cluster(self) -> pb.GetClusterRequest:
         """Asks where the shards are."""
-        return pb.GetClusterRequest(worker=self.worker, incarnation=self._incarnation)
+        return pb.GetClusterRequest(session=self.session)
 
     def joined(self, cluster: pb.GetClusterResponse) -> None:
         """The worker stands at the cluster's generation, with empty hands. What it has to report
@@ -163,8 +169,7 @@ class Membership:
         """Asks for work, and reports."""
         sent = self._done.pending()
         request = pb.LeaseWorkRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
+            session=self.session,
             generation=self.generation,
             policy=self.policy,
             done=[done.message() for done in sent],
@@ -186,8 +191,7 @@ class Membership:
     def commit(self, round_number: int, done: DoneBatch) -> pb.CommitBatchRequest:
         """Sync: all shards hold this attempt."""
         return pb.CommitBatchRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
+            session=self.session,
             generation=self.generation,
             policy=self.policy,
             round=round_number,
@@ -196,9 +200,7 @@ class Membership:
 
     def report(self, done: WorkDone) -> pb.ReportWorkRequest:
         """Work other than batches is done."""
-        request = pb.ReportWorkRequest(
-            worker=self.worker, incarnation=self._incarnation, generation=self.generation
-        )
+        request = pb.ReportWorkRequest(session=self.session, generation=self.generation)
         if isinstance(done, pb.InitializeDone):
             request.initialized.CopyFrom(done)
         elif isinstance(done, pb.EvaluateDone):
@@ -209,9 +211,7 @@ class Membership:
 
     def leave(self, reason: str, fatal: bool = False) -> pb.LeaveWorkerRequest:
         """The last word."""
-        return pb.LeaveWorkerRequest(
-            worker=self.worker, incarnation=self._incarnation, reason=reason, fatal=fatal
-        )
+        return pb.LeaveWorkerRequest(session=self.session, reason=reason, fatal=fatal)
 
     # -- heartbeats ---------------------------------------------------------------------------
 
@@ -233,8 +233,7 @@ class Membership:
             return None
         sent = self._done.pending()
         request = pb.HeartbeatWorkerRequest(
-            worker=self.worker,
-            incarnation=self._incarnation,
+            session=self.session,
             generation=self.generation,
             policy=self.policy,
             done=[done.message() for done in sent],

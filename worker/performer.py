@@ -305,6 +305,7 @@ class Performer:
         results = self._here.shards.push_pull(
             action.batch,
             action.attempt,
+            action.grant,
             gradients,
             self._source.spare,
             rows=self._row_gradients,
@@ -325,6 +326,7 @@ class Performer:
             results = self._here.shards.push(
                 action.batch,
                 action.attempt,
+                action.grant,
                 gradients,
                 rows=self._row_gradients,
                 bases=bases,

@@ -92,7 +92,8 @@ class Router:
         standing.routes.joined([(shard.address, shard.incarnation) for shard in cluster.shards])
         self.generation = cluster.generation
         self._fences = [
-            client.fence(cluster.generation, cluster.policy) for client in self._clients
+            client.fence(cluster.generation, cluster.policy, standing.session)
+            for client in self._clients
         ]
         self._versions = [0] * len(self._clients)
         # The calling thread takes shard 0.
@@ -164,7 +165,7 @@ class Router:
         self,
         source: Source,
         into: Mapping[str, Array] | None,
-        decision: types_pb2.Decision | None = None,
+        decision: types_pb2.SignedDecision | None = None,
         *,
         rows: ReceivedRows | None = None,
     ) -> None:
@@ -175,7 +176,7 @@ class Router:
         def pull(shard: int) -> PullInfo:
             wanted = None if rows is None else rows.wanted(shard, rows_only=into is None)
             return self._clients[shard].pull(
-                self._fences[shard], self._standing.worker, source, into or {}, decision, wanted
+                self._fences[shard], source, into or {}, decision, wanted
             )
 
         self._pulling = True
@@ -203,6 +204,7 @@ class Router:
         self,
         batch: BatchId,
         attempt: int,
+        grant: bytes,
         gradients: Sequence[Gradient] | None,
         *,
         rows: Sequence[Mapping[int, Rows]] = (),
@@ -212,8 +214,8 @@ class Router:
         """Stages a gradient on all shards (sync); None is one that is not finite. ``rows`` are
         what each shard gets for tables; ``bases`` as of :meth:`bases`, of the parameters by
         default. ``totals`` are what the batch adds to those of its epoch, which the first shard
-        keeps."""
-        messages = self._pushes(batch, attempt, gradients, rows, bases, totals)
+        keeps. ``grant`` came with the lease of the attempt."""
+        messages = self._pushes(batch, attempt, grant, gradients, rows, bases, totals)
 
         def push(shard: int) -> PushResult:
             return self._clients[shard].push(self._fences[shard], messages[shard])
@@ -225,6 +227,7 @@ class Router:
         self,
         batch: BatchId,
         attempt: int,
+        grant: bytes,
         gradients: Sequence[Gradient] | None,
         into: Mapping[str, Array],
         *,
@@ -236,7 +239,7 @@ class Router:
         """Applies a gradient on all shards (async) and receives the newest parameters, and rows for
         the batch that follows; None is a gradient that is not finite: the batch is recorded as
         skipped. See :meth:`push`."""
-        messages = self._pushes(batch, attempt, gradients, rows, bases, totals)
+        messages = self._pushes(batch, attempt, grant, gradients, rows, bases, totals)
 
         def push_pull(shard: int) -> tuple[PushResult, PullInfo]:
             wanted = None if following is None else following.wanted(shard)
@@ -266,23 +269,23 @@ class Router:
         self,
         batch: BatchId,
         attempt: int,
+        grant: bytes,
         gradients: Sequence[Gradient] | None,
         rows: Sequence[Mapping[int, Rows]],
         bases: Sequence[int],
         totals: Sequence[float],
     ) -> list[Push]:
-        worker, bases = self._standing.worker, bases or self._versions
         return [
             Push(
-                worker,
                 batch,
                 attempt,
                 base,
                 None if gradients is None else gradients[shard],
                 rows[shard] if rows and gradients is not None else None,
                 totals if shard == 0 else (),
+                grant,
             )
-            for shard, base in enumerate(bases)
+            for shard, base in enumerate(bases or self._versions)
         ]
 
     def _sent(self, shard: int) -> None:

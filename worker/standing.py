@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from coordinator.client import HEARTBEAT_CALL_S, CoordinatorClient
+from psrpc.credentials import SECRET_BYTES
 from psrpc.errors import Forming, NotReady, PsError, ShardUnreachable
 from psrpc.exit_status import DRAINED
 from psrpc.logs import get_logger, set_role
@@ -67,7 +69,7 @@ class Standing:
         self.connect_timeout_s = connect_timeout_s
         self.security = client.security
         self.threads = threads
-        self.membership = Membership(incarnation)
+        self.membership = Membership(incarnation, secrets.token_bytes(SECRET_BYTES))
         self.routes = routes or Routes()
         self.position: Callable[[], pb.WorkerPosition | None] = lambda: None
         """How far the trainer's thread has come; any thread may call it."""
@@ -111,6 +113,11 @@ class Standing:
     def worker(self) -> str:
         """This worker's name; empty before it has registered."""
         return self.membership.worker
+
+    @property
+    def session(self) -> bytes:
+        """What shards know this worker by; empty before it has registered."""
+        return self.membership.session
 
     # -- interrupts ---------------------------------------------------------------------------
 

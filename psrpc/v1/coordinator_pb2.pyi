@@ -171,7 +171,7 @@ class WatchRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: _Optional[bool] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("generation", "policy", "keep", "restore", "fresh", "decision", "settings", "version", "rate_scale", "warmup_updates")
+    __slots__ = ("generation", "policy", "keep", "restore", "fresh", "decision", "settings", "version", "rate_scale", "warmup_updates", "verify_key", "grant_key")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,8 @@ class Begin(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     RATE_SCALE_FIELD_NUMBER: _ClassVar[int]
     WARMUP_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_KEY_FIELD_NUMBER: _ClassVar[int]
+    GRANT_KEY_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     keep: bool
@@ -192,7 +194,9 @@ class Begin(_message.Message):
     version: int
     rate_scale: float
     warmup_updates: int
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., settings: _Optional[bytes] = ..., version: _Optional[int] = ..., rate_scale: _Optional[float] = ..., warmup_updates: _Optional[int] = ...) -> None: ...
+    verify_key: bytes
+    grant_key: bytes
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., keep: _Optional[bool] = ..., restore: _Optional[str] = ..., fresh: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., settings: _Optional[bytes] = ..., version: _Optional[int] = ..., rate_scale: _Optional[float] = ..., warmup_updates: _Optional[int] = ..., verify_key: _Optional[bytes] = ..., grant_key: _Optional[bytes] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("number", "worker", "attempts")
@@ -271,7 +275,7 @@ class ReportSnapshotResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device", "settings_sha256")
+    __slots__ = ("incarnation", "host", "pid", "job_sha256", "software", "device", "settings_sha256", "secret")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +283,7 @@ class RegisterWorkerRequest(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     host: str
     pid: int
@@ -286,17 +291,20 @@ class RegisterWorkerRequest(_message.Message):
     software: str
     device: str
     settings_sha256: str
-    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ..., settings_sha256: _Optional[str] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., job_sha256: _Optional[str] = ..., software: _Optional[str] = ..., device: _Optional[str] = ..., settings_sha256: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class RegisterWorkerResponse(_message.Message):
-    __slots__ = ("worker", "heartbeat_s", "lease_s")
+    __slots__ = ("worker", "heartbeat_s", "lease_s", "session")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     heartbeat_s: float
     lease_s: float
-    def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    session: bytes
+    def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class BatchReport(_message.Message):
     __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale")
@@ -381,9 +389,7 @@ class Transport(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., kind: _Optional[_Union[Transport.Kind, str]] = ..., why: _Optional[str] = ...) -> None: ...
 
 class HeartbeatWorkerRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "waiting_for", "times", "unreachable", "position", "transports")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("generation", "policy", "done", "waiting_for", "times", "unreachable", "position", "transports", "session")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
@@ -392,8 +398,7 @@ class HeartbeatWorkerRequest(_message.Message):
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
-    worker: str
-    incarnation: int
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
@@ -402,7 +407,8 @@ class HeartbeatWorkerRequest(_message.Message):
     unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableShard]
     position: WorkerPosition
     transports: _containers.RepeatedCompositeFieldContainer[Transport]
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ...) -> None: ...
+    session: bytes
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., position: _Optional[_Union[WorkerPosition, _Mapping]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatWorkerResponse(_message.Message):
     __slots__ = ("unknown", "shutdown", "generation")
@@ -415,12 +421,10 @@ class HeartbeatWorkerResponse(_message.Message):
     def __init__(self, unknown: _Optional[bool] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class GetClusterRequest(_message.Message):
-    __slots__ = ("worker", "incarnation")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    worker: str
-    incarnation: int
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class ShardAddress(_message.Message):
     __slots__ = ("address", "incarnation")
@@ -443,20 +447,18 @@ class GetClusterResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan: _Optional[bytes] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
 
 class LeaseWorkRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "done", "received")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("generation", "policy", "done", "received", "session")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    worker: str
-    incarnation: int
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     done: _containers.RepeatedCompositeFieldContainer[BatchReport]
     received: int
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ...) -> None: ...
+    session: bytes
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., done: _Optional[_Iterable[_Union[BatchReport, _Mapping]]] = ..., received: _Optional[int] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class LeaseWorkResponse(_message.Message):
     __slots__ = ("lease",)
@@ -499,16 +501,16 @@ class TrainTask(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[_types_pb2.Attempt, _Mapping]]] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class RoundWork(_message.Message):
-    __slots__ = ("round", "attempt", "decision", "newest")
+    __slots__ = ("round", "attempt", "newest", "decision")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    DECISION_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     round: int
     attempt: _types_pb2.Attempt
-    decision: _types_pb2.Decision
     newest: bool
-    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., newest: _Optional[bool] = ...) -> None: ...
+    decision: _types_pb2.SignedDecision
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[_Union[_types_pb2.Attempt, _Mapping]] = ..., newest: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ...) -> None: ...
 
 class EvaluateTask(_message.Message):
     __slots__ = ("evaluation", "task", "snapshot", "start", "stop")
@@ -555,20 +557,18 @@ class Wait(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class CommitBatchRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "policy", "round", "report")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("generation", "policy", "round", "report", "session")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    worker: str
-    incarnation: int
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     round: int
     report: BatchReport
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ...) -> None: ...
+    session: bytes
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., round: _Optional[int] = ..., report: _Optional[_Union[BatchReport, _Mapping]] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class CommitBatchResponse(_message.Message):
     __slots__ = ("lease",)
@@ -577,20 +577,18 @@ class CommitBatchResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class ReportWorkRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "generation", "initialized", "evaluated", "merged")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("generation", "initialized", "evaluated", "merged", "session")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     INITIALIZED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
-    worker: str
-    incarnation: int
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     initialized: InitializeDone
     evaluated: EvaluateDone
     merged: MergeDone
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., generation: _Optional[int] = ..., initialized: _Optional[_Union[InitializeDone, _Mapping]] = ..., evaluated: _Optional[_Union[EvaluateDone, _Mapping]] = ..., merged: _Optional[_Union[MergeDone, _Mapping]] = ...) -> None: ...
+    session: bytes
+    def __init__(self, generation: _Optional[int] = ..., initialized: _Optional[_Union[InitializeDone, _Mapping]] = ..., evaluated: _Optional[_Union[EvaluateDone, _Mapping]] = ..., merged: _Optional[_Union[MergeDone, _Mapping]] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class InitializeDone(_message.Message):
     __slots__ = ()
@@ -628,16 +626,14 @@ class ReportWorkResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveWorkerRequest(_message.Message):
-    __slots__ = ("worker", "incarnation", "reason", "fatal")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("reason", "fatal", "session")
     REASON_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
-    worker: str
-    incarnation: int
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     reason: str
     fatal: bool
-    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+    session: bytes
+    def __init__(self, reason: _Optional[str] = ..., fatal: _Optional[bool] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class LeaveWorkerResponse(_message.Message):
     __slots__ = ()
@@ -656,6 +652,22 @@ class SetPolicyResponse(_message.Message):
     policy: int
     settings: str
     def __init__(self, policy: _Optional[int] = ..., settings: _Optional[str] = ...) -> None: ...
+
+class RevokeWorkerRequest(_message.Message):
+    __slots__ = ("worker", "incarnation", "reason", "bar")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BAR_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    incarnation: int
+    reason: str
+    bar: bool
+    def __init__(self, worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ..., bar: _Optional[bool] = ...) -> None: ...
+
+class RevokeWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetJobStatusRequest(_message.Message):
     __slots__ = ()

@@ -104,6 +104,11 @@ class CoordinatorStub:
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.RevokeWorker = channel.unary_unary(
+                '/psrpc.v1.Coordinator/RevokeWorker',
+                request_serializer=psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerRequest.SerializeToString,
+                response_deserializer=psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerResponse.FromString,
+                _registered_method=True)
         self.GetJobStatus = channel.unary_unary(
                 '/psrpc.v1.Coordinator/GetJobStatus',
                 request_serializer=psrpc_dot_v1_dot_coordinator__pb2.GetJobStatusRequest.SerializeToString,
@@ -235,6 +240,14 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RevokeWorker(self, request, context):
+        """Ends a worker's session: its leases go to others, and shards refuse what it still sends. Safe to
+        repeat. Errors: INVALID_ARGUMENT (no such worker).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetJobStatus(self, request, context):
         """Everything a person wants to know. Changes nothing.
         """
@@ -324,6 +337,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.FromString,
                     response_serializer=psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'RevokeWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeWorker,
+                    request_deserializer=psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerRequest.FromString,
+                    response_serializer=psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerResponse.SerializeToString,
             ),
             'GetJobStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJobStatus,
@@ -714,6 +732,33 @@ class Coordinator:
             '/psrpc.v1.Coordinator/SetPolicy',
             psrpc_dot_v1_dot_coordinator__pb2.SetPolicyRequest.SerializeToString,
             psrpc_dot_v1_dot_coordinator__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/psrpc.v1.Coordinator/RevokeWorker',
+            psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerRequest.SerializeToString,
+            psrpc_dot_v1_dot_coordinator__pb2.RevokeWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

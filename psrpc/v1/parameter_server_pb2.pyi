@@ -50,26 +50,24 @@ class InitializeResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., already: _Optional[bool] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("fence", "worker", "newest", "round", "snapshot", "decision", "encoding", "rows", "rows_only")
+    __slots__ = ("fence", "newest", "round", "snapshot", "encoding", "rows", "rows_only", "decision")
     FENCE_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    DECISION_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
-    worker: str
     newest: bool
     round: int
     snapshot: str
-    decision: _types_pb2.Decision
     encoding: _types_pb2.Encoding
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
     rows_only: bool
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., decision: _Optional[_Union[_types_pb2.Decision, _Mapping]] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ...) -> None: ...
+    decision: _types_pb2.SignedDecision
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., newest: _Optional[bool] = ..., round: _Optional[int] = ..., snapshot: _Optional[str] = ..., encoding: _Optional[_Union[_types_pb2.Encoding, str]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., rows_only: _Optional[bool] = ..., decision: _Optional[_Union[_types_pb2.SignedDecision, _Mapping]] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("version", "generation", "extents")
@@ -90,9 +88,8 @@ class PullResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[PullHeader, _Mapping]] = ..., chunk: _Optional[_Union[_types_pb2.Chunk, _Mapping]] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("fence", "worker", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows", "totals")
+    __slots__ = ("fence", "batch", "attempt", "base_version", "examples", "skipped", "extents", "rows", "totals", "grant")
     FENCE_FIELD_NUMBER: _ClassVar[int]
-    WORKER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -101,8 +98,8 @@ class PushHeader(_message.Message):
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
-    worker: str
     batch: _types_pb2.BatchId
     attempt: int
     base_version: int
@@ -111,7 +108,8 @@ class PushHeader(_message.Message):
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.TableIds]
     totals: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., worker: _Optional[str] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
+    grant: bytes
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class PushResult(_message.Message):
     __slots__ = ("outcome", "version", "staleness", "apply_us")

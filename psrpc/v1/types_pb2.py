@@ -24,37 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14psrpc/v1/types.proto\x12\x08psrpc.v1\"Y\n\x05\x46\x65nce\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\x04\x12\x11\n\tplan_hash\x18\x03 \x01(\x0c\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x04\"6\n\x07\x42\x61tchId\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"<\n\x07\x41ttempt\x12 \n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x11.psrpc.v1.BatchId\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"&\n\x08TableIds\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\"M\n\x06\x45xtent\x12\r\n\x05\x61rena\x18\x01 \x01(\r\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12$\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x12.psrpc.v1.Encoding\"4\n\x05\x43hunk\x12\r\n\x05\x61rena\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"~\n\x08\x44\x65\x63ision\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12#\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x11.psrpc.v1.Attempt\x12*\n\tsnapshots\x18\x04 \x03(\x0b\x32\x17.psrpc.v1.SnapshotOrder\"\x7f\n\rSnapshotOrder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05write\x18\x02 \x01(\x08\x12\x0c\n\x04keep\x18\x03 \x01(\x08\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x13\n\x0bglobal_step\x18\x05 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x06 \x01(\t\x12\r\n\x05parts\x18\x07 \x01(\r\"\'\n\x08Interval\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"w\n\x0c\x41ppliedEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12#\n\x07\x61pplied\x18\x02 \x03(\x0b\x32\x12.psrpc.v1.Interval\x12#\n\x07skipped\x18\x03 \x03(\x0b\x32\x12.psrpc.v1.Interval\x12\x0e\n\x06totals\x18\x04 \x03(\x01\"=\n\x0b\x45pochTotals\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x04\x12\x0e\n\x06totals\x18\x03 \x03(\x01\"1\n\x0fWorkerStaleness\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04*\x8b\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45NCODING_PLAIN\x10\x01\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x02\x12\x14\n\x10\x45NCODING_FLOAT16\x10\x03\x12\x11\n\rENCODING_INT8\x10\x04\x12\x11\n\rENCODING_TOPK\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14psrpc/v1/types.proto\x12\x08psrpc.v1\"j\n\x05\x46\x65nce\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06policy\x18\x02 \x01(\x04\x12\x11\n\tplan_hash\x18\x03 \x01(\x0c\x12\x19\n\x11shard_incarnation\x18\x04 \x01(\x04\x12\x0f\n\x07session\x18\x05 \x01(\x0c\"=\n\x07Session\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"6\n\x07\x42\x61tchId\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\"K\n\x07\x41ttempt\x12 \n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x11.psrpc.v1.BatchId\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\r\n\x05grant\x18\x03 \x01(\x0c\"&\n\x08TableIds\x12\r\n\x05table\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\"M\n\x06\x45xtent\x12\r\n\x05\x61rena\x18\x01 \x01(\r\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12$\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x12.psrpc.v1.Encoding\"4\n\x05\x43hunk\x12\r\n\x05\x61rena\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"~\n\x08\x44\x65\x63ision\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12#\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x11.psrpc.v1.Attempt\x12*\n\tsnapshots\x18\x04 \x03(\x0b\x32\x17.psrpc.v1.SnapshotOrder\"5\n\x0eSignedDecision\x12\x10\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x7f\n\rSnapshotOrder\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05write\x18\x02 \x01(\x08\x12\x0c\n\x04keep\x18\x03 \x01(\x08\x12\x11\n\tdirectory\x18\x04 \x01(\t\x12\x13\n\x0bglobal_step\x18\x05 \x01(\x04\x12\x0c\n\x04\x62\x61se\x18\x06 \x01(\t\x12\r\n\x05parts\x18\x07 \x01(\r\"\'\n\x08Interval\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"w\n\x0c\x41ppliedEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12#\n\x07\x61pplied\x18\x02 \x03(\x0b\x32\x12.psrpc.v1.Interval\x12#\n\x07skipped\x18\x03 \x03(\x0b\x32\x12.psrpc.v1.Interval\x12\x0e\n\x06totals\x18\x04 \x03(\x01\"=\n\x0b\x45pochTotals\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07records\x18\x02 \x01(\x04\x12\x0e\n\x06totals\x18\x03 \x03(\x01\"1\n\x0fWorkerStaleness\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04*\x8b\x01\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45NCODING_PLAIN\x10\x01\x12\x15\n\x11\x45NCODING_BFLOAT16\x10\x02\x12\x14\n\x10\x45NCODING_FLOAT16\x10\x03\x12\x11\n\rENCODING_INT8\x10\x04\x12\x11\n\rENCODING_TOPK\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'psrpc.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENCODING']._serialized_start=950
-  _globals['_ENCODING']._serialized_end=1089
+  _globals['_ENCODING']._serialized_start=1100
+  _globals['_ENCODING']._serialized_end=1239
   _globals['_FENCE']._serialized_start=34
-  _globals['_FENCE']._serialized_end=123
-  _globals['_BATCHID']._serialized_start=125
-  _globals['_BATCHID']._serialized_end=179
-  _globals['_ATTEMPT']._serialized_start=181
-  _globals['_ATTEMPT']._serialized_end=241
-  _globals['_TABLEIDS']._serialized_start=243
-  _globals['_TABLEIDS']._serialized_end=281
-  _globals['_EXTENT']._serialized_start=283
-  _globals['_EXTENT']._serialized_end=360
-  _globals['_CHUNK']._serialized_start=362
-  _globals['_CHUNK']._serialized_end=414
-  _globals['_DECISION']._serialized_start=416
-  _globals['_DECISION']._serialized_end=542
-  _globals['_SNAPSHOTORDER']._serialized_start=544
-  _globals['_SNAPSHOTORDER']._serialized_end=671
-  _globals['_INTERVAL']._serialized_start=673
-  _globals['_INTERVAL']._serialized_end=712
-  _globals['_APPLIEDEPOCH']._serialized_start=714
-  _globals['_APPLIEDEPOCH']._serialized_end=833
-  _globals['_EPOCHTOTALS']._serialized_start=835
-  _globals['_EPOCHTOTALS']._serialized_end=896
-  _globals['_WORKERSTALENESS']._serialized_start=898
-  _globals['_WORKERSTALENESS']._serialized_end=947
+  _globals['_FENCE']._serialized_end=140
+  _globals['_SESSION']._serialized_start=142
+  _globals['_SESSION']._serialized_end=203
+  _globals['_BATCHID']._serialized_start=205
+  _globals['_BATCHID']._serialized_end=259
+  _globals['_ATTEMPT']._serialized_start=261
+  _globals['_ATTEMPT']._serialized_end=336
+  _globals['_TABLEIDS']._serialized_start=338
+  _globals['_TABLEIDS']._serialized_end=376
+  _globals['_EXTENT']._serialized_start=378
+  _globals['_EXTENT']._serialized_end=455
+  _globals['_CHUNK']._serialized_start=457
+  _globals['_CHUNK']._serialized_end=509
+  _globals['_DECISION']._serialized_start=511
+  _globals['_DECISION']._serialized_end=637
+  _globals['_SIGNEDDECISION']._serialized_start=639
+  _globals['_SIGNEDDECISION']._serialized_end=692
+  _globals['_SNAPSHOTORDER']._serialized_start=694
+  _globals['_SNAPSHOTORDER']._serialized_end=821
+  _globals['_INTERVAL']._serialized_start=823
+  _globals['_INTERVAL']._serialized_end=862
+  _globals['_APPLIEDEPOCH']._serialized_start=864
+  _globals['_APPLIEDEPOCH']._serialized_end=983
+  _globals['_EPOCHTOTALS']._serialized_start=985
+  _globals['_EPOCHTOTALS']._serialized_end=1046
+  _globals['_WORKERSTALENESS']._serialized_start=1048
+  _globals['_WORKERSTALENESS']._serialized_end=1097
 # @@protoc_insertion_point(module_scope)

@@ -23,16 +23,28 @@ ENCODING_INT8: Encoding
 ENCODING_TOPK: Encoding
 
 class Fence(_message.Message):
-    __slots__ = ("generation", "policy", "plan_hash", "shard_incarnation")
+    __slots__ = ("generation", "policy", "plan_hash", "shard_incarnation", "session")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     SHARD_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     policy: int
     plan_hash: bytes
     shard_incarnation: int
-    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan_hash: _Optional[bytes] = ..., shard_incarnation: _Optional[int] = ...) -> None: ...
+    session: bytes
+    def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., plan_hash: _Optional[bytes] = ..., shard_incarnation: _Optional[int] = ..., session: _Optional[bytes] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("worker", "certificate", "nonce")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    certificate: str
+    nonce: bytes
+    def __init__(self, worker: _Optional[str] = ..., certificate: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class BatchId(_message.Message):
     __slots__ = ("epoch", "first", "count")
@@ -45,12 +57,14 @@ class BatchId(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("batch", "attempt")
+    __slots__ = ("batch", "attempt", "grant")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     batch: BatchId
     attempt: int
-    def __init__(self, batch: _Optional[_Union[BatchId, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
+    grant: bytes
+    def __init__(self, batch: _Optional[_Union[BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class TableIds(_message.Message):
     __slots__ = ("table", "ids")
@@ -91,6 +105,14 @@ class Decision(_message.Message):
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
     snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotOrder]
     def __init__(self, generation: _Optional[int] = ..., round: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotOrder, _Mapping]]] = ...) -> None: ...
+
+class SignedDecision(_message.Message):
+    __slots__ = ("decision", "signature")
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    decision: bytes
+    signature: bytes
+    def __init__(self, decision: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotOrder(_message.Message):
     __slots__ = ("name", "write", "keep", "directory", "global_step", "base", "parts")

@@ -1,0 +1,52 @@
+"""Issues what shards accept from workers: sessions, grants and signed decisions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from coordinator.work import Attempt
+from psrpc.credentials import (
+    DECISION,
+    KEY_BYTES,
+    NONCE_BYTES,
+    SESSION,
+    Keys,
+    Session,
+    SignedDecision,
+    grant_of,
+    session_body,
+)
+
+
+class Authority:
+    """One coordinator process's keys. A coordinator that is started again has others, and forms a
+    generation before anything is trained, with whose order they reach the shards.
+
+    Attributes:
+        keys: for shards.
+    """
+
+    def __init__(self, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        """``random`` draws that many bytes, which have to be unpredictable."""
+        self._random = random
+        self._key = Ed25519PrivateKey.from_private_bytes(random(KEY_BYTES))
+        public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.keys = Keys(public, random(KEY_BYTES))
+
+    def open_session(self, worker: str, certificate: str) -> bytes:
+        """The token of a new session of ``worker``, which calls with ``certificate``, a common
+        name; empty without certificates."""
+        body = session_body(Session(worker, certificate), self._random(NONCE_BYTES))
+        return self._key.sign(SESSION + body) + body
+
+    def sign(self, decision: bytes) -> SignedDecision:
+        """A serialized decision that may travel through workers."""
+        return SignedDecision(decision, self._key.sign(DECISION + decision))
+
+    def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
+        """The proof that ``attempt`` was leased to ``worker`` in ``generation``."""
+        return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)

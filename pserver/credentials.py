@@ -1,0 +1,92 @@
+"""Finds out who a message is from and what it may ask for, before the engine sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from pserver import wire
+from pserver.fence import Fence, ShardIdentity
+from pserver.requests import InitializeRequest, PullRequest, PushRequest
+from psrpc.credentials import Keys, Session, check_decision, check_grant, read_session
+from psrpc.errors import AccessDenied, StaleGeneration
+from psrpc.v1 import types_pb2 as types
+
+
+class Credentials:
+    """Checks sessions, grants and signed decisions for one shard. Thread-safe.
+
+    A message is first admitted by its fence. Keys change with the generation and generations only
+    rise, so a message that the engine admits afterwards is of the generation whose keys it was
+    checked by.
+    """
+
+    def __init__(
+        self, admit: Callable[[Fence], object], identity: Callable[[], ShardIdentity]
+    ) -> None:
+        """Args:
+        admit: raises where a message is not for this shard as it stands.
+        identity: where the shard stands.
+        """
+        self._admit = admit
+        self._identity = identity
+
+    def initialize(self, request: InitializeRequest, certificate: str) -> InitializeRequest:
+        """Passes the values of a worker that calls with ``certificate``; errors as :meth:`push`."""
+        self._session(request.fence, certificate)
+        return request
+
+    def push(self, request: PushRequest, certificate: str) -> PushRequest:
+        """A push, with the worker that it is from.
+
+        Args:
+            certificate: the common name of the caller's; empty without certificates.
+
+        Raises:
+            AccessDenied: the session or the grant is not of this job's coordinator.
+            StaleGeneration: the session was opened with another certificate, or by ``admit``.
+        """
+        session, keys = self._session(request.fence, certificate)
+        attempt = request.attempt
+        check_grant(
+            keys.grant,
+            session.worker,
+            request.fence.generation,
+            attempt.batch,
+            attempt.attempt,
+            request.grant,
+        )
+        return replace(request, worker=session.worker)
+
+    def pull(self, request: PullRequest, certificate: str) -> PullRequest:
+        """A pull, with the worker that it is from and the decision that it brings.
+
+        Raises:
+            AccessDenied: the session or the decision is not of this job's coordinator.
+            StaleGeneration: as :meth:`push`.
+        """
+        session, keys = self._session(request.fence, certificate)
+        if request.signed is None:
+            return replace(request, worker=session.worker)
+        check_decision(keys.verify, request.signed)
+        try:
+            decision = types.Decision.FromString(request.signed.decision)
+        except DecodeError:
+            raise AssertionError("the coordinator signs decisions alone") from None
+        return replace(request, worker=session.worker, decision=wire.from_decision(decision))
+
+    def _session(self, fence: Fence, certificate: str) -> tuple[Session, Keys]:
+        self._admit(fence)
+        identity = self._identity()
+        if identity.keys is None:
+            raise AccessDenied(f"shard {identity.shard} knows no session yet", code="PS304")
+        session = read_session(identity.keys.verify, fence.session)
+        if session.certificate != certificate:
+            # After a change of certificates on a machine, the worker opens another session.
+            raise StaleGeneration(
+                f"{session.worker} registered with certificate {session.certificate!r} and calls "
+                f"with {certificate!r}: register again"
+            )
+        return session, identity.keys
