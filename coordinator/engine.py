@@ -260,8 +260,8 @@ class Engine:
         raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
 
     async def get_cluster(self, name: str | None) -> Sequence[Shard]:
-        """Like :meth:`cluster_now`, for a worker after a while if that helps. A reader of the shards
-        is no worker (None), and knows by itself how long to wait."""
+        """Like :meth:`cluster_now`, for a worker after a while if that helps. None is a reader of
+        the shards, which knows by itself how long to wait."""
         if name is None:
             return self.cluster_now(name)
         self._members.worker_seen(name, self.course.now())

@@ -145,7 +145,9 @@ def session_body(session: Session, nonce: bytes) -> bytes:
 def _read_session(verify: bytes, token: bytes) -> Session:
     signature, body = token[:SIGNATURE_BYTES], token[SIGNATURE_BYTES:]
     if not _verifies(verify, signature, SESSION + body):
-        raise AccessDenied("the session is not one that this job's coordinator opened", code="PS304")
+        raise AccessDenied(
+            "the session is not one that this job's coordinator opened", code="PS304"
+        )
     try:
         session = types.Session.FromString(body)
     except DecodeError:

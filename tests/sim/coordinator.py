@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.course import Course
@@ -90,6 +91,10 @@ class _Directory(RunDirectory):
 
     def write_job(self, document: dict[str, object]) -> None:
         """See :class:`RunDirectory`."""
+
+
+CONTEXT = SimpleNamespace(auth_context=dict)
+"""Of a call without certificates."""
 
 
 @dataclass(slots=True, eq=False)
@@ -195,19 +200,19 @@ class Coordinator:
                 case "GetCluster":
                     self._get_cluster(request, respond)
                 case "LeaseWork":
-                    caller = _caller(request)
+                    caller = self._caller(request)
                     work = self.engine.lease_now(
                         caller, read_reports(request.done), request.received
                     )
                     self._answer_work(work, caller, request.received, pb.LeaseWorkResponse, respond)
                 case "CommitBatch":
-                    caller = _caller(request)
+                    caller = self._caller(request)
                     work = self.engine.commit_now(
                         caller, request.round, read_report(request.report)
                     )
                     self._answer_work(work, caller, 0, pb.CommitBatchResponse, respond)
                 case _:
-                    answer = _finish(getattr(self.servicer, method)(request, None))
+                    answer = _finish(getattr(self.servicer, method)(request, CONTEXT))
                     if method.startswith("Register"):
                         answer.heartbeat_s = self._cluster.options.heartbeat_s
                     respond(answer)
@@ -215,13 +220,16 @@ class Coordinator:
             respond(error)
         self._settle()
 
+    def _caller(self, request: pb.LeaseWorkRequest | pb.CommitBatchRequest) -> Caller:
+        return self.servicer._caller(request, CONTEXT, request.policy)
+
     def _get_cluster(self, request: pb.GetClusterRequest, respond: Respond) -> None:
-        name, incarnation = request.worker, request.incarnation
-        self.engine.course.members.worker_seen(name, incarnation, self._schedule.now())
+        name = self.servicer._worker(request.session, CONTEXT)
+        self.engine.course.members.worker_seen(name, self._schedule.now())
 
         def look(late: bool) -> bool:
             try:
-                shards = self.engine.cluster_now(name, incarnation)
+                shards = self.engine.cluster_now(name)
             except NotReady as error:
                 if late:
                     respond(error)
@@ -266,7 +274,10 @@ class Coordinator:
                 invariants.check_handed_out(self.engine.course, caller.name, last)
             if isinstance(last, Round) and last.decision is not None:
                 invariants.check_told(self._store, last.decision)
-            respond(response(lease=write_lease(last, run.generation, run.policy)))
+            lease = write_lease(
+                last, caller.name, run.generation, run.policy, self.engine.authority
+            )
+            respond(response(lease=lease))
             return True
 
         if not isinstance(work, Wait):
@@ -341,7 +352,7 @@ class Coordinator:
         try:
             while (command := stream.next()) is not None:
                 self._cluster.invariants.check_told(self._store, command)
-                connection.send(write_command(command))
+                connection.send(write_command(command, self.engine.authority.keys))
                 if isinstance(command, Ended):
                     stream.told = stream.over = True
                     self.engine.watch_ended(stream)
@@ -350,10 +361,6 @@ class Coordinator:
         if stream.over:
             connection.end(None)
             self._streams = [item for item in self._streams if item[0] is not stream]
-
-
-def _caller(request: pb.LeaseWorkRequest | pb.CommitBatchRequest) -> Caller:
-    return Caller(request.worker, request.incarnation, request.generation, request.policy)
 
 
 def _finish(coroutine: Any) -> Any:

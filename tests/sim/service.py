@@ -13,7 +13,7 @@ from pserver.arrival import Seen
 from pserver.assembly import Extent
 from pserver.requests import PullRequest, RowsRequest
 from pserver.table_ids import TableIds
-from psrpc.errors import NotReady, PsError
+from psrpc.errors import AccessDenied, NotReady, PsError
 from psrpc.plan import Plan
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.sim.network import Respond
@@ -98,6 +98,7 @@ class Service:
         try:
             answer: Any
             if method == "Pull":
+                request = engine.credentials.pull(request, "")
                 if isinstance(request.source, int) or request.decision is not None:
                     until = self._schedule.now() + PATIENCE_S
                     self._pull(_Parked(request, respond, until))
@@ -109,15 +110,21 @@ class Service:
                 header, tensors = request
                 sent = Sent(tensors, self.meanwhile)
                 if method == "Initialize":
+                    header = engine.credentials.initialize(header, "")
                     answer = engine.initialize(header, sent, 0.0)
                 elif method == "Push":
+                    header = engine.credentials.push(header, "")
                     answer = engine.push(header, sent, 0.0)
                     self._cluster.invariants.check_accepted(self._shard, header, answer)
                 else:
                     assert method == "PushPull"
+                    header = engine.credentials.push(header, "")
                     wanted = RowsRequest(tensors.wanted) if tensors.wanted else None
                     answer = engine.push_pull(header, sent, 0.0, "plain", wanted)
                     self._cluster.invariants.check_accepted(self._shard, header, answer[0])
+        except AccessDenied as error:
+            # Every worker is honest here, whatever is lost, late or repeated.
+            self._cluster.invariants.fail(f"{self._shard.address} denied {method}: {error}")
         except PsError as error:
             self.changed()
             respond(error)
