@@ -85,13 +85,12 @@ async function encodings(shard) {
 }
 
 /** Sync: two micro-batches are staged, then their round is decided and the next one pulled. */
-async function round(shard) {
+async function round(shard, { decision, signature }) {
   await shard.initialize(values(shard));
   const out = [];
   for (const step of [0, 1]) out.push(await shard.push(batch(step), 0, gradients(shard, step)));
-  const attempts = [0, 1].map((step) => ({ batch: batch(step), attempt: 1 }));
-  const decision = { generation: shard.fence.generation, round: 0, attempts };
-  out.push(await shard.pull({ round: 1, decision, encoding: "ENCODING_PLAIN" }));
+  const signed = { decision: Buffer.from(decision, "base64"), signature: Buffer.from(signature, "base64") };
+  out.push(await shard.pull({ round: 1, decision: signed, encoding: "ENCODING_PLAIN" }));
   return out;
 }
 
@@ -209,11 +208,11 @@ function printable(key, value) {
 async function main() {
   const chunks = [];
   for await (const chunk of process.stdin) chunks.push(chunk);
-  const { address, plan, place } = JSON.parse(Buffer.concat(chunks));
+  const { address, plan, place, lease } = JSON.parse(Buffer.concat(chunks));
   const scenario = { calls, exchanges, encodings, round, refusals }[process.argv[2]];
-  const shard = new Shard(address, plan, place);
+  const shard = new Shard(address, plan, place, lease);
   try {
-    process.stdout.write(JSON.stringify(await scenario(shard), printable));
+    process.stdout.write(JSON.stringify(await scenario(shard, lease.decided), printable));
   } finally {
     shard.close();
   }

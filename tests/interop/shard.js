@@ -103,15 +103,19 @@ class Shard {
    * @param {string} address HOST:PORT.
    * @param {string} plan JSON, byte for byte as the coordinator sent it.
    * @param {{shard: number, incarnation: string, generation: string, policy: string}} place
+   * @param {{session: string, grants: Object<string, string>}} lease the worker's session, and by
+   *   a batch's first position the grant of attempt 1, all in base64.
    */
-  constructor(address, plan, place) {
+  constructor(address, plan, place, lease) {
     this.arenas = arenasOf(plan, place.shard);
     this.fence = {
       generation: place.generation,
       policy: place.policy,
       planHash: createHash("sha256").update(plan).digest(),
       shardIncarnation: place.incarnation,
+      session: Buffer.from(lease.session, "base64"),
     };
+    this.grants = lease.grants;
     this.stub = new ParameterServer(address, grpc.credentials.createInsecure(), {
       "grpc.enable_http_proxy": 0,
     });
@@ -138,9 +142,9 @@ class Shard {
   pushHeader(batch, baseVersion, tensors) {
     return {
       fence: this.fence,
-      worker: "javascript",
       batch,
       attempt: 1,
+      grant: Buffer.from(this.grants[batch.first], "base64"),
       baseVersion,
       examples: batch.count,
       skipped: tensors === null,
@@ -156,7 +160,7 @@ class Shard {
 
   /** `pull` is {newest: true, encoding}, or has {round} or {snapshot} in place of newest. */
   async pull(pull) {
-    const request = { fence: this.fence, worker: "javascript", ...pull };
+    const request = { fence: this.fence, ...pull };
     let header, assembly;
     for await (const message of this.stub.pull(request, { deadline: soon() })) {
       if (message.header) {

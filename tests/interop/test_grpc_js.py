@@ -19,13 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from coordinator.work import Attempt
+from pserver import wire
 from pserver.engine import ShardEngine
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
+from psrpc.batch import BatchId
 from psrpc.clock import ManualClock
 from psrpc.encoding import round_to
 from psrpc.plan import VariableSpec, make_plan
-from tests.pserver.shards import MOMENTUM, Sink, identity_of
+from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import AUTHORITY, MOMENTUM, Sink, identity_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -113,6 +117,30 @@ def engine_of(replicas: int = 0) -> ShardEngine:
     return ShardEngine(identity, PLAN, updates, Sink(), ManualClock())
 
 
+def lease() -> dict[str, Any]:
+    """What a coordinator gives the client: a session, grants, and the decision of the first round.
+    All bytes in base64."""
+    batches = [BatchId(0, 4 * step, 4) for step in range(4)]
+    attempts = [types.Attempt(batch=wire.to_batch(batch), attempt=1) for batch in batches[:2]]
+    decision = types.Decision(generation=1, round=0, attempts=attempts)
+    signed = AUTHORITY.sign(decision.SerializeToString())
+    return {
+        "session": _base64(AUTHORITY.open_session("javascript", "")),
+        "grants": {
+            str(batch.first): _base64(AUTHORITY.grant("javascript", 1, Attempt(batch, 1)))
+            for batch in batches
+        },
+        "decided": {
+            "decision": _base64(signed.decision),
+            "signature": _base64(signed.signature),
+        },
+    }
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def play(scenario: str, engine: ShardEngine) -> Any:
     """Lets the client play against ``engine`` behind a real server; returns what it printed."""
     node = shutil.which("node")
@@ -130,6 +158,7 @@ def play(scenario: str, engine: ShardEngine) -> Any:
                 "generation": str(identity.generation),
                 "policy": str(identity.policy),
             },
+            "lease": lease(),
         }
         done = subprocess.run(
             [node, FOLDER / "scenarios.js", scenario],
