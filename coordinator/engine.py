@@ -117,6 +117,8 @@ class Engine:
         self._members.shard_beat(index, incarnation, figures, self.course.now())
         if index == 0 and self.course.stands(generation):
             self.course.training.take_totals(figures.epochs)
+        if self.course.stands(generation):
+            self.course.training.skips.counted(index, figures.skips)
         if failure:
             self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
         self.course.departures.obeyed(index, generation, revoked)

@@ -149,6 +149,7 @@ class ShardEngine:
             # Snapshots of a generation that is over are of no use.
             self._decide(replace(decision, snapshots=()))
         self._gate.turn(order)
+        self._counters.skips.clear()
         try:
             policy = self.identity.settings
             inverse = policy.staleness_lr == "inverse"

@@ -40,7 +40,7 @@ class Pushes:
         if arrived is None:
             # At any age: it says that the batch has no gradient, and shards must not disagree.
             held.applied.add(request.batch, skipped=True)
-            counters.skipped += 1
+            counters.count_skipped(request.worker)
             return PushResult("skipped", held.version)
         staleness = held.version - request.base_version
         most = self._policy.max_staleness

@@ -130,7 +130,7 @@ class Rounds:
             applied.add(attempt.batch, skipped=skipped, totals=staged.totals)
         for staged in found.staged:
             if staged.gradients is None:
-                self._counters.skipped += 1
+                self._counters.count_skipped(staged.worker)
             else:
                 self._counters.count_applied(staged.worker, version - staged.base)
         if self._policy.backups:

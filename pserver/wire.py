@@ -346,7 +346,11 @@ def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHe
 
 def to_workers(counters: Counters) -> list[types.WorkerStaleness]:
     """Staleness by worker, as messages."""
-    return [types.WorkerStaleness(worker=w, counts=c) for w, c in counters.workers.items()]
+    skips = counters.skips
+    return [
+        types.WorkerStaleness(worker=w, counts=counters.workers.get(w, ()), skipped=skips.get(w, 0))
+        for w in {**counters.workers, **skips}
+    ]
 
 
 def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:

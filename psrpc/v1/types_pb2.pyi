@@ -163,9 +163,11 @@ class EpochTotals(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerStaleness(_message.Message):
-    __slots__ = ("worker", "counts")
+    __slots__ = ("worker", "counts", "skipped")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    skipped: int
+    def __init__(self, worker: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ..., skipped: _Optional[int] = ...) -> None: ...
