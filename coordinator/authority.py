@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from coordinator.work import Attempt
 from psrpc.credentials import (
     DECISION,
+    INITIALIZE,
     KEY_BYTES,
     NONCE_BYTES,
     SESSION,
@@ -50,3 +51,7 @@ class Authority:
     def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
         """The proof that ``attempt`` was leased to ``worker`` in ``generation``."""
         return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
+
+    def grant_initialize(self, worker: str, generation: int) -> bytes:
+        """The proof that ``worker`` was told to initialize the shards in ``generation``."""
+        return self.grant(worker, generation, Attempt(INITIALIZE, 0))

@@ -55,9 +55,9 @@ class Checkpointing:
             training.orders.taken(outcome.order)
         self._course.advance()
 
-    def evaluated(self, evaluation: str, values: Mapping[str, float]) -> None:
-        """An evaluation's results. Raises InvalidArgument."""
-        self._course.training.merged(evaluation, values)
+    def evaluated(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
+        """An evaluation's results, by ``worker``. Raises InvalidArgument."""
+        self._course.training.merged(worker, evaluation, values)
         if self._course.run.description.keep_best is not None:
             # Its checkpoint was kept for it, and the best one may be another now.
             self._disk.retain(self._scores, self._in_use, self._warn)

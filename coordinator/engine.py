@@ -299,7 +299,7 @@ class Engine:
 
     def report_initialized(self, caller: Caller) -> None:
         """A worker has initialized every shard. Raises StaleGeneration."""
-        if self._admit(caller):
+        if self._admit(caller) and self.course.assignments.initializer == caller.name:
             self.course.initialized()
 
     def report_evaluated(
@@ -320,7 +320,7 @@ class Engine:
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
         """A worker has turned metric states into results. Raises as above."""
         if self._admit(caller):
-            self.course.checkpoints.evaluated(evaluation, values)
+            self.course.checkpoints.evaluated(caller.name, evaluation, values)
             self.course.advance()
 
     def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:

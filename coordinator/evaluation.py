@@ -121,7 +121,8 @@ class Evaluations:
         records: int,
         states: tuple[MetricVariable, ...],
     ) -> bool:
-        """Records a task's metric states; whether they count (the first result does).
+        """Records a task's metric states; whether they count: those of a task that ``worker`` holds
+        do.
 
         Raises:
             InvalidArgument: no such evaluation or task, another number of records than it has,
@@ -147,16 +148,17 @@ class Evaluations:
                     f"{worker} sent metric variables of shapes {shapes} for task {task} of "
                     f"{evaluation}; other tasks have {[v.shape for v in other]}"
                 )
-        if found.holders.get(task) == worker:
-            del found.holders[task]
+        if found.holders.get(task) != worker:
+            return False
+        del found.holders[task]
         if task in found.states:
             return False
-        found.holders.pop(task, None)
         found.states[task] = states
         return True
 
-    def merged(self, evaluation: str, values: Mapping[str, float]) -> Result | None:
-        """Records the results of a merge; None when they are known already.
+    def merged(self, worker: str, evaluation: str, values: Mapping[str, float]) -> Result | None:
+        """Records the results of the merge that ``worker`` does; None when they are known already,
+        or another one does it.
 
         Raises:
             InvalidArgument: there is no such evaluation, or its tasks are not done.
@@ -166,6 +168,8 @@ class Evaluations:
             return None
         if len(found.states) < len(found.ranges):
             raise InvalidArgument(f"evaluation {evaluation} was merged before its tasks were done")
+        if found.merger != worker:
+            return None
         self._queue.remove(found)
         self._finished.add(evaluation)
         return Result(evaluation, found.global_step, found.snapshot, dict(values))

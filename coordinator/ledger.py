@@ -171,7 +171,9 @@ class Ledger:
         """Records batches that are done (or skipped) on all shards; returns those that count now.
         One that was too stale is open to everyone again.
 
-        Idempotent by batch id, whoever reports: a batch that was leased twice counts once.
+        Idempotent: a batch counts once, and only what is leased to ``worker`` can. A report that is
+        repeated changes nothing, nor does one of what a worker did under another name: the batch is
+        leased again, and shards answer that they have it.
 
         Raises:
             InvalidArgument: not a batch of this job; nothing was recorded.
@@ -182,22 +184,20 @@ class Ledger:
         steps = 0
         for report in reports:
             batch = report.batch
-            mine = self._leased.get(batch) == worker
-            if mine and self._holders[worker].leases[batch] != report.attempt:
-                mine = False
-            if report.too_stale:
-                if mine:
-                    self._give_back(batch)
-                    self._reopened[batch] = worker
-                    self._tally.too_stale += 1
-                    steps += 1
+            if self._leased.get(batch) != worker:
+                continue
+            if self._holders[worker].leases[batch] != report.attempt:
                 continue
             self._give_back(batch)
-            if mine and self._clocks is not None:
+            if report.too_stale:
+                self._reopened[batch] = worker
+                self._tally.too_stale += 1
+                steps += 1
+                continue
+            if self._clocks is not None:
                 self._clocks.tick(worker)
             if self._todo.is_done(batch):
                 continue
-            self._reopened.pop(batch, None)
             self._examples += 0 if report.skipped else batch.count
             if self._todo.finish(batch):
                 self._finished_epochs.append(batch.epoch)

@@ -328,7 +328,7 @@ def write_lease(
 
     match work:
         case Initialize():
-            lease.initialize.SetInParent()
+            lease.initialize.grant = authority.grant_initialize(worker, generation)
         case Train():
             lease.train.batches.extend(map(leased, work.batches))
             lease.train.fresh = work.fresh

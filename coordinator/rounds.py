@@ -239,6 +239,11 @@ class Rounds:
                 f"by {worker}: no such attempt was handed out; the open round is {self._round}"
             )
         held = micro.attempts[report.attempt]
+        if held.worker != worker:
+            raise InvalidArgument(
+                f"commit of attempt {report.attempt} of {report.batch} by {worker}: it was handed "
+                f"out to {held.worker}"
+            )
         if micro.committed is None or micro.committed.attempt != report.attempt:
             self._speeds.measure(held.worker, report.batch.count, now - held.since)
         if micro.committed is not None:

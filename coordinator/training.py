@@ -325,9 +325,9 @@ class Training:
         final one is ordered again by itself."""
         return not self.trained and self.orders.is_lost(number)
 
-    def merged(self, evaluation: str, values: Mapping[str, float]) -> None:
-        """An evaluation's results. Raises InvalidArgument."""
-        result = self.orders.evaluations.merged(evaluation, values)
+    def merged(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
+        """An evaluation's results, by ``worker``. Raises InvalidArgument."""
+        result = self.orders.evaluations.merged(worker, evaluation, values)
         if result is None:
             return
         epoch = epoch_of(evaluation, len(self.history.rows) - 1)

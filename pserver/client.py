@@ -232,10 +232,13 @@ class ShardClient:
             session=session,
         )
 
-    def initialize(self, fence: types.Fence, values: Arrays, rows_from: str = "") -> bool:
+    def initialize(
+        self, fence: types.Fence, values: Arrays, grant: bytes, rows_from: str = ""
+    ) -> bool:
         """Sets all parameters and state; False when the shard had been initialized before.
 
         Args:
+            grant: came with the lease.
             rows_from: the checkpoint whose rows its tables begin with; empty: none.
 
         Raises:
@@ -243,7 +246,7 @@ class ShardClient:
         """
         extents = shard_extents(self._plan, self._shard)
         header = pb.InitializeHeader(
-            fence=fence, extents=wire.to_extents(extents), rows_from=rows_from
+            fence=fence, extents=wire.to_extents(extents), rows_from=rows_from, grant=grant
         )
         mine = {name: plain(part) for name, part in self._mine(values).items()}
         parts = wire.gradient_parts(self._plan, mine)

@@ -10,7 +10,14 @@ from google.protobuf.message import DecodeError
 from pserver import wire
 from pserver.fence import Fence, ShardIdentity
 from pserver.requests import InitializeRequest, PullRequest, PushRequest
-from psrpc.credentials import Keys, Session, check_decision, check_grant, read_session
+from psrpc.credentials import (
+    INITIALIZE,
+    Keys,
+    Session,
+    check_decision,
+    check_grant,
+    read_session,
+)
 from psrpc.errors import AccessDenied, StaleGeneration
 from psrpc.v1 import types_pb2 as types
 
@@ -34,8 +41,10 @@ class Credentials:
         self._identity = identity
 
     def initialize(self, request: InitializeRequest, certificate: str) -> InitializeRequest:
-        """Passes the values of a worker that calls with ``certificate``; errors as :meth:`push`."""
-        self._session(request.fence, certificate)
+        """Passes the values of a worker that was told to give them; errors as :meth:`push`."""
+        session, keys = self._session(request.fence, certificate)
+        generation = request.fence.generation
+        check_grant(keys.grant, session.worker, generation, INITIALIZE, 0, request.grant)
         return request
 
     def push(self, request: PushRequest, certificate: str) -> PushRequest:

@@ -34,6 +34,7 @@ class InitializeRequest:
     fence: Fence
     extents: tuple[Extent, ...]
     rows_from: str = ""
+    grant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

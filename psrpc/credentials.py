@@ -88,6 +88,10 @@ class SignedDecision:
     signature: bytes
 
 
+INITIALIZE = BatchId(0, 0, 0)
+"""No batch is empty and no attempt has number 0: the grant of both is that to initialize shards."""
+
+
 def grant_of(key: bytes, worker: str, generation: int, batch: BatchId, attempt: int) -> bytes:
     """The proof that ``attempt`` of ``batch`` was leased to ``worker`` in ``generation``."""
     granted = _GRANTED.pack(generation, attempt, batch.epoch, batch.first, batch.count)
@@ -100,10 +104,10 @@ def check_grant(
     key: bytes, worker: str, generation: int, batch: BatchId, attempt: int, grant: bytes
 ) -> None:
     """Passes an attempt that was leased to ``worker``. Raises AccessDenied for others."""
+    what = f"attempt {attempt} of {batch}" if batch != INITIALIZE else "first values"
     if not hmac.compare_digest(grant, grant_of(key, worker, generation, batch, attempt)):
         raise AccessDenied(
-            f"{worker} pushes attempt {attempt} of {batch}, which was not leased to it in "
-            f"generation {generation}",
+            f"{worker} sends {what}; that was not leased to it in generation {generation}",
             code="PS305",
         )
 

@@ -181,7 +181,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """Give every shard the job's first values. Answered by an ``InitializeDone``."""
+    """Give every shard the job's first values; ``grant`` came with the lease. Answered by an
+    ``InitializeDone``."""
+
+    grant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _work() -> Conduct:
                 lease = yield Lease(after=lease.wait.reason or "work")
                 continue
             case "initialize":
-                yield ReportWork((yield Initialize()))
+                yield ReportWork((yield Initialize(lease.initialize.grant)))
             case "evaluate":
                 try:
                     evaluated = yield Evaluate(lease.evaluate)

@@ -206,10 +206,10 @@ class Performer:
             self._source.forget()
         self._source.expect(action.batches)
 
-    def _initialize(self, _action: Initialize) -> pb.InitializeDone:
+    def _initialize(self, action: Initialize) -> pb.InitializeDone:
         log.info("initializing the shards")
         values, rows_from = self._source.initial_values(), self._source.first_rows()
-        self._here.shards.initialize(values, rows_from)
+        self._here.shards.initialize(values, action.grant, rows_from)
         return pb.InitializeDone()
 
     def _evaluate(self, action: Evaluate) -> pb.EvaluateDone:

@@ -142,16 +142,16 @@ class Router:
         if it is leased anything."""
         self._all(lambda shard: self._clients[shard].reach(), told=False)
 
-    def initialize(self, values: Mapping[str, Array], rows_from: str = "") -> None:
+    def initialize(self, values: Mapping[str, Array], grant: bytes, rows_from: str = "") -> None:
         """Sets all parameters; shards that have some already keep them. Tables begin with the rows
-        of the checkpoint ``rows_from``, or with none.
+        of the checkpoint ``rows_from``, or with none. ``grant`` came with the lease.
 
         Raises:
             InvalidJob: a shard cannot read them.
         """
 
         def initialize(shard: int) -> bool:
-            return self._clients[shard].initialize(self._fences[shard], values, rows_from)
+            return self._clients[shard].initialize(self._fences[shard], values, grant, rows_from)
 
         try:
             self._all(initialize)

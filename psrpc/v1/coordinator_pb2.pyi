@@ -489,8 +489,10 @@ class Lease(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., initialize: _Optional[_Union[InitializeWork, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., round: _Optional[_Union[RoundWork, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., merge: _Optional[_Union[MergeEvaluation, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., finished: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
 
 class InitializeWork(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("grant",)
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    grant: bytes
+    def __init__(self, grant: _Optional[bytes] = ...) -> None: ...
 
 class TrainTask(_message.Message):
     __slots__ = ("batches", "fresh")

@@ -24,14 +24,16 @@ PUSH_OUTCOME_SKIPPED: PushOutcome
 PUSH_OUTCOME_TOO_STALE: PushOutcome
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("fence", "extents", "rows_from")
+    __slots__ = ("fence", "extents", "rows_from", "grant")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FROM_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
     rows_from: str
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows_from: _Optional[str] = ...) -> None: ...
+    grant: bytes
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows_from: _Optional[str] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ("header", "chunk")
