@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from coordinator.work import Attempt
+from coordinator.work import Attempt, Report
 from psrpc.credentials import (
     DECISION,
     INITIALIZE,
@@ -19,8 +21,10 @@ from psrpc.credentials import (
     Session,
     SignedDecision,
     grant_of,
+    receipt_of,
     session_body,
 )
+from psrpc.errors import AccessDenied
 
 
 class Authority:
@@ -51,6 +55,43 @@ class Authority:
     def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
         """The proof that ``attempt`` was leased to ``worker`` in ``generation``."""
         return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
+
+    def vouched(self, worker: str, generation: int, report: Report, shards: int) -> Report:
+        """``report`` of ``worker``, as the receipts of all ``shards`` have it: skipped if one of
+        them says so.
+
+        Raises:
+            AccessDenied: a shard has not vouched for it.
+        """
+        if report.too_stale:
+            return report
+        skipped = False
+        for shard in range(shards):
+            receipt = report.receipts[shard] if shard < len(report.receipts) else b""
+            if not self._is_receipt(receipt, worker, generation, report, shard, skipped=False):
+                if not self._is_receipt(receipt, worker, generation, report, shard, skipped=True):
+                    raise AccessDenied(
+                        f"{worker} reports attempt {report.attempt} of {report.batch} as done, and "
+                        f"shard {shard} has not vouched for it",
+                        code="PS308",
+                    )
+                skipped = True
+        return replace(report, skipped=skipped)
+
+    def _is_receipt(
+        self,
+        receipt: bytes,
+        worker: str,
+        generation: int,
+        report: Report,
+        shard: int,
+        *,
+        skipped: bool,
+    ) -> bool:
+        expected = receipt_of(
+            self.keys.grant, worker, generation, report.batch, report.attempt, shard, skipped
+        )
+        return hmac.compare_digest(receipt, expected)
 
     def grant_initialize(self, worker: str, generation: int) -> bytes:
         """The proof that ``worker`` was told to initialize the shards in ``generation``."""

@@ -137,8 +137,6 @@ class Course:
                 self.departures.worker_silent(effect.worker)
         self.stuck.look(now)
         self.training.retry(now)
-        active = [w.name for w in self.members.workers.values() if w.state == "active"]
-        self.warnings.add(*self.training.skips.judge(active, now))
         gauges = read_gauges(self)
         self.training.progress.saw_skew(gauges.version_skew)
         self._curves.flush(gauges)

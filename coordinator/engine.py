@@ -27,7 +27,14 @@ from coordinator.standstill import Position
 from coordinator.store import Store
 from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
-from psrpc.errors import Forming, InvalidArgument, JobFailed, NotReady, StaleGeneration
+from psrpc.errors import (
+    AccessDenied,
+    Forming,
+    InvalidArgument,
+    JobFailed,
+    NotReady,
+    StaleGeneration,
+)
 from psrpc.logs import get_logger
 from psrpc.policy import Policy
 
@@ -117,8 +124,6 @@ class Engine:
         self._members.shard_beat(index, incarnation, figures, self.course.now())
         if index == 0 and self.course.stands(generation):
             self.course.training.take_totals(figures.epochs)
-        if self.course.stands(generation):
-            self.course.training.skips.counted(index, figures.skips)
         if failure:
             self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
         self.course.departures.obeyed(index, generation, revoked)
@@ -214,6 +219,25 @@ class Engine:
     def worker_of(self, session: bytes, certificate: str) -> str:
         """See :meth:`coordinator.membership.Membership.worker_of`."""
         return self._members.worker_of(session, certificate)
+
+    def vouched(self, name: str, generation: int, reports: Sequence[Report]) -> list[Report]:
+        """The reports of a worker as the shards have them. One that reports what it did not push
+        has no part in the job any more. Those of a generation that is over are not looked at: they
+        do not count.
+
+        Raises:
+            AccessDenied: a shard has not vouched for one.
+        """
+        if not name or not self.course.stands(generation):
+            return list(reports)
+        shards = self.run.plan.shards
+        try:
+            return [self.authority.vouched(name, generation, one, shards) for one in reports]
+        except AccessDenied as error:
+            self.course.warnings.add(str(error))
+            self._members.bar(self._members.workers[name])
+            self.course.departures.dismiss(name, str(error))
+            raise
 
     def heartbeat_worker(
         self,

@@ -29,8 +29,7 @@ class EpochTotals:
 @dataclass(frozen=True, slots=True)
 class ShardFigures:
     """Of a shard. ``staleness_counts[s]`` is the number of pushes that were applied with staleness
-    s, the last entry counts all above; ``workers`` are the same counts by who pushed, ``skips`` their
-    skipped batches of the present generation. ``apply_s``
+    s, the last entry counts all above; ``workers`` are the same counts by who pushed. ``apply_s``
     are the seconds of its updates; see HeartbeatShardRequest for the others."""
 
     version: int = 0
@@ -50,7 +49,6 @@ class ShardFigures:
     table_rows: int = 0
     table_nbytes: int = 0
     epochs: tuple[EpochTotals, ...] = ()
-    skips: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ def read_report(message: pb.BatchReport) -> Report:
         message.staleness,
         message.skipped,
         message.too_stale,
+        tuple(message.receipts),
     )
 
 
@@ -93,7 +94,6 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         generation=message.generation,
         staleness_counts=tuple(message.staleness_counts[:MAX_COUNTS]),
         workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},
-        skips={w.worker: w.skipped for w in message.workers[:MAX_WORKERS] if w.skipped},
         too_stale=message.too_stale,
         uncompensated=message.uncompensated,
         apply_s=_seconds(message.apply_s),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +17,6 @@ from coordinator.messages import (
     read_file,
     read_holding,
     read_position,
-    read_report,
     read_reports,
     read_standing,
     read_states,
@@ -31,7 +30,7 @@ from coordinator.messages import (
 )
 from coordinator.status import write_status
 from coordinator.surroundings import Surroundings
-from coordinator.work import Work
+from coordinator.work import Report, Work
 from psrpc.credentials import SECRET_BYTES
 from psrpc.errors import InvalidArgument, NotReady
 from psrpc.peer_certificate import peer_of
@@ -84,6 +83,10 @@ class Servicer(CoordinatorServicer):
         policy: int | None = None,
     ) -> Caller:
         return Caller(self._worker(request.session, context), request.generation, policy)
+
+    def _reports(self, caller: Caller, messages: Iterable[pb.BatchReport]) -> list[Report]:
+        """What the caller reports, as the shards have it."""
+        return self._engine.vouched(caller.name, caller.generation, read_reports(messages))
 
     async def GetJob(self, _request: pb.GetJobRequest, _context: Any) -> pb.GetJobResponse:
         run = self._engine.run
@@ -201,10 +204,11 @@ class Servicer(CoordinatorServicer):
     async def HeartbeatWorker(
         self, request: pb.HeartbeatWorkerRequest, context: Any
     ) -> pb.HeartbeatWorkerResponse:
+        worker = self._worker(request.session, context)
         unknown, ended = self._engine.heartbeat_worker(
-            self._worker(request.session, context),
+            worker,
             request.generation,
-            read_reports(request.done),
+            self._engine.vouched(worker, request.generation, read_reports(request.done)),
             told(request.waiting_for),
             read_times(request.times),
             read_unreachable(request, self._engine.run.plan.shards),
@@ -232,14 +236,16 @@ class Servicer(CoordinatorServicer):
 
     async def LeaseWork(self, request: pb.LeaseWorkRequest, context: Any) -> pb.LeaseWorkResponse:
         caller = self._caller(request, context, request.policy)
-        work = await self._engine.lease_work(caller, read_reports(request.done), request.received)
+        reports = self._reports(caller, request.done)
+        work = await self._engine.lease_work(caller, reports, request.received)
         return pb.LeaseWorkResponse(lease=self._lease(work, caller.name))
 
     async def CommitBatch(
         self, request: pb.CommitBatchRequest, context: Any
     ) -> pb.CommitBatchResponse:
         caller = self._caller(request, context, request.policy)
-        work = await self._engine.commit_batch(caller, request.round, read_report(request.report))
+        (report,) = self._reports(caller, [request.report])
+        work = await self._engine.commit_batch(caller, request.round, report)
         return pb.CommitBatchResponse(lease=self._lease(work, caller.name))
 
     async def ReportWork(

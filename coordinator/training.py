@@ -27,7 +27,6 @@ from coordinator.progress import Progress, mean_loss
 from coordinator.rounds import Rounds
 from coordinator.run import Run
 from coordinator.saving import is_checkpoint
-from coordinator.skips import SkipAudit
 from coordinator.store import Store
 from coordinator.tally import Tally
 from coordinator.work import (
@@ -86,7 +85,6 @@ class Training:
         self.orders = self._new_orders(run)
         self._undecided: Decision | None = None
         self._closed = False
-        self.skips = SkipAudit()
         self._at_outset = False
         """Whether the state that the generation began with is to be evaluated, and no decision that
         could carry the order has come yet."""
@@ -196,7 +194,6 @@ class Training:
         self.run, self.orders, self.schedule = run, orders, schedule
         self._guard.follow(run.settings)
         self._undecided, self._closed, self._at_outset = None, False, False
-        self.skips = SkipAudit()
         self._review = Review(run.description.epochs)
         self.progress.skipped = outset.batches_skipped(run)
         self._look_back()
@@ -419,7 +416,6 @@ class Training:
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)
         if report.skipped:
-            self.skips.reported(worker)
             self._warnings.add(
                 f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})"
             )

@@ -6,7 +6,7 @@ The pure cores speak these; ``messages`` turns them into protobuf and back.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from psrpc.batch import BatchId
@@ -30,7 +30,7 @@ class Attempt:
 class Report:
     """The fate of one batch, as a worker tells it. ``loss`` is the mean over the batch and may be
     NaN; ``staleness`` is the greatest over the shards. Of a batch that is ``too_stale`` some shard
-    refused the gradient, so it has to be computed again."""
+    refused the gradient, so it has to be computed again. ``receipts`` are the shards' own words."""
 
     batch: BatchId
     attempt: int
@@ -38,6 +38,7 @@ class Report:
     staleness: int = 0
     skipped: bool = False
     too_stale: bool = False
+    receipts: tuple[bytes, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

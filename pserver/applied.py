@@ -65,6 +65,11 @@ class AppliedSet:
             )
         return True
 
+    def skipped(self, batch: BatchId) -> bool:
+        """Whether ``batch`` was recorded as skipped, at least in part."""
+        start, stop = batch.first, batch.first + batch.count
+        return self._skipped.get(batch.epoch, IntervalSet()).overlaps(start, stop)
+
     def add(self, batch: BatchId, *, skipped: bool = False, totals: Sequence[float] = ()) -> None:
         """Records ``batch``; ``skipped`` when its gradient was not finite. ``totals`` are what it
         adds to those of its epoch."""

@@ -194,15 +194,17 @@ class Conversation:
             views = self._views(header.push_at, sizes, "push")
             cut = max(0, len(views) - len(request.rows))
             arrival = Shared(views[:cut], views[cut:]) if request.rows else Shared(views)
+        vouch = self._engine.credentials.vouch
         if not header.HasField("pull"):
-            return self._engine.push(request, arrival, patience_s), None
+            return vouch(request, self._engine.push(request, arrival, patience_s)), None
         if header.pull.WhichOneof("source") != "newest" or header.pull.HasField("decision"):
             raise InvalidArgument("a pull with a push is of the newest values")
         encoding = wire.from_encoding(header.pull.encoding)
         wanted = None
         if rows or header.pull.rows_only:
             wanted = RowsRequest(rows, room.rows, header.pull.rows_only)
-        return self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
+        result, values = self._engine.push_pull(request, arrival, patience_s, encoding, wanted)
+        return vouch(request, result), values
 
     def _answer(
         self,

@@ -22,7 +22,6 @@ class Counters:
     Attributes:
         staleness: of applied pushes, see :data:`STALENESS_BUCKETS`.
         workers: the same by the worker that pushed, who did so last at the end.
-        skips: skipped pushes of the present generation by worker, likewise.
         too_stale: pushes that were staler than the policy allows.
         uncompensated: stale pushes that should have been corrected for it and could not be.
         apply_s: seconds spent in updates.
@@ -40,7 +39,6 @@ class Counters:
     gradient_nbytes: int = 0
     staleness: list[int] = field(default_factory=_zeros)
     workers: dict[str, list[int]] = field(default_factory=dict)
-    skips: dict[str, int] = field(default_factory=dict)
 
     def count_applied(self, worker: str, staleness: int) -> None:
         """One more push was applied, ``staleness`` versions after the one it came from."""
@@ -55,20 +53,11 @@ class Counters:
         own[bucket] += 1
         self.workers[worker] = own
 
-    def count_skipped(self, worker: str) -> None:
-        """One more batch was recorded as skipped."""
-        self.skipped += 1
-        before = self.skips.pop(worker, 0)
-        if len(self.skips) >= MAX_WORKERS:
-            del self.skips[next(iter(self.skips))]
-        self.skips[worker] = before + 1
-
     def reported(self) -> Counters:
         """A copy, its histograms without the zeros at their ends. Any thread may ask."""
         # A list is made in one step.
         workers = {worker: _trimmed(counts) for worker, counts in list(self.workers.items())}
-        staleness = _trimmed(self.staleness)
-        return replace(self, staleness=staleness, workers=workers, skips=dict(self.skips))
+        return replace(self, staleness=_trimmed(self.staleness), workers=workers)
 
 
 def _trimmed(counts: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from pserver import wire
 from pserver.fence import Fence, ShardIdentity
-from pserver.requests import InitializeRequest, PullRequest, PushRequest
+from pserver.requests import InitializeRequest, PullRequest, PushRequest, PushResult
 from psrpc.credentials import (
     INITIALIZE,
     Keys,
@@ -17,6 +17,7 @@ from psrpc.credentials import (
     check_decision,
     check_grant,
     read_session,
+    receipt_of,
 )
 from psrpc.errors import AccessDenied, StaleGeneration
 from psrpc.v1 import types_pb2 as types
@@ -68,6 +69,27 @@ class Credentials:
             request.grant,
         )
         return replace(request, worker=session.worker)
+
+    def vouch(self, request: PushRequest, result: PushResult) -> PushResult:
+        """The ``result`` of a push, with the proof for the coordinator where the shard has it."""
+        identity = self._identity()
+        generation = request.fence.generation
+        if identity.keys is None or identity.generation != generation:
+            # A generation began meanwhile: its coordinator counts anew.
+            return result
+        if result.outcome == "too_stale":
+            return result
+        attempt = request.attempt
+        receipt = receipt_of(
+            identity.keys.grant,
+            request.worker,
+            generation,
+            attempt.batch,
+            attempt.attempt,
+            identity.shard,
+            result.skipped,
+        )
+        return replace(result, receipt=receipt)
 
     def pull(self, request: PullRequest, certificate: str) -> PullRequest:
         """A pull, with the worker that it is from and the decision that it brings.

@@ -149,7 +149,6 @@ class ShardEngine:
             # Snapshots of a generation that is over are of no use.
             self._decide(replace(decision, snapshots=()))
         self._gate.turn(order)
-        self._counters.skips.clear()
         try:
             policy = self.identity.settings
             inverse = policy.staleness_lr == "inverse"
@@ -275,7 +274,8 @@ class ShardEngine:
         self._gate.admit_worker(request)
         if self._held.applied.contains(request.batch):
             self._counters.already_applied += 1
-            return PushResult("already_applied", self._held.version)
+            skipped = self._held.applied.skipped(request.batch)
+            return PushResult("already_applied", self._held.version, skipped=skipped)
         if self.identity.settings.rounds:
             return self._rounds.stage(request, arrived)
         with span("apply", shard=self.identity.shard, batch=request.batch):

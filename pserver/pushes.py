@@ -40,8 +40,8 @@ class Pushes:
         if arrived is None:
             # At any age: it says that the batch has no gradient, and shards must not disagree.
             held.applied.add(request.batch, skipped=True)
-            counters.count_skipped(request.worker)
-            return PushResult("skipped", held.version)
+            counters.skipped += 1
+            return PushResult("skipped", held.version, skipped=True)
         staleness = held.version - request.base_version
         most = self._policy.max_staleness
         if most is not None and staleness > most:

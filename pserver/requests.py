@@ -62,12 +62,14 @@ class PushRequest:
 @dataclass(frozen=True, slots=True)
 class PushResult:
     """What became of a push; see the message of the same name. How long the update took says
-    nothing about that."""
+    nothing about that. ``skipped``: the shard has the batch without a gradient."""
 
     outcome: Outcome
     version: int
     staleness: int = 0
     apply_us: int = field(default=0, compare=False)
+    skipped: bool = field(default=False, compare=False)
+    receipt: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

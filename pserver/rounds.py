@@ -68,7 +68,8 @@ class Rounds:
                 self._held.tables.check(arrived.rows)
             self._staging.stage(request.attempt, self._staged(request, arrived))
             self._counters.staged += 1
-        return PushResult("staged", version)
+        held = self._staging.held(request.attempt)
+        return PushResult("staged", version, skipped=held.gradients is None)
 
     def _staged(self, request: PushRequest, arrived: Arrived | None) -> Staged:
         worker, base = request.worker, request.base_version
@@ -130,7 +131,7 @@ class Rounds:
             applied.add(attempt.batch, skipped=skipped, totals=staged.totals)
         for staged in found.staged:
             if staged.gradients is None:
-                self._counters.count_skipped(staged.worker)
+                self._counters.skipped += 1
             else:
                 self._counters.count_applied(staged.worker, version - staged.base)
         if self._policy.backups:

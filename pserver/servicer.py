@@ -107,6 +107,7 @@ class ParameterServerServicer:
             header, pieces = wire.read_stream(requests, pb.PushHeader)
             push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
             result = engine.push(push, Chunks(pieces), patience_s(context))
+            result = engine.credentials.vouch(push, result)
         return pb.PushGradientsResponse(result=wire.to_push_result(result))
 
     def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:

@@ -135,6 +135,10 @@ class Staging:
                 )
         return True
 
+    def held(self, attempt: Attempt) -> Staged:
+        """What is held of ``attempt``, which is staged."""
+        return self._held[attempt.batch][attempt.attempt]
+
     def stage(self, attempt: Attempt, staged: Staged) -> None:
         """Holds a new attempt; :meth:`admit` has said that it is."""
         assert self.admit(attempt)

@@ -315,6 +315,7 @@ def to_push_result(result: PushResult) -> pb.PushResult:
         version=result.version,
         staleness=result.staleness,
         apply_us=result.apply_us,
+        receipt=result.receipt,
     )
 
 
@@ -322,7 +323,13 @@ def from_push_result(result: pb.PushResult) -> PushResult:
     """What became of a push; raises InvalidArgument for an outcome that was not set."""
     if result.outcome not in _BY_NUMBER:
         raise InvalidArgument(f"a push result has outcome {result.outcome}; expected 1 to 5")
-    return PushResult(_BY_NUMBER[result.outcome], result.version, result.staleness, result.apply_us)
+    return PushResult(
+        _BY_NUMBER[result.outcome],
+        result.version,
+        result.staleness,
+        result.apply_us,
+        receipt=result.receipt,
+    )
 
 
 def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHeader:
@@ -346,11 +353,7 @@ def to_pull_header(plan: Plan, values: Values, rows: TableIds = ()) -> pb.PullHe
 
 def to_workers(counters: Counters) -> list[types.WorkerStaleness]:
     """Staleness by worker, as messages."""
-    skips = counters.skips
-    return [
-        types.WorkerStaleness(worker=w, counts=counters.workers.get(w, ()), skipped=skips.get(w, 0))
-        for w in {**counters.workers, **skips}
-    ]
+    return [types.WorkerStaleness(worker=w, counts=c) for w, c in counters.workers.items()]
 
 
 def to_applied(epochs: Sequence[AppliedEpoch]) -> list[types.AppliedEpoch]:

@@ -142,6 +142,7 @@ class Pushed:
         asked_again: shards that had to be asked more than once: what they had may be of this push.
         too_stale: shards that have refused the gradient as too stale, and changed nothing.
         apply_s: how long the slowest shard's update took, in seconds.
+        receipts: what each shard answered for the coordinator.
     """
 
     staleness: int = 0
@@ -149,6 +150,7 @@ class Pushed:
     asked_again: frozenset[int] = frozenset()
     too_stale: tuple[int, ...] = ()
     apply_s: float = 0.0
+    receipts: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,7 @@ def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
             pushed.staleness,
             skipped=not computed.finite,
             too_stale=bool(pushed.too_stale),
+            receipts=pushed.receipts,
         )
     )
 
@@ -226,7 +227,12 @@ class _Rounds:
         # A shard that has the batch has applied the round with another attempt; the others will.
         yield TakeBack() if pushed.had else Settle()
         done = DoneBatch(
-            batch, attempt, computed.loss, pushed.staleness, skipped=not computed.finite
+            batch,
+            attempt,
+            computed.loss,
+            pushed.staleness,
+            skipped=not computed.finite,
+            receipts=pushed.receipts,
         )
         lease = yield Commit(work.round, done)
         return lease

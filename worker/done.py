@@ -19,6 +19,7 @@ class DoneBatch:
     staleness: int = 0
     skipped: bool = False
     too_stale: bool = False
+    receipts: tuple[bytes, ...] = ()
 
     def message(self) -> coordinator_pb2.BatchReport:
         """As it travels."""
@@ -31,6 +32,7 @@ class DoneBatch:
             staleness=self.staleness,
             skipped=self.skipped,
             too_stale=self.too_stale,
+            receipts=self.receipts,
         )
 
 

@@ -139,6 +139,9 @@ class Membership:
         self._registration += 1
         self._registered = True
         self._present = 0
+        if response.worker != self.worker:
+            # Shards have vouched for another worker's batches, which are leased again.
+            self._done.clear()
         self.worker, self.session = response.worker, response.session
         self.heartbeat_s = response.heartbeat_s or self.heartbeat_s
 

@@ -352,6 +352,7 @@ class Performer:
             self._here.shards.asked_again,
             _places(outcomes, "too_stale"),
             apply_s,
+            tuple([result.receipt for result in results]),
         )
 
     def _settle(self, action: Settle) -> None:

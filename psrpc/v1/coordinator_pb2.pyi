@@ -307,20 +307,22 @@ class RegisterWorkerResponse(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class BatchReport(_message.Message):
-    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale")
+    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale", "receipts")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     TOO_STALE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     batch: _types_pb2.BatchId
     attempt: int
     loss: float
     staleness: int
     skipped: bool
     too_stale: bool
-    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ..., too_stale: _Optional[bool] = ...) -> None: ...
+    receipts: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ..., too_stale: _Optional[bool] = ..., receipts: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class WorkerTimes(_message.Message):
     __slots__ = ("data", "compute", "barrier", "network", "apply")

@@ -114,16 +114,18 @@ class PushHeader(_message.Message):
     def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., base_version: _Optional[int] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.TableIds, _Mapping]]] = ..., totals: _Optional[_Iterable[float]] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class PushResult(_message.Message):
-    __slots__ = ("outcome", "version", "staleness", "apply_us")
+    __slots__ = ("outcome", "version", "staleness", "apply_us", "receipt")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     APPLY_US_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     outcome: PushOutcome
     version: int
     staleness: int
     apply_us: int
-    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ...) -> None: ...
+    receipt: bytes
+    def __init__(self, outcome: _Optional[_Union[PushOutcome, str]] = ..., version: _Optional[int] = ..., staleness: _Optional[int] = ..., apply_us: _Optional[int] = ..., receipt: _Optional[bytes] = ...) -> None: ...
 
 class PushGradientsRequest(_message.Message):
     __slots__ = ("header", "chunk")

@@ -163,11 +163,9 @@ class EpochTotals(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ..., totals: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WorkerStaleness(_message.Message):
-    __slots__ = ("worker", "counts", "skipped")
+    __slots__ = ("worker", "counts")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     counts: _containers.RepeatedScalarFieldContainer[int]
-    skipped: int
-    def __init__(self, worker: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ..., skipped: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...

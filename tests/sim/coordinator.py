@@ -14,14 +14,21 @@ from coordinator.curves import Curves
 from coordinator.engine import POLL_S, Caller, Engine, pause_s
 from coordinator.gauges import Gauges
 from coordinator.lifecycle import ENDED
-from coordinator.messages import read_holding, read_report, read_reports, write_command, write_lease
+from coordinator.messages import read_holding, write_command, write_lease
 from coordinator.run import Run
 from coordinator.run_directory import RunDirectory
 from coordinator.servicer import Servicer
 from coordinator.settling import settle
 from coordinator.streams import Stream
 from coordinator.work import Ended, Round, Train, Wait, Work
-from psrpc.errors import CheckpointError, JobDone, NotReady, PsError, ResourceExhausted
+from psrpc.errors import (
+    AccessDenied,
+    CheckpointError,
+    JobDone,
+    NotReady,
+    PsError,
+    ResourceExhausted,
+)
 from psrpc.lasting import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
@@ -201,21 +208,22 @@ class Coordinator:
                     self._get_cluster(request, respond)
                 case "LeaseWork":
                     caller = self._caller(request)
-                    work = self.engine.lease_now(
-                        caller, read_reports(request.done), request.received
-                    )
+                    reports = self.servicer._reports(caller, request.done)
+                    work = self.engine.lease_now(caller, reports, request.received)
                     self._answer_work(work, caller, request.received, pb.LeaseWorkResponse, respond)
                 case "CommitBatch":
                     caller = self._caller(request)
-                    work = self.engine.commit_now(
-                        caller, request.round, read_report(request.report)
-                    )
+                    (report,) = self.servicer._reports(caller, [request.report])
+                    work = self.engine.commit_now(caller, request.round, report)
                     self._answer_work(work, caller, 0, pb.CommitBatchResponse, respond)
                 case _:
                     answer = _finish(getattr(self.servicer, method)(request, CONTEXT))
                     if method.startswith("Register"):
                         answer.heartbeat_s = self._cluster.options.heartbeat_s
                     respond(answer)
+        except AccessDenied as error:
+            # Every worker is honest here, whatever is lost, late or repeated.
+            self._cluster.invariants.fail(f"the coordinator denied {method}: {error}")
         except PsError as error:
             respond(error)
         self._settle()

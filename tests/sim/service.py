@@ -114,13 +114,14 @@ class Service:
                     answer = engine.initialize(header, sent, 0.0)
                 elif method == "Push":
                     header = engine.credentials.push(header, "")
-                    answer = engine.push(header, sent, 0.0)
+                    answer = engine.credentials.vouch(header, engine.push(header, sent, 0.0))
                     self._cluster.invariants.check_accepted(self._shard, header, answer)
                 else:
                     assert method == "PushPull"
                     header = engine.credentials.push(header, "")
                     wanted = RowsRequest(tensors.wanted) if tensors.wanted else None
-                    answer = engine.push_pull(header, sent, 0.0, "plain", wanted)
+                    result, values = engine.push_pull(header, sent, 0.0, "plain", wanted)
+                    answer = engine.credentials.vouch(header, result), values
                     self._cluster.invariants.check_accepted(self._shard, header, answer[0])
         except AccessDenied as error:
             # Every worker is honest here, whatever is lost, late or repeated.
