@@ -13,7 +13,14 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from typing import Any, TypeVar
 
 from coordinator.membership import MAX_ACTIVE
@@ -112,6 +119,19 @@ class HealthServicer(AioHealthServicer):
         return answer
 
 
+class CallOrigin:
+    """What the job's loop may know of a call: who makes it. gRPC frees a call's own context when
+    the call ends, by its deadline or with an answer from here, and the job may not have seen it by
+    then; whatever reads it afterwards brings the process down."""
+
+    def __init__(self, context: Any) -> None:
+        self._found: Mapping[str, Sequence[bytes]] = context.auth_context()
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """As gRPC's."""
+        return self._found
+
+
 class Crossing(CoordinatorServicer):
     """The Coordinator service as the network sees it: each call is made to a servicer in the job's
     loop. Used in the loop of the network."""
@@ -147,14 +167,13 @@ class Crossing(CoordinatorServicer):
 
     def _called(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
-            # Of the context only what can be read on any thread: who calls.
-            return await run_on(self._job, self._inner(method)(request, context))
+            return await run_on(self._job, self._inner(method)(request, CallOrigin(context)))
 
         return call
 
     def _streamed(self, method: str) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            answers = self._inner(method)(request, context)
+            answers = self._inner(method)(request, CallOrigin(context))
             try:
                 while (answer := await run_on(self._job, _next(answers))) is not None:
                     yield answer

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from coordinator.client import CoordinatorClient
 from coordinator.course import LEASE_S
 from coordinator.crossing import Crossing, LoopThread, Pulse
 from psrpc.clock import ManualClock
+from psrpc.credentials import SECRET_BYTES
 from psrpc.errors import DeadlinePassed, NotReady
 from psrpc.health import why_unhealthy
 from psrpc.v1 import coordinator_pb2 as pb
@@ -24,6 +26,8 @@ from tests.coordinator.parts import SHA, Served, make_run, serving
 
 LONG_S = 30.0
 SERVICE = "psrpc.v1.Coordinator"
+WORKER = "worker-0"
+CONTEXT = SimpleNamespace(auth_context=dict)
 
 
 @contextmanager
@@ -63,18 +67,24 @@ def client(served: Served) -> Iterator[CoordinatorClient]:
 
 def _join(client: CoordinatorClient) -> tuple[pb.HeartbeatWorkerRequest, pb.HeartbeatShardRequest]:
     """A worker and a shard; returns their signs of life."""
-    worker = client.register_worker(
+    session = client.register_worker(
         pb.RegisterWorkerRequest(
-            incarnation=7, host="h", pid=1, device="cpu", job_sha256=SHA, software=SOFTWARE
+            incarnation=7,
+            host="h",
+            pid=1,
+            device="cpu",
+            job_sha256=SHA,
+            software=SOFTWARE,
+            secret=bytes(SECRET_BYTES),
         )
-    ).worker
+    ).session
     client.register_shard(
         pb.RegisterShardRequest(
             shard=0, incarnation=8, address="h:1", host="h", pid=2, software=SOFTWARE
         )
     )
     beats = (
-        pb.HeartbeatWorkerRequest(worker=worker, incarnation=7),
+        pb.HeartbeatWorkerRequest(session=session),
         pb.HeartbeatShardRequest(shard=0, incarnation=8),
     )
     client.heartbeat_worker(beats[0], LONG_S)
@@ -95,7 +105,7 @@ def test_health_and_signs_of_life_while_the_job_is_held_up(
         assert not client.heartbeat_worker(of_worker, LONG_S).unknown
         assert not client.heartbeat_shard(of_shard).unknown
     served.do(served.course.tick)
-    assert served.course.members.workers[of_worker.worker].state == "active"
+    assert served.course.members.workers[WORKER].state == "active"
     assert served.course.members.shards[0].state == "starting"
 
 
@@ -106,15 +116,15 @@ def test_what_a_sign_of_life_says_is_taken_down_afterwards(
     beat.waiting_for = "the disk"
     with held_up(served):
         client.heartbeat_worker(beat, LONG_S)
-        assert served.course.members.workers[beat.worker].waiting_for == ""
+        assert served.course.members.workers[WORKER].waiting_for == ""
     served.do(lambda: None)
-    assert served.course.members.workers[beat.worker].waiting_for == "the disk"
+    assert served.course.members.workers[WORKER].waiting_for == "the disk"
 
 
 def test_whoever_is_not_known_waits_for_the_jobs_own_answer(
     served: Served, client: CoordinatorClient
 ) -> None:
-    stranger = pb.HeartbeatWorkerRequest(worker="worker-9", incarnation=9)
+    stranger = pb.HeartbeatWorkerRequest(session=b"another's")
     assert client.heartbeat_worker(stranger, LONG_S).unknown
     with held_up(served), pytest.raises(DeadlinePassed):
         client.heartbeat_worker(stranger, 0.1)
@@ -124,7 +134,7 @@ def test_one_that_was_known_and_is_not_any_more_waits_for_it_too(
     served: Served, client: CoordinatorClient
 ) -> None:
     beat, _ = _join(client)
-    client.leave_worker(pb.LeaveWorkerRequest(worker=beat.worker, incarnation=7))
+    client.leave_worker(pb.LeaveWorkerRequest(session=beat.session))
     assert client.heartbeat_worker(beat, LONG_S).unknown
     with held_up(served), pytest.raises(DeadlinePassed):
         client.heartbeat_worker(beat, 0.1)
@@ -166,7 +176,7 @@ def test_a_stream_ends_in_the_jobs_loop_when_its_reader_is_gone(read: int) -> No
     network.start()
 
     async def watch(crossed: Any) -> list[int]:
-        answers = crossed.Watch(3, None)
+        answers = crossed.Watch(3, CONTEXT)
         found = [await anext(answers) for _ in range(read)]
         if read == 3:
             waiting = asyncio.ensure_future(anext(answers))
