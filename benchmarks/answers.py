@@ -99,8 +99,8 @@ def _calls(
 ) -> dict[str, Callable[[], object]]:
     """One call for each thing that has to be answered in time."""
     stub = parameter_server_pb2_grpc.ParameterServerStub(shard)  # type: ignore[no-untyped-call]  # generated
-    # Nobody has this name; the answer says so, and takes the same way.
-    heartbeat = coordinator_pb2.HeartbeatWorkerRequest(worker="probe", incarnation=1)
+    # No worker has this session; the answer says so, and takes the same way.
+    heartbeat = coordinator_pb2.HeartbeatWorkerRequest(session=b"a probe")
 
     def get_status() -> None:
         try:

@@ -30,6 +30,7 @@ from psrpc.process import die_with_parent
 from psrpc.security import Security
 from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 
 CALLERS = 4
 """Threads that call, or send."""
@@ -166,13 +167,16 @@ _REQUESTS: dict[Role, tuple[tuple[str, bytes], ...]] = {
         ("/psrpc.v1.Coordinator/GetCluster", b""),
         (
             "/psrpc.v1.Coordinator/HeartbeatWorker",
-            coordinator.HeartbeatWorkerRequest(worker="worker-9").SerializeToString(),
+            coordinator.HeartbeatWorkerRequest(session=bytes(96)).SerializeToString(),
         ),
         ("/psrpc.v1.Coordinator/GetJobStatus", b""),
     ),
     Role.SHARD: (
         ("/psrpc.v1.ParameterServer/GetStatus", pb.GetStatusRequest().SerializeToString()),
-        ("/psrpc.v1.ParameterServer/Pull", pb.PullRequest(worker="worker-9").SerializeToString()),
+        (
+            "/psrpc.v1.ParameterServer/Pull",
+            pb.PullRequest(fence=types.Fence(session=bytes(96))).SerializeToString(),
+        ),
         (
             "/psrpc.v1.ParameterServer/PushGradients",
             pb.PushGradientsRequest(header=pb.PushHeader(examples=1)).SerializeToString(),

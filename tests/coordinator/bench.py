@@ -238,13 +238,13 @@ class Worker:
         engine = self.coordinator.engine
         self.name = engine.register_worker(self.incarnation, "h", 1, "cpu", SHA, SOFTWARE).name
         if self.coordinator.course.complete:
-            engine.cluster_now(self.name, self.incarnation)
+            engine.cluster_now(self.name)
             self.generation = self.coordinator.course.run.generation
             self.policy = self.coordinator.course.run.policy
 
     @property
     def caller(self) -> Caller:
-        return Caller(self.name, self.incarnation, self.generation, self.policy)
+        return Caller(self.name, self.generation, self.policy)
 
     def lease(self, done: list[Report] | None = None) -> Work:
         work = self.coordinator.engine.lease_now(self.caller, done or [], self.received)

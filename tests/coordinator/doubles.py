@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.client import CommandStream, CoordinatorClient
+from coordinator.messages import read_batch
+from psrpc.credentials import SECRET_BYTES, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.version import SOFTWARE
 from tests.coordinator.parts import SHA
+
+GRANT_KEYS: dict[str, bytes] = {}
+"""What the shards of a coordinator vouch with, by its address."""
+
+MOST_SHARDS = 4
 
 
 class ShardDouble:
@@ -48,11 +55,16 @@ class ShardDouble:
         """It holds parameters from now on, as if it had restored or trained them."""
         self.initialized, self.version, self.applied = True, version, applied or {}
 
+    def obeys(self, begin: pb.Begin) -> None:
+        """It stands in this generation from now on, with its keys."""
+        self.told.append(begin)
+        GRANT_KEYS[self.client.address] = begin.grant_key
+        self.generation = begin.generation
+
     def begin(self, stream: Iterator[pb.WatchResponse], error: str = "") -> pb.Begin:
         """Carries out the order to begin, which comes next."""
         begin = next(stream).begin
-        self.told.append(begin)
-        self.generation = begin.generation
+        self.obeys(begin)
         if begin.fresh:
             self.initialized, self.version, self.applied = False, 0, {}
         if begin.HasField("version"):
@@ -140,10 +152,12 @@ class WorkerDouble:
         self.generation = generation
         self.policy = 1
         self.name = ""
+        self.session = b""
+        self.secret = incarnation.to_bytes(SECRET_BYTES)
         self.received = 0
 
     def register(self, sha: str = SHA, software: str = SOFTWARE, settings: str = "") -> str:
-        self.name = self.client.register_worker(
+        answer = self.client.register_worker(
             pb.RegisterWorkerRequest(
                 incarnation=self.incarnation,
                 host="here",
@@ -152,23 +166,22 @@ class WorkerDouble:
                 software=software,
                 device="cpu",
                 settings_sha256=settings,
+                secret=self.secret,
             )
-        ).worker
+        )
+        self.name, self.session = answer.worker, answer.session
         return self.name
 
     def cluster(self) -> pb.GetClusterResponse:
-        return self.client.get_cluster(
-            pb.GetClusterRequest(worker=self.name, incarnation=self.incarnation)
-        )
+        return self.client.get_cluster(pb.GetClusterRequest(session=self.session))
 
     def lease(self, done: list[pb.BatchReport] | None = None) -> pb.Lease:
         lease = self.client.lease_work(
             pb.LeaseWorkRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
+                session=self.session,
                 generation=self.generation,
                 policy=self.policy,
-                done=done or [],
+                done=self.vouched(done),
                 received=self.received,
             )
         ).lease
@@ -178,20 +191,18 @@ class WorkerDouble:
     def commit(self, work: pb.RoundWork, **fate: Any) -> pb.Lease:
         return self.client.commit_batch(
             pb.CommitBatchRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
+                session=self.session,
                 generation=self.generation,
                 policy=self.policy,
                 round=work.round,
-                report=report(work.attempt, **fate),
+                report=self.vouched([report(work.attempt, **fate)])[0],
             )
         ).lease
 
     def report_work(self, **work: Any) -> None:
         self.client.report_work(
             pb.ReportWorkRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
+                session=self.session,
                 generation=self.generation,
                 **work,
             )
@@ -200,12 +211,25 @@ class WorkerDouble:
     def heartbeat(self, done: list[pb.BatchReport] | None = None) -> pb.HeartbeatWorkerResponse:
         return self.client.heartbeat_worker(
             pb.HeartbeatWorkerRequest(
-                worker=self.name,
-                incarnation=self.incarnation,
+                session=self.session,
                 generation=self.generation,
-                done=done or [],
+                done=self.vouched(done),
             )
         )
+
+    def vouched(self, done: list[pb.BatchReport] | None) -> list[pb.BatchReport]:
+        """``done`` with the receipts of shards that this worker has pushed to."""
+        return [self._vouched(one) for one in done or ()]
+
+    def _vouched(self, done: pb.BatchReport) -> pb.BatchReport:
+        found = pb.BatchReport()
+        found.CopyFrom(done)
+        key, batch = GRANT_KEYS[self.client.address], read_batch(done.batch)
+        found.receipts[:] = (
+            receipt_of(key, self.name, self.generation, batch, done.attempt, shard, done.skipped)
+            for shard in range(MOST_SHARDS)
+        )
+        return found
 
     def wait_for_end(self) -> pb.Shutdown:
         """Gives signs of life until it hears that the job is over."""
@@ -217,9 +241,7 @@ class WorkerDouble:
 
     def leave(self, reason: str = "", fatal: bool = False) -> None:
         self.client.leave_worker(
-            pb.LeaveWorkerRequest(
-                worker=self.name, incarnation=self.incarnation, reason=reason, fatal=fatal
-            )
+            pb.LeaveWorkerRequest(session=self.session, reason=reason, fatal=fatal)
         )
 
 

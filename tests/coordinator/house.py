@@ -28,7 +28,7 @@ class Status(CoordinatorServicer):
         self.now = pb.GetJobStatusResponse(job="job", phase="training")
         self.answers = threading.Event()
         self.answers.set()
-        self.left: list[pb.LeaveWorkerRequest] = []
+        self.left: list[pb.RevokeWorkerRequest] = []
         self.somebody_left = threading.Event()
         self.silent_since: float | None = None
         """Monotonic seconds from which on nothing was heard of any shard."""
@@ -45,9 +45,9 @@ class Status(CoordinatorServicer):
             shard.silent_s = time.monotonic() - self.silent_since
         return silent
 
-    def LeaveWorker(  # noqa: N802
-        self, request: pb.LeaveWorkerRequest, context: Any
-    ) -> pb.LeaveWorkerResponse:
+    def RevokeWorker(  # noqa: N802
+        self, request: pb.RevokeWorkerRequest, context: Any
+    ) -> pb.RevokeWorkerResponse:
         # A message is never changed while it may be on its way out.
         now = pb.GetJobStatusResponse()
         now.CopyFrom(self.now)
@@ -57,7 +57,7 @@ class Status(CoordinatorServicer):
         self.now = now
         self.left.append(request)
         self.somebody_left.set()
-        return pb.LeaveWorkerResponse()
+        return pb.RevokeWorkerResponse()
 
 
 class Notes:

@@ -72,7 +72,7 @@ def train(client: CoordinatorClient, initialize: bool = True) -> list[int]:
     else:
         begin = next(stream).begin
         assert begin.restore == "checkpoints/step-00000002"
-        shard.generation = begin.generation
+        shard.obeys(begin)
         shard.holds(2, {0: [(0, 8)]})
         shard.ready()
     worker = WorkerDouble(client, 5)

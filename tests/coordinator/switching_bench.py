@@ -33,7 +33,7 @@ def do(worker: Worker, found: Work) -> int:
         return 1
     assert isinstance(found, Train), found
     reports = worker.train(list(found.batches))
-    engine.heartbeat_worker(worker.name, worker.incarnation, worker.generation, reports, "")
+    engine.heartbeat_worker(worker.name, worker.generation, reports, "")
     return len(reports)
 
 

@@ -32,7 +32,7 @@ def test_a_report_that_comes_after_its_shard_fell_back_counts_nothing(tmp_path: 
     ]
     with pytest.raises(StaleGeneration, match="generation 1; it is 2"):
         worker.lease(late)
-    assert coordinator.engine.heartbeat_worker(worker.name, 1, 1, late, "") == (False, None)
+    assert coordinator.engine.heartbeat_worker(worker.name, 1, late, "") == (False, None)
     assert coordinator.course.training.span.batches == 0
     worker.join()
     [again] = worker.batches()

@@ -24,21 +24,23 @@ def test_where_the_shards_are_is_said_when_all_have_begun(tmp_path: Path) -> Non
     lost.kill()
     coordinator.add(1, 21)
     with pytest.raises(NotReady, match="shard 0 at h:0 to come back") as away:
-        coordinator.engine.cluster_now(worker.name, 1)
+        coordinator.engine.cluster_now(worker.name)
     assert not isinstance(away.value, Forming), "this is for somebody to mend"
     kept.watch()
     with pytest.raises(Forming, match=r"^the newest good checkpoint to be found"):
-        coordinator.engine.cluster_now(worker.name, 1)
+        coordinator.engine.cluster_now(worker.name)
     coordinator.disk.work()
     with pytest.raises(Forming, match="shards 0, 1 to begin generation 2"):
-        coordinator.engine.cluster_now(worker.name, 1)
+        coordinator.engine.cluster_now(worker.name)
     coordinator.settle()
-    shards = coordinator.engine.cluster_now(worker.name, 1)
+    shards = coordinator.engine.cluster_now(worker.name)
     assert [shard.incarnation for shard in shards] == [10, 21]
     # Whoever only reads from shards has not registered.
-    assert coordinator.engine.cluster_now("", 0) == shards
+    assert coordinator.engine.cluster_now(None) == shards
     with pytest.raises(StaleGeneration):
-        coordinator.engine.cluster_now("nobody", 0)
+        coordinator.engine.cluster_now("nobody")
+    with pytest.raises(StaleGeneration, match="a worker without a session"):
+        coordinator.engine.cluster_now("")
 
 
 def test_an_initializer_that_falls_silent_is_refused_before_another_begins(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ def test_a_revocation_is_repeated_to_a_shard_that_missed_it_and_not_in_a_new_gen
     held = worker.round()
     [first, second] = coordinator.shards
     first.kill()
-    coordinator.engine.leave_worker(worker.name, 1, "told to stop", fatal=False)
+    coordinator.engine.leave_worker(worker.name, "told to stop", fatal=False)
     assert second.next() == Revocation(1, "worker-0", (held.attempt,))
     first.watch()
     missed = [first.next(), first.next()]
@@ -124,7 +126,7 @@ def test_one_sign_of_life_may_say_that_several_workers_are_refused(tmp_path: Pat
     second = Worker(coordinator, 2)
     held = [worker.batches()[0].batch for worker in (first, second)]
     for worker in (first, second):
-        coordinator.engine.leave_worker(worker.name, worker.incarnation, "", fatal=False)
+        coordinator.engine.leave_worker(worker.name, "", fatal=False)
     for shard in coordinator.shards:
         while (command := shard.next()) is not None:
             assert isinstance(command, Revocation)
@@ -141,7 +143,7 @@ def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocat
 ) -> None:
     coordinator, worker = start(tmp_path)
     Worker(coordinator, 9)
-    coordinator.engine.leave_worker("worker-1", 9, "", fatal=False)
+    coordinator.engine.leave_worker("worker-1", "", fatal=False)
     coordinator.settle()
     coordinator.shards[1].kill()
     coordinator.add(1, 21)
@@ -149,7 +151,7 @@ def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocat
     worker.join()
     worker.batches()
     first, second = coordinator.shards
-    coordinator.engine.leave_worker(worker.name, 1, "", fatal=False)
+    coordinator.engine.leave_worker(worker.name, "", fatal=False)
     second.obey()
     first.generation, first.revoked = 1, 1
     first.beat()

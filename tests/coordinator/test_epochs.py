@@ -84,7 +84,9 @@ def test_metrics_are_merged_by_a_worker_once(tmp_path: Path) -> None:
         assert work.training
         assert [state.values for state in work.states] == [(6.0, 8.0), (4.0, 8.0)]
         assert evaluations.lease("worker-1") is None
-        training.merged(work.evaluation, {"loss": 0.75, "accuracy": 0.5})
+        training.merged("worker-1", work.evaluation, {"loss": 9.0, "accuracy": 0.0})
+        assert not evaluations.idle, "another worker does it"
+        training.merged("worker-0", work.evaluation, {"loss": 0.75, "accuracy": 0.5})
         assert evaluations.idle
         [row] = training.history.rows
         assert row.training == {"loss": 0.75, "accuracy": 0.5}
@@ -102,7 +104,8 @@ def test_evaluations_stand_beside_it_and_the_final_one_is_the_last_epochs(tmp_pa
             evaluations.snapshot_taken(snapshot)
             evaluations.lease("w")
             evaluations.report("w", name, 0, 2, ())
-            training.merged(name, {"loss": value, "accuracy": 1 - value})
+            evaluations.lease("w")
+            training.merged("w", name, {"loss": value, "accuracy": 1 - value})
         training.take_totals([EpochTotals(1, RECORDS, (8.0, 8.0))])
         training.history.write()
         found = [(r["epoch"], r["loss"], r["val_loss"], r["val_accuracy"]) for r in rows(tmp_path)]

@@ -56,21 +56,24 @@ def test_states_are_summed_in_task_order_and_merged_once() -> None:
     assert evaluations.lease("b") == merge
     evaluations.release("b")
     assert evaluations.lease("a") == merge
-    result = evaluations.merged("epoch-0", {"loss": 0.5})
+    assert evaluations.merged("b", "epoch-0", {"loss": 7.0}) is None, "another does it now"
+    result = evaluations.merged("a", "epoch-0", {"loss": 0.5})
     assert result is not None
     assert (result.global_step, result.snapshot, dict(result.values)) == (7, "snap", {"loss": 0.5})
-    assert evaluations.merged("epoch-0", {"loss": 9.9}) is None
+    assert evaluations.merged("a", "epoch-0", {"loss": 9.9}) is None
     assert evaluations.idle
 
 
-def test_the_first_result_of_a_task_counts() -> None:
+def test_a_result_counts_from_the_worker_that_holds_the_task_alone() -> None:
     evaluations = make(2000)
     first = task(evaluations, "slow")
     assert evaluations.release("slow") == 1
     again = task(evaluations, "quick")
     assert again == first
-    assert evaluations.report("slow", "epoch-0", 0, 2000, states(1.0))
-    assert not evaluations.report("quick", "epoch-0", 0, 2000, states(2.0))
+    assert not evaluations.report("slow", "epoch-0", 0, 2000, states(2.0))
+    assert not evaluations.report("stranger", "epoch-0", 0, 2000, states(3.0))
+    assert evaluations.report("quick", "epoch-0", 0, 2000, states(1.0))
+    assert not evaluations.report("quick", "epoch-0", 0, 2000, states(4.0))
     assert evaluations.waiting_for() == "a worker to merge evaluation epoch-0"
     merge = evaluations.lease("quick")
     assert isinstance(merge, Merge)
@@ -95,7 +98,8 @@ def test_evaluations_wait_for_their_snapshot_and_for_each_other() -> None:
     assert task(evaluations, "w").evaluation == "epoch-0"
     assert evaluations.waiting_for() == "w to do evaluation epoch-0 (0 of 1 task done)"
     evaluations.report("w", "epoch-0", 0, 10, states(1.0))
-    evaluations.merged("epoch-0", {})
+    assert isinstance(evaluations.lease("w"), Merge)
+    evaluations.merged("w", "epoch-0", {})
     assert task(evaluations, "w").evaluation == "epoch-1"
 
 
@@ -124,8 +128,9 @@ def test_results_that_do_not_fit_are_refused(
 
 def test_states_of_another_form_are_refused_and_so_is_an_early_merge() -> None:
     evaluations = make()
-    evaluations.report("w", "epoch-0", 0, 2000, states(1.0))
+    assert task(evaluations, "w").task == 0
+    assert evaluations.report("w", "epoch-0", 0, 2000, states(1.0))
     with pytest.raises(InvalidArgument, match="shapes"):
         evaluations.report("w", "epoch-0", 1, 2000, states(1.0)[:1])
     with pytest.raises(InvalidArgument, match="before its tasks were done"):
-        evaluations.merged("epoch-0", {})
+        evaluations.merged("w", "epoch-0", {})

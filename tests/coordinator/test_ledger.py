@@ -70,7 +70,7 @@ def test_what_did_not_arrive_is_given_again_and_what_did_is_not() -> None:
     assert everything == Train((first, *second.batches))
 
 
-def test_a_batch_counts_once_whoever_reports_it() -> None:
+def test_a_batch_counts_once_and_from_the_worker_that_holds_it_alone() -> None:
     ledger = make()
     slow = lease(ledger, "slow")[0]
     assert ledger.revoke("slow") == [slow]
@@ -78,18 +78,21 @@ def test_a_batch_counts_once_whoever_reports_it() -> None:
     quick = lease(ledger, "quick")[0]
     assert quick.batch == slow.batch
     assert quick.number != slow.number
-    assert ledger.report("slow", [done(slow)], 0.0) == [done(slow)]
-    assert ledger.report("quick", [done(quick)], 0.0) == []
+    for other in ("slow", "stranger"):
+        assert ledger.report(other, [done(slow), done(quick)], 0.0) == []
+    assert ledger.report("quick", [done(slow)], 0.0) == []
+    assert ledger.report("quick", [done(quick)], 0.0) == [done(quick)]
     assert ledger.report("quick", [done(quick)], 0.0) == []
     assert ledger.span.batches == 1
 
 
-def test_a_batch_reported_after_it_was_opened_is_not_leased_again() -> None:
+def test_a_batch_reported_after_it_was_opened_is_leased_again() -> None:
+    """Shards answer that they have it."""
     ledger = make(epochs=1)
     slow = lease(ledger, "slow")[0]
     ledger.release("slow")
-    ledger.report("slow", [done(slow)], 0.0)
-    assert slow.batch not in drain(ledger)
+    assert ledger.report("slow", [done(slow)], 0.0) == []
+    assert drain(ledger).count(slow.batch) == 1
     assert ledger.finished
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.authority import Authority
 from coordinator.messages import read_report, write_begin, write_command, write_lease
 from coordinator.work import (
     Attempt,
@@ -14,6 +15,7 @@ from coordinator.work import (
     Decision,
     Ended,
     Evaluate,
+    Initialize,
     Merge,
     MetricVariable,
     Revocation,
@@ -24,9 +26,12 @@ from coordinator.work import (
 )
 from pserver import wire
 from psrpc.batch import BatchId
+from psrpc.credentials import SignedDecision, check_decision
 from psrpc.policy import Policy
+from psrpc.v1 import types_pb2 as types
 from worker.done import DoneBatch
 
+AUTHORITY = Authority()
 ATTEMPT = Attempt(BatchId(1, 8, 4), 7)
 ORDER = SnapshotOrder("step-1", 1, True, True, "checkpoints/.step-1", "checkpoints/step-0", 3)
 DECISION = Decision(2, 5, (ATTEMPT, Attempt(BatchId(1, 12, 4), 9)), (ORDER,))
@@ -58,17 +63,23 @@ def needs_no_default(value: Any) -> None:
 
 @pytest.mark.parametrize("begin", BEGINS, ids=["keep", "restore", "fresh"])
 def test_where_a_shard_is_to_begin(begin: Begin) -> None:
-    assert told(wire.from_begin(write_begin(begin))) == told(begin)
+    heard = wire.from_begin(write_begin(begin, AUTHORITY.keys))
+    assert heard.keys == AUTHORITY.keys
+    said = told(heard)
+    del said["keys"]
+    assert said == told(begin)
 
 
 def test_decisions_orders_and_revocations() -> None:
     revocation = Revocation(3, "worker-1", (ATTEMPT,))
     for value in (ORDER, DECISION, revocation):
         needs_no_default(value)
-    heard = write_command(DECISION).decision
+    heard = write_command(DECISION, AUTHORITY.keys).decision
     assert told(wire.from_decision(heard)) == told(DECISION)
-    assert told(wire.from_order(write_command(ORDER).snapshot)) == told(ORDER)
-    assert told(wire.from_revocation(write_command(revocation).revocation)) == told(revocation)
+    assert told(wire.from_order(write_command(ORDER, AUTHORITY.keys).snapshot)) == told(ORDER)
+    assert told(wire.from_revocation(write_command(revocation, AUTHORITY.keys).revocation)) == told(
+        revocation
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,14 +93,28 @@ def test_decisions_orders_and_revocations() -> None:
     ],
 )
 def test_a_lease_says_all_of_its_work(kind: str, work: Work) -> None:
-    lease = write_lease(work, 2, 3)
+    lease = write_lease(work, "worker-1", 2, 3, AUTHORITY)
     assert (lease.generation, lease.policy, lease.WhichOneof("work")) == (2, 3, kind)
     said = {field.name for field, _ in getattr(lease, kind).ListFields()}
     assert said == {field.name for field in dataclasses.fields(work)}
 
 
+def test_what_is_leased_comes_with_its_proofs() -> None:
+    grant = AUTHORITY.grant("worker-1", 2, ATTEMPT)
+    train = write_lease(Train((ATTEMPT,)), "worker-1", 2, 3, AUTHORITY).train
+    assert [attempt.grant for attempt in train.batches] == [grant]
+    work = write_lease(Round(5, ATTEMPT, DECISION), "worker-1", 2, 3, AUTHORITY).round
+    assert work.attempt.grant == grant
+    signed = SignedDecision(work.decision.decision, work.decision.signature)
+    check_decision(AUTHORITY.keys.verify, signed)
+    heard = wire.from_decision(types.Decision.FromString(signed.decision))
+    assert told(heard) == told(DECISION)
+    initialize = write_lease(Initialize(), "worker-1", 2, 3, AUTHORITY).initialize
+    assert initialize.grant == AUTHORITY.grant_initialize("worker-1", 2)
+
+
 def test_a_report_of_a_batch() -> None:
-    done = DoneBatch(ATTEMPT.batch, 7, 0.5, 3, skipped=True)
+    done = DoneBatch(ATTEMPT.batch, 7, 0.5, 3, skipped=True, receipts=(b"0" * 16, b"1" * 16))
     stale = DoneBatch(ATTEMPT.batch, 7, 0.5, 3, too_stale=True)
     for each in (done, stale):
         assert told(read_report(each.message())) == told(each)

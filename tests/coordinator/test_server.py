@@ -32,6 +32,7 @@ from psrpc.errors import (
 from psrpc.health import why_unhealthy
 from psrpc.manifest import read_manifest
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 from tests.coordinator.doubles import ShardDouble, WorkerDouble, report, start_training
 from tests.coordinator.parts import make_run, serving
 
@@ -118,7 +119,7 @@ def test_sync_commits_park_until_the_round_is_decided(tmp_path: Path) -> None:
         ]
         for lease in (after, *next_leases):
             assert lease.round.round == 1
-            assert lease.round.decision == decision
+            assert types.Decision.FromString(lease.round.decision.decision) == decision
         assert {lease.round.attempt.batch.first for lease in (after, *next_leases)} == {8, 12}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.client import CoordinatorClient
 from psrpc.clock import ManualClock
+from psrpc.credentials import SECRET_BYTES
 from psrpc.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -50,9 +51,10 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
         with pytest.raises(JobMismatch, match=r"0\.0\.9"):
             WorkerDouble(client, 7).register(software="0.0.9")
         stranger = WorkerDouble(client, 9)
-        stranger.name = "worker-5"
-        with pytest.raises(StaleGeneration, match="worker-5 is not registered"):
-            stranger.lease()
+        for session in (b"", b"another's"):
+            stranger.session = session
+            with pytest.raises(StaleGeneration, match="a worker without a session is not reg"):
+                stranger.lease()
         assert stranger.heartbeat().unknown
         old = WorkerDouble(client, 10, generation=7)
         old.register()
@@ -72,11 +74,10 @@ def test_what_peers_tell_of_themselves_is_cut_and_harmless(tmp_path: Path) -> No
                     device=hostile,
                     job_sha256=SHA,
                     software=SOFTWARE,
+                    secret=incarnation.to_bytes(SECRET_BYTES),
                 )
             )
-            beat = pb.HeartbeatWorkerRequest(
-                worker=answer.worker, incarnation=incarnation, waiting_for=hostile
-            )
+            beat = pb.HeartbeatWorkerRequest(session=answer.session, waiting_for=hostile)
             client.heartbeat_worker(beat)
         workers = client.get_job_status().workers
         assert len(workers) == 4
@@ -164,8 +165,7 @@ def test_lost_lease_is_given_again_and_a_new_one_can_be_asked_ahead(tmp_path: Pa
         assert ahead.batch.first > first.batch.first
         lost = client.lease_work(
             pb.LeaseWorkRequest(
-                worker=worker.name,
-                incarnation=worker.incarnation,
+                session=worker.session,
                 generation=1,
                 policy=1,
                 received=first.attempt,

@@ -133,7 +133,7 @@ def test_a_step_that_is_told_twice_or_by_another_moves_no_clock() -> None:
         finish(ledger, "fast", fast)
     finish(ledger, "other", slow)
     assert lease(ledger, "fast") == []
-    step(ledger, "slow")
+    finish(ledger, "slow", slow)
     assert lease(ledger, "fast")
 
 
@@ -217,7 +217,7 @@ def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
     last = slow.train(slow.batches(mine))
     more = fast.train(fast.batches())
     # With this the first epoch is done; its state is kept for an evaluation.
-    coordinator.engine.heartbeat_worker(slow.name, slow.incarnation, 1, last, "")
+    coordinator.engine.heartbeat_worker(slow.name, 1, last, "")
     more = fast.train(fast.batches(more))
     assert isinstance(fast.lease(more), Wait)
     coordinator.settle()

@@ -140,9 +140,7 @@ def test_a_worker_tells_which_shards_it_cannot_reach_and_how_far_it_has_come(job
 
     def beat(**said: Any) -> None:
         job.client.heartbeat_worker(
-            pb.HeartbeatWorkerRequest(
-                worker=worker.name, incarnation=worker.incarnation, generation=1, **said
-            )
+            pb.HeartbeatWorkerRequest(session=worker.session, generation=1, **said)
         )
 
     # Nothing but shards of the job, and no time that is none.

@@ -70,9 +70,7 @@ def test_tensors_that_fell_back_to_calls_are_shown(job: Job) -> None:
         pb.Transport(shard=7, kind=calls, why="there is no such shard"),
     ]
     job.client.heartbeat_worker(
-        pb.HeartbeatWorkerRequest(
-            worker=worker.name, incarnation=worker.incarnation, transports=transports
-        )
+        pb.HeartbeatWorkerRequest(session=worker.session, transports=transports)
     )
     status = job.status
     told = {w.worker: [(t.shard, t.kind, t.why) for t in w.transports] for w in status.workers}

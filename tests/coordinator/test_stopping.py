@@ -44,10 +44,10 @@ def test_a_job_that_is_stopped_finishes_its_leases_and_saves(tmp_path: Path) -> 
     # For those who take part it is no failure, whatever way they hear of it.
     assert [shard.ended for shard in coordinator.shards] == [Ended(False, STOPPED)] * 2
     assert worker.lease() == Ended(False, STOPPED)
-    coordinator.engine.cluster_now(worker.name, 1)
+    coordinator.engine.cluster_now(worker.name)
     coordinator.course.shard_replaced(0)
     with pytest.raises(NotReady):
-        coordinator.engine.cluster_now(worker.name, 1)
+        coordinator.engine.cluster_now(worker.name)
 
 
 def test_a_sync_job_that_is_stopped_saves_after_its_last_decision(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_worker_that_dies_is_started_again_and_its_work_given_back(house: Hous
         assert house.status.somebody_left.wait(60)
         house.gate.write_text("done\n")
     assert outcomes == [Outcome(0, restarts={"worker-a": 1})]
-    assert house.status.left[0] == pb.LeaveWorkerRequest(
+    assert house.status.left[0] == pb.RevokeWorkerRequest(
         worker="worker-3", incarnation=77, reason="ended with signal SIGKILL"
     )
     assert {farewell.worker for farewell in house.status.left} == {"worker-3"}

@@ -15,6 +15,7 @@ from coordinator.work import (
     Command,
     Decision,
     Evaluate,
+    Merge,
     Report,
     SnapshotOrder,
 )
@@ -136,7 +137,8 @@ def test_a_metric_that_does_not_add_up_has_no_training_value(tmp_path: Path) -> 
         for _ in range(3):
             parts.step()
         training.orders.evaluations.add_training(training_of(0), 3, (1.0, 1.0, 2.0))
-        training.merged(training_of(0), {"loss": 1.0, "most": 72.8})
+        assert isinstance(training.orders.evaluations.lease("w"), Merge)
+        training.merged("w", training_of(0), {"loss": 1.0, "most": 72.8})
         assert training.history.rows[0].training == {"loss": 1.0}
         training.order_due()
         training.orders.evaluations.snapshot_taken("epoch-1")

@@ -27,8 +27,8 @@ def test_a_decision_that_cannot_be_stored_waits_for_the_disk(
         with monkeypatch.context() as full:
             full.setattr(parts.store, "put_decision", refuse)
             attempts = parts.lease() + parts.lease_another()
-            for attempt in attempts:
-                training.commit("w", 0, Report(attempt.batch, attempt.number), 0.0)
+            for worker, attempt in zip(("w", "another"), attempts, strict=True):
+                training.commit(worker, 0, Report(attempt.batch, attempt.number), 0.0)
             for _ in range(2):
                 training.retry(0.0)
             assert parts.warnings.kept == [

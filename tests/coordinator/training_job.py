@@ -39,8 +39,7 @@ class Job:
     def beat(self, worker: WorkerDouble, **times: float) -> None:
         self.client.heartbeat_worker(
             pb.HeartbeatWorkerRequest(
-                worker=worker.name,
-                incarnation=worker.incarnation,
+                session=worker.session,
                 generation=worker.generation,
                 times=pb.WorkerTimes(**times),
             )

@@ -33,7 +33,16 @@ from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.fuzz.targets import TARGETS, manifest, overrides, plan, seeds
-from tests.pserver.shards import counting, engine_of, plan_of, served, whole
+from tests.pserver.shards import (
+    INITIAL,
+    counting,
+    engine_of,
+    fence_of,
+    granted,
+    plan_of,
+    served,
+    whole,
+)
 from tests.psrpc.test_corruption import NEW, pristine
 from worker.overrides import FIELDS
 
@@ -153,8 +162,8 @@ class Shard:
         self.engine = engine
         self.client = client
         self.channel = channel
-        self.header = pb.PushHeader(
-            fence=client.fence(1, 1),
+        header = pb.PushHeader(
+            fence=fence_of(client),
             batch=types.BatchId(epoch=0, first=0, count=4),
             examples=4,
             extents=[
@@ -162,13 +171,14 @@ class Shard:
                 types.Extent(arena=1, nbytes=5 * 4, encoding=types.ENCODING_PLAIN),
             ],
         )
+        self.header = granted(header)
 
     def digest(self) -> str:
         """Of parameters, version and what is known of batches."""
         report = self.engine.report()
         parts = [str(report.version), str(self.engine.applied().to_epochs())]
         values = whole(PLAN)
-        self.client.pull(self.client.fence(1, 1), "worker-1", None, values)
+        self.client.pull(fence_of(self.client), None, values)
         found = hashlib.sha256("\n".join(parts).encode())
         for name in sorted(values):
             found.update(values[name].tobytes())
@@ -189,7 +199,7 @@ class Shard:
 def shard() -> Iterator[Shard]:
     engine = engine_of(PLAN)
     with served(engine) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         with open_channel(client.peer.rpartition(" ")[2]) as channel:
             yield Shard(engine, client, channel)
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.data_connection import DataConnection, connect
 from pserver.server import ShardServer
 from pserver.session import Session
@@ -14,7 +14,7 @@ from psrpc.channel import open_channel
 from psrpc.security import PLAINTEXT, Security
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.pserver.exchange_bench import BATCH, PLAN, normal
-from tests.pserver.shards import INCARNATION, counting, engine_of, part
+from tests.pserver.shards import INCARNATION, INITIAL, counting, engine_of, fence_of, leased, part
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def opened(
             ShardClient(address, INCARNATION, PLAN, 0, security=worker) as client,
             open_channel(address, worker) as channel,
         ):
-            client.initialize(client.fence(1, 1), counting(PLAN))
+            client.initialize(fence_of(client), counting(PLAN), INITIAL)
             session = Session(channel, "the shard", 60)
             answer, _ = session.exchange(pb.ExchangeHeader(open_data=pb.OpenData()), ())
             yield session, answer.data, client
@@ -77,7 +77,7 @@ def in_use(
 def pushing(client: ShardClient) -> pb.ExchangeHeader:
     """The header of a push."""
     gradient = part(PLAN, normal())
-    push = Push("worker-1", BATCH, 1, 0, gradient)
+    push = leased("worker-1", BATCH, 1, 0, gradient)
     header = pb.ExchangeHeader()
-    client._fill_push(header.push, client.fence(1, 1), push)
+    client._fill_push(header.push, fence_of(client), push)
     return header

@@ -24,10 +24,18 @@ from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )
-from tests.pserver.shards import SGD
+from tests.pserver.shards import AUTHORITY, SGD
 
 TOKEN = "token-of-the-run"
 WAIT_S = 30.0
+
+
+def begin_at(generation: int, **more: Any) -> pb.Begin:
+    """An order to begin, with the keys of :data:`tests.pserver.shards.AUTHORITY`."""
+    keys = AUTHORITY.keys
+    return pb.Begin(
+        generation=generation, policy=1, verify_key=keys.verify, grant_key=keys.grant, **more
+    )
 
 
 class Commands:
@@ -79,7 +87,7 @@ class FakeCoordinator(CoordinatorServicer):
             lease_s=10,
             wire_dtype="float32",
         )
-        self.begin = pb.Begin(generation=1, policy=1, fresh=True, settings=self.settings)
+        self.begin = begin_at(1, fresh=True, settings=self.settings)
         """Where a shard is told to begin that watches and has not reported that it did."""
         self.begun: dict[int, int] = {}
         """The newest generation that an incarnation has reported to have begun."""

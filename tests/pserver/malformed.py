@@ -19,7 +19,7 @@ from psrpc.plan import Plan
 from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.shards import counting, engine_of, served, whole
+from tests.pserver.shards import INITIAL, counting, engine_of, fence_of, granted, served, whole
 
 
 def extent(
@@ -57,12 +57,12 @@ class BareShard:
 
     def header(self, **change: object) -> pb.PushHeader:
         fields: dict[str, object] = {
-            "fence": self.client.fence(1, 1),
+            "fence": fence_of(self.client),
             "batch": types.BatchId(epoch=0, first=0, count=4),
             "examples": 4,
             **self._announced,
         }
-        return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
+        return granted(pb.PushHeader(**(fields | change)))  # type: ignore[arg-type]
 
     def refused(self, method: str, *messages: bytes) -> str:
         return refusal(self.channel, method, *messages)
@@ -74,7 +74,7 @@ class BareShard:
 
     def unchanged(self) -> bool:
         into, before = whole(self.plan), counting(self.plan)
-        self.client.pull(self.client.fence(1, 1), "worker-1", None, into)
+        self.client.pull(fence_of(self.client), None, into)
         mine = {arena.name: slice(0, arena.shard_length(0)) for arena in self.plan.arenas}
         return (
             all(np.array_equal(into[name][part], before[name][part]) for name, part in mine.items())
@@ -88,6 +88,6 @@ def bare_shard(plan: Plan, announced: Mapping[str, object], **options: Any) -> I
     """Initialized; ``announced`` is what a header says of its tensors."""
     engine = engine_of(plan)
     with served(engine, **options) as client:
-        client.initialize(client.fence(1, 1), counting(plan))
+        client.initialize(fence_of(client), counting(plan), INITIAL)
         with open_channel(client.peer.rpartition(" ")[2]) as channel:
             yield BareShard(plan, engine, client, channel, announced)

@@ -17,7 +17,7 @@ from psrpc.encoding import Gradient
 from psrpc.plan import Plan, VariableSpec, make_plan
 from psrpc.tables import Ids, Rows, TableSpec, shard_of
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.shards import SGD, NDArray, SharingClient, part, whole
+from tests.pserver.shards import SGD, NDArray, SharingClient, fence_of, leased, part, signed, whole
 
 USER, ITEM = 0, 1
 WIDTHS = (4, 3)
@@ -113,7 +113,8 @@ def pulled_rows(
 ) -> dict[int, FloatArray]:
     """Rows alone."""
     wanted = wanting(client, ids, rows_only=True)
-    client.pull(client.fence(1, 1), "worker-1", source, {}, decision, wanted)
+    proven = None if decision is None else signed(decision)
+    client.pull(fence_of(client), source, {}, proven, wanted)
     return {table: array.copy() for table, array in wanted.into.items()}
 
 
@@ -126,10 +127,11 @@ def push_of(
     base: int = 0,
     value: float = 1.0,
     shard: int = 0,
+    generation: int = 1,
 ) -> Push:
     """A gradient whose arenas are all ``value``."""
     gradient: Gradient = part(plan, whole(plan, value), shard)
-    return Push("worker-1", batch, attempt, base, gradient, rows)
+    return leased("worker-1", batch, attempt, base, gradient, rows, generation=generation)
 
 
 def assert_rows(found: Mapping[int, FloatArray], model: Model, ids: Mapping[int, Ids]) -> None:

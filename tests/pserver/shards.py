@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from random import Random
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from coordinator.authority import Authority
+from coordinator.work import Attempt
 from pserver.client import Arrays, PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
 from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
@@ -18,14 +22,22 @@ from pserver.rows_wanted import RowsWanted
 from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from pserver.workspace import Workspace
+from psrpc.batch import BatchId
 from psrpc.clock import Clock
 from psrpc.encoding import Encoding, Gradient, plain
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.policy import Policy
+from psrpc.tables import Rows
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 
 INCARNATION = 77
+
+AUTHORITY = Authority(Random(0).randbytes)
+"""The coordinator whose sessions, grants and decisions these shards accept."""
+
+INITIAL = AUTHORITY.grant_initialize("worker-1", 1)
+"""With this grant ``worker-1`` initializes shards in generation 1."""
 
 Transport = Literal["calls", "data connection", "shared memory"]
 """How tensors of exchanges travel."""
@@ -112,8 +124,62 @@ class Sink:
 def identity_of(
     shard: int = 0, mode: Literal["async", "sync"] = "async", replicas: int = 0
 ) -> ShardIdentity:
-    """Generation 1, policy 1."""
-    return ShardIdentity(shard, INCARNATION, 1, 1, Policy(mode=mode, replicas=replicas or None))
+    """Generation 1, policy 1, with the keys of :data:`AUTHORITY`."""
+    policy = Policy(mode=mode, replicas=replicas or None)
+    return ShardIdentity(shard, INCARNATION, 1, 1, policy, AUTHORITY.keys)
+
+
+@lru_cache
+def session_of(worker: str, certificate: str = "") -> bytes:
+    """The token of ``worker``'s one session."""
+    return AUTHORITY.open_session(worker, certificate)
+
+
+def fence_of(
+    client: ShardClient,
+    generation: int = 1,
+    policy: int = 1,
+    *,
+    worker: str = "worker-1",
+) -> types.Fence:
+    """What the calls of ``worker`` begin with, registered with the certificate of ``client``."""
+    security = client._exchanger._security
+    certificate = "worker" if security.encrypted and not security.by_token else ""
+    return client.fence(generation, policy, session_of(worker, certificate))
+
+
+def grant_of(worker: str, batch: BatchId, attempt: int, generation: int = 1) -> bytes:
+    """The proof that the attempt was leased to ``worker``."""
+    return AUTHORITY.grant(worker, generation, Attempt(batch, attempt))
+
+
+def leased(
+    worker: str,
+    batch: BatchId,
+    attempt: int,
+    base_version: int,
+    gradients: Gradient | None,
+    rows: Mapping[int, Rows] | None = None,
+    totals: Sequence[float] = (),
+    *,
+    generation: int = 1,
+) -> Push:
+    """The push of an attempt that was leased to ``worker``."""
+    grant = grant_of(worker, batch, attempt, generation)
+    return Push(batch, attempt, base_version, gradients, rows, totals, grant)
+
+
+def granted(header: pb.PushHeader, worker: str = "worker-1") -> pb.PushHeader:
+    """``header``, with the proof that its attempt was leased to ``worker``."""
+    batch = BatchId(header.batch.epoch, header.batch.first, header.batch.count)
+    header.grant = grant_of(worker, batch, header.attempt, header.fence.generation)
+    return header
+
+
+def signed(decision: types.Decision) -> types.SignedDecision:
+    """A decision as it travels through workers."""
+    proof = AUTHORITY.sign(decision.SerializeToString(deterministic=True))
+    return types.SignedDecision(decision=proof.decision, signature=proof.signature)
 
 
 def engine_of(
@@ -165,13 +231,12 @@ class SharingClient(ShardClient):
     def pull(
         self,
         fence: types.Fence,
-        worker: str,
         source: Source,
         into: Arrays,
-        decision: types.Decision | None = None,
+        decision: types.SignedDecision | None = None,
         rows: RowsWanted | None = None,
     ) -> PullInfo:
-        info = super().pull(fence, worker, source, self.workspace.sets[0], decision, rows)
+        info = super().pull(fence, source, self.workspace.sets[0], decision, rows)
         self._hand_over(self.workspace.sets[0], into)
         return info
 

@@ -21,7 +21,7 @@ from psrpc.channel import open_channel
 from psrpc.errors import JobDone, RemoteFailure
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
-from tests.pserver.shards import plan_of, whole
+from tests.pserver.shards import INITIAL, fence_of, plan_of, whole
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def test_told_to_stop_it_stays_until_it_is_saved_or_told_again(
             registered = coordinator.registered.get(timeout=WAIT_S)
             coordinator.ready.get(timeout=WAIT_S)
             with ShardClient(registered.address, registered.incarnation, PLAN, 0) as client:
-                client.initialize(client.fence(1, 1), whole(PLAN))
+                client.initialize(fence_of(client), whole(PLAN), INITIAL)
             process.send_signal(signal.SIGTERM)
             while not coordinator.heartbeats.get(timeout=WAIT_S).leaving:
                 pass

@@ -23,10 +23,13 @@ from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import (
     INCARNATION,
+    INITIAL,
     ONE_TRY,
     attaching,
     counting,
     engine_of,
+    fence_of,
+    granted,
     plan_of,
     whole,
 )
@@ -41,20 +44,20 @@ def test_more_conversations_than_a_shard_can_hold() -> None:
         heard: list[str] = []
         retry = RetryPolicy(first_s=0.001, budget_s=30)
         with ShardClient(*where) as first, ShardClient(*where, retry=ONE_TRY) as second:
-            fence = first.fence(1, 1)
-            first.initialize(fence, counting(PLAN))
-            first.pull(fence, "worker-1", None, whole(PLAN))
+            fence = fence_of(first)
+            first.initialize(fence, counting(PLAN), INITIAL)
+            first.pull(fence, None, whole(PLAN))
             with pytest.raises(NotReady, match=r"holds 1 conversations.* waits for one to end"):
-                second.pull(fence, "worker-2", None, whole(PLAN))
+                second.pull(fence_of(second, worker="worker-2"), None, whole(PLAN))
             assert second.get_status().initialized
-            assert not second.initialize(fence, counting(PLAN))
+            assert not second.initialize(fence, counting(PLAN), INITIAL)
 
             def announce(reason: str) -> None:
                 heard.append(reason)
                 first.close()
 
             with ShardClient(*where, retry=retry, announce=announce) as third:
-                third.pull(fence, "worker-3", None, whole(PLAN))
+                third.pull(fence_of(third, worker="worker-3"), None, whole(PLAN))
         assert "holds 1 conversations" in heard[0]
 
 
@@ -88,17 +91,19 @@ def test_a_call_without_a_deadline_is_given_one(
         server.open(engine)
         address = f"127.0.0.1:{server.port}"
         with ShardClient(address, INCARNATION, PLAN, 0) as client:
-            fence = client.fence(1, 1)
-            client.initialize(fence, counting(PLAN))
+            fence = fence_of(client)
+            client.initialize(fence, counting(PLAN), INITIAL)
             extents = [
                 types.Extent(arena=0, nbytes=96 * 4, encoding=types.ENCODING_PLAIN),
                 types.Extent(arena=1, nbytes=5 * 4, encoding=types.ENCODING_PLAIN),
             ]
-            push = pb.PushHeader(
-                fence=fence,
-                batch=types.BatchId(epoch=0, first=0, count=4),
-                examples=4,
-                extents=extents,
+            push = granted(
+                pb.PushHeader(
+                    fence=fence,
+                    batch=types.BatchId(epoch=0, first=0, count=4),
+                    examples=4,
+                    extents=extents,
+                )
             )
             first = (
                 pb.ExchangeRequest(header=pb.ExchangeHeader(push=push))

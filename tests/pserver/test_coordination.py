@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from pserver import ending as ending_module
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.ending import Ending
 from psrpc.batch import BatchId
 from psrpc.clock import ManualClock
@@ -23,8 +23,18 @@ from psrpc.errors import JobMismatch, NotReady, Preparing, RemoteFailure, StaleG
 from psrpc.exit_status import DONE
 from psrpc.threads import Threads
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
-from tests.pserver.shards import ONE_TRY, counting, part, plan_of, whole
+from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, begin_at, running
+from tests.pserver.shards import (
+    AUTHORITY,
+    INITIAL,
+    ONE_TRY,
+    counting,
+    fence_of,
+    leased,
+    part,
+    plan_of,
+    whole,
+)
 from tests.pserver.test_shard import shard, worker
 
 PLAN = plan_of()
@@ -54,13 +64,13 @@ def until(messages: Queue[Message], wanted: Callable[[Message], bool]) -> Messag
 
 def push(client: ShardClient, batch: BatchId, generation: int = 1, name: str = "w") -> str:
     """What became of a gradient of 1s."""
-    gradient = Push(name, batch, 1, 0, part(PLAN, whole(PLAN, 1.0)))
-    return client.push(client.fence(generation, 1), gradient).outcome
+    gradient = leased(name, batch, 1, 0, part(PLAN, whole(PLAN, 1.0)), generation=generation)
+    return client.push(fence_of(client, generation, worker=name), gradient).outcome
 
 
 def trained(client: ShardClient) -> None:
     """Initializes the shard and applies batch A."""
-    client.initialize(client.fence(1, 1), counting(PLAN))
+    client.initialize(fence_of(client), counting(PLAN), INITIAL)
     assert push(client, A) == "applied"
 
 
@@ -96,15 +106,15 @@ def test_nobody_is_served_before_the_first_order(coordinator: FakeCoordinator) -
             registered.address, registered.incarnation, PLAN, 0, retry=ONE_TRY
         ) as client:
             with pytest.raises(NotReady, match="shard 0 is starting"):
-                client.initialize(client.fence(1, 1), counting(PLAN))
+                client.initialize(fence_of(client), counting(PLAN), INITIAL)
             until(coordinator.heartbeats, lambda beat: beat.waiting_for == coordinator.awaited)
-            coordinator.commands.put(
-                pb.WatchResponse(begin=pb.Begin(generation=4, policy=1, fresh=True))
-            )
+            coordinator.commands.put(pb.WatchResponse(begin=begin_at(4, fresh=True)))
             until(coordinator.heartbeats, lambda beat: "to initialize it" in beat.waiting_for)
             ready = coordinator.ready.get(timeout=WAIT_S)
             assert (ready.generation, ready.initialized, ready.error) == (4, False, "")
-            client.initialize(client.fence(4, 1), counting(PLAN))
+            client.initialize(
+                fence_of(client, 4), counting(PLAN), AUTHORITY.grant_initialize("worker-1", 4)
+            )
         over(coordinator, future)
 
 
@@ -124,16 +134,12 @@ def test_a_checkpoint_that_is_not_good_is_said_and_the_shard_stays(
     with shard(coordinator) as future, worker(coordinator) as client:
         trained(client)
         for path, why in (("checkpoints/none", "none has no"), ("../elsewhere", "names is '..'")):
-            coordinator.commands.put(
-                pb.WatchResponse(begin=pb.Begin(generation=2, policy=1, restore=path))
-            )
+            coordinator.commands.put(pb.WatchResponse(begin=begin_at(2, restore=path)))
             ready = coordinator.ready.get(timeout=WAIT_S)
             assert ready.generation == 2
             assert why in ready.error
         assert push(client, B) == "applied", "it has not begun"
-        coordinator.commands.put(
-            pb.WatchResponse(begin=pb.Begin(generation=3, policy=1, keep=True))
-        )
+        coordinator.commands.put(pb.WatchResponse(begin=begin_at(3, keep=True)))
         assert coordinator.ready.get(timeout=WAIT_S).version == 2
         over(coordinator, future)
 
@@ -141,7 +147,7 @@ def test_a_checkpoint_that_is_not_good_is_said_and_the_shard_stays(
 def test_an_order_without_a_source_is_no_order(coordinator: FakeCoordinator) -> None:
     with shard(coordinator) as future, worker(coordinator) as client:
         trained(client)
-        coordinator.commands.put(pb.WatchResponse(begin=pb.Begin(generation=2, policy=1)))
+        coordinator.commands.put(pb.WatchResponse(begin=begin_at(2)))
         assert "names no source" in coordinator.ready.get(timeout=WAIT_S).error
         assert push(client, B) == "applied"
         over(coordinator, future)
@@ -151,7 +157,7 @@ def test_a_revocation_is_obeyed_and_said_at_once(coordinator: FakeCoordinator) -
     coordinator.registration.heartbeat_s = 1000
     with shard(coordinator) as future, worker(coordinator) as client:
         assert until(coordinator.heartbeats, lambda beat: beat.generation == 1).revoked == 0
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         coordinator.commands.put(
             pb.WatchResponse(revocation=pb.Revocation(number=7, worker="worker-3"))
         )
@@ -191,7 +197,7 @@ def test_a_shard_goes_on_serving_and_is_found_by_a_new_coordinator(tmp_path: Pat
         old.close()
         assert push(client, B) == "applied"
         second = FakeCoordinator(tmp_path, PLAN)
-        second.begin = pb.Begin(generation=2, policy=1, keep=True)
+        second.begin = begin_at(2, keep=True)
         stack.enter_context(running(second, first.address))
         assert second.registered.get(timeout=WAIT_S).incarnation in first.known
         watched = until(second.watches, lambda watch: watch.incarnation in second.known)
@@ -271,7 +277,7 @@ def test_a_coordinator_that_fails_is_tried_again_and_nothing_is_lost(
         coordinator.registration.heartbeat_s = 1000
     with shard(coordinator) as future, worker(coordinator) as client:
         trained(client)
-        coordinator.begin = pb.Begin(generation=2, policy=1, keep=True)
+        coordinator.begin = begin_at(2, keep=True)
         if where != "stream":
             coordinator.failures.extend([failure] * 5)
         if where == "heartbeats":

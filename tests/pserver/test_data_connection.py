@@ -18,7 +18,7 @@ import pytest
 from coordinator.certs import make_certificates
 from pserver import data_listener, wire
 from pserver.byte_stream import SealedStream
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.data_connection import DataConnection, within_host
 from pserver.data_keys import data_keys
 from pserver.data_listener import DataListener
@@ -34,9 +34,12 @@ from psrpc.v1 import types_pb2 as types
 from tests.pserver.data_bench import connected, dialled, heard, in_use, opened, pushing
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, normal
 from tests.pserver.shards import (
+    INITIAL,
     ONE_TRY,
     counting,
     engine_of,
+    fence_of,
+    leased,
     part,
     served,
     whole,
@@ -55,8 +58,8 @@ def data_of(client: ShardClient) -> DataConnection | None:
 def ready(retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
     """A client of an initialized shard, with its data connection."""
     with served(engine_of(PLAN), retry, transport="data connection") as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
-        client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
+        client.pull(fence_of(client), None, whole(PLAN))
         assert data_of(client) is not None
         assert client.transport == Transport("data connection")
         yield client
@@ -64,7 +67,7 @@ def ready(retry: RetryPolicy = ONE_TRY) -> Iterator[ShardClient]:
 
 def values_of(client: ShardClient) -> np.ndarray:
     into = whole(PLAN)
-    client.pull(client.fence(1, 1), "worker-1", None, into)
+    client.pull(fence_of(client), None, into)
     return into[NAME]
 
 
@@ -73,9 +76,9 @@ def values_of(client: ShardClient) -> np.ndarray:
 
 def test_an_error_of_the_shard_comes_by_the_call_and_changes_nothing() -> None:
     with ready() as client:
-        stale = client.fence(7, 1)
+        stale = fence_of(client, 7)
         with pytest.raises(StaleGeneration):
-            client.push(stale, Push("worker-1", BATCH, 1, 0, part(PLAN, normal())))
+            client.push(stale, leased("worker-1", BATCH, 1, 0, part(PLAN, normal())))
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         # The next has a call and a connection of its own.
         assert data_of(client) is not None
@@ -94,7 +97,7 @@ def test_a_worker_whose_connection_breaks_goes_on_within_the_call(
         monkeypatch.setattr(Session, "usable", True)
         broken.hang_up()
         pushed = client.push(
-            client.fence(1, 1), Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+            fence_of(client), leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
         )
         assert pushed.outcome in ("applied", "already_applied")
         assert data_of(client) is None
@@ -118,7 +121,7 @@ def test_where_nobody_can_connect_the_call_carries_everything(
 
     monkeypatch.setattr(DataListener, "expect", elsewhere)
     with served(engine_of(PLAN), transport="data connection") as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         assert data_of(client) is None
         assert client.transport == Transport(
@@ -158,7 +161,7 @@ def test_a_call_opens_one_data_connection(header: pb.ExchangeHeader, words: str)
 
 def test_a_shard_may_take_none() -> None:
     with served(engine_of(PLAN)) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         values_of(client)
         refusal = client._exchanger._data_refusal
     assert refusal == "the shard was told to take none (--data-connections off)"
@@ -191,8 +194,8 @@ def test_a_push_that_is_cut_short_changes_nothing() -> None:
         assert session._ended.wait(30)
         np.testing.assert_array_equal(values_of(client), counting(PLAN)[NAME])
         # Whole, it is new to the shard, and there is a buffer for it.
-        pushed = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
-        assert client.push(client.fence(1, 1), pushed).outcome == "applied"
+        pushed = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+        assert client.push(fence_of(client), pushed).outcome == "applied"
 
 
 def test_a_worker_that_dies_ends_its_call() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pserver import wire
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.workspace import Workspace
 from psrpc.encoding import (
     Encoded,
@@ -25,14 +25,18 @@ from psrpc.v1 import types_pb2 as types
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, STATE, normal
 from tests.pserver.shards import (
     INCARNATION,
+    INITIAL,
     TRANSPORTS,
     NDArray,
     SharingClient,
     Transport,
     counting,
     engine_of,
+    fence_of,
+    leased,
     part,
     served,
+    signed,
     whole,
 )
 
@@ -65,16 +69,14 @@ def test_gradients_in_every_encoding(
 ) -> None:
     gradient, meant = encoded(normal(), encoding)
     with served(engine_of(PLAN, replicas=replicas), transport=transport) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        assert client.push(fence, Push("worker-1", BATCH, 1, 0, gradient)).version == 1 - replicas
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        assert client.push(fence, leased("worker-1", BATCH, 1, 0, gradient)).version == 1 - replicas
         decision = types.Decision(
             generation=1, attempts=[types.Attempt(batch=wire.to_batch(BATCH), attempt=1)]
         )
         into = whole(PLAN)
-        client.pull(
-            fence, "worker-1", 1 if replicas else None, into, decision if replicas else None
-        )
+        client.pull(fence, 1 if replicas else None, into, signed(decision) if replicas else None)
         assert client.shares_memory == (transport == "shared memory")
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - meant)
     np.testing.assert_array_equal(into[STATE], counting(PLAN)[STATE] + normal()[STATE])
@@ -89,7 +91,7 @@ def test_values_in_every_encoding(encoding: Rounding, transport: Transport) -> N
     rounded[NAME] = np.zeros(3000, wire_dtype(encoding, "float32"))
     data_transport: Transport = "data connection" if transport == "data connection" else "calls"
     with served(engine, transport=data_transport) as client:
-        client.initialize(client.fence(1, 1), values)
+        client.initialize(fence_of(client), values, INITIAL)
         where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
         other = (
             SharingClient(*where, plan=PLAN, wire=encoding)
@@ -97,32 +99,32 @@ def test_values_in_every_encoding(encoding: Rounding, transport: Transport) -> N
             else ShardClient(*where)
         )
         with other:
-            other.pull(client.fence(1, 1), "worker-1", None, rounded)
+            other.pull(fence_of(client), None, rounded)
     np.testing.assert_array_equal(rounded[NAME], round_to(values[NAME], encoding))
     np.testing.assert_array_equal(rounded[STATE], values[STATE])
 
 
 def test_a_session_that_has_aged_is_replaced() -> None:
     with served(engine_of(PLAN), deadline_s=60) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        client.pull(fence, "worker-1", None, whole(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        client.pull(fence, None, whole(PLAN))
         first = client._exchanger._session
         assert first is not None
         first._aged_at = 0
-        client.pull(fence, "worker-1", None, whole(PLAN))
+        client.pull(fence, None, whole(PLAN))
         assert client._exchanger._session is not first
         assert first._call.done()
 
 
 def test_a_segment_that_cannot_be_had_is_no_error() -> None:
     with served(engine_of(PLAN)) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         workspace = Workspace(PLAN)
         assert workspace.segment is not None
         os.close(workspace.segment._fd)
         where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
         with ShardClient(*where, workspace=workspace) as other:
-            other.pull(client.fence(1, 1), "worker-1", None, workspace.sets[0])
+            other.pull(fence_of(client), None, workspace.sets[0])
             assert not other.shares_memory
     np.testing.assert_array_equal(workspace.sets[0][NAME], counting(PLAN)[NAME])

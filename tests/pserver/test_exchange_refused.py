@@ -21,9 +21,12 @@ from psrpc.v1 import types_pb2 as types
 from tests.pserver.exchange_bench import BATCH, PLAN
 from tests.pserver.malformed import refusal
 from tests.pserver.shards import (
+    INITIAL,
     attaching,
     counting,
     engine_of,
+    fence_of,
+    granted,
     part,
     served,
     whole,
@@ -35,7 +38,7 @@ class Raw:
 
     def __init__(self, engine: ShardEngine, client: ShardClient, channel: grpc.Channel) -> None:
         self.engine = engine
-        self.fence = client.fence(1, 1)
+        self.fence = fence_of(client)
         self.client = client
         self._channel = channel
 
@@ -46,7 +49,7 @@ class Raw:
             "examples": BATCH.count,
             "extents": wire.to_extents(wire.gradient_extents(PLAN, part(PLAN, whole(PLAN)))),
         }
-        return pb.PushHeader(**(fields | change))  # type: ignore[arg-type]
+        return granted(pb.PushHeader(**(fields | change)))  # type: ignore[arg-type]
 
     def refusal(self, *headers: pb.ExchangeHeader) -> str:
         return self.refusal_of([m for header in headers for m in encode_stream(header, ())])
@@ -59,10 +62,10 @@ class Raw:
 def raw() -> Iterator[Raw]:
     engine = engine_of(PLAN)
     with served(engine) as client, open_channel(client.peer.rpartition(" ")[2]) as channel:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         yield Raw(engine, client, channel)
         into = whole(PLAN)
-        client.pull(client.fence(1, 1), "worker-1", None, into)
+        client.pull(fence_of(client), None, into)
         for name, array in counting(PLAN).items():
             np.testing.assert_array_equal(into[name], array)
         assert not engine.applied().to_epochs()

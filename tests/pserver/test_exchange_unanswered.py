@@ -15,7 +15,7 @@ import pytest
 
 from pserver import wire
 from pserver.arrival import Chunks
-from pserver.client import Push, RetryPolicy, ShardClient
+from pserver.client import RetryPolicy, ShardClient
 from pserver.engine import ShardEngine
 from pserver.exchanger import Exchanger
 from pserver.exchanger import Transport as Used
@@ -30,6 +30,7 @@ from psrpc.v1 import parameter_server_pb2 as pb
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, normal
 from tests.pserver.shards import (
     INCARNATION,
+    INITIAL,
     ONE_TRY,
     SGD,
     TRANSPORTS,
@@ -39,7 +40,9 @@ from tests.pserver.shards import (
     Transport,
     counting,
     engine_of,
+    fence_of,
     identity_of,
+    leased,
     part,
     served,
     whole,
@@ -70,8 +73,8 @@ def updates() -> Iterator[Blocking]:
 def test_a_push_arrives_while_another_is_applied(updates: Blocking) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
     with served(engine) as client, ThreadPoolExecutor(2) as threads:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
 
         def push(batch: BatchId, arrived: threading.Event) -> PushResult:
             gradient = part(PLAN, normal())
@@ -120,14 +123,14 @@ def hasty_client(
 
 def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
-    push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    push = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
     with served(engine, RetryPolicy(first_s=0.001, budget_s=30)) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
         with hasty_client(where, lambda hasty: hasty.push(fence, push), updates.entered) as hasty:
             assert not hasty.shares_memory
-            another = Push("worker-1", BATCH, 1, 0, part(PLAN, counting(PLAN)))
+            another = leased("worker-1", BATCH, 1, 0, part(PLAN, counting(PLAN)))
             with pytest.raises(SegmentLost):
                 hasty.push(fence, another)
             left = hasty.workspace.outbox[0][NAME][:12000].view(np.float32)
@@ -136,7 +139,7 @@ def test_without_an_answer_the_segment_is_given_up(updates: Blocking) -> None:
             updates.go_on.set()
             assert client.push(fence, push).outcome == "already_applied"
         into = whole(PLAN)
-        client.pull(fence, "worker-1", None, into)
+        client.pull(fence, None, into)
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - normal()[NAME])
 
 
@@ -157,9 +160,9 @@ def test_an_exchange_that_was_interrupted_has_no_answer(updates: Blocking) -> No
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with served(engine, transport="shared memory") as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        push = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         with pytest.raises(KeyboardInterrupt):
@@ -174,10 +177,10 @@ def test_an_exchange_that_was_interrupted_has_no_answer(updates: Blocking) -> No
 def test_without_an_answer_tensors_are_sent_again(updates: Blocking, transport: Transport) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
     heard: list[str] = []
-    push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    push = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
     with served(engine, transport=transport) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         address = client.peer.rpartition(" ")[2]
 
         def announce(reason: str) -> None:
@@ -206,9 +209,9 @@ def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(transport: Tran
         else ShardClient(*where, retry=retry)
     )
     with client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        client.pull(fence, "worker-1", None, whole(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        client.pull(fence, None, whole(PLAN))
         session = client._exchanger._session
         assert session is not None
         # With a grace period that nobody would wait for.
@@ -217,18 +220,18 @@ def test_a_conversation_that_ends_while_it_is_idle_is_begun_anew(transport: Tran
             threading.Event().wait(0.001)
         with ShardServer(0, f"127.0.0.1:{port}") as again:
             again.open(engine_of(PLAN))
-            client.initialize(fence, counting(PLAN))
-            client.pull(fence, "worker-1", None, whole(PLAN))
+            client.initialize(fence, counting(PLAN), INITIAL)
+            client.pull(fence, None, whole(PLAN))
         assert client.shares_memory == (transport == "shared memory")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_call_that_is_cancelled_ends_at_once(updates: Blocking, transport: Transport) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
-    push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    push = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
     with served(engine, transport=transport) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
 
         def cancel() -> None:
             assert updates.entered.wait(30)
@@ -245,10 +248,10 @@ def test_a_call_that_is_cancelled_ends_at_once(updates: Blocking, transport: Tra
 
 def test_a_push_that_was_never_answered_has_an_unknown_outcome(updates: Blocking) -> None:
     engine = ShardEngine(identity_of(0), PLAN, updates, Sink())
-    push = Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    push = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
     with served(engine) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         where = (client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0)
         unknown = pytest.raises(OutcomeUnknown, match=r"shard 0 at .* push of epoch .* is safe")
         with ShardClient(*where, retry=ONE_TRY, deadline_s=0.05) as hasty, unknown:
@@ -260,14 +263,14 @@ def test_a_push_that_was_never_sent_changed_nothing() -> None:
     with ShardServer(0, "127.0.0.1:0") as server:
         where = (f"127.0.0.1:{server.port}", INCARNATION, PLAN, 0)
     with ShardClient(*where, retry=ONE_TRY) as client, pytest.raises(ShardUnreachable):
-        client.push(client.fence(1, 1), Push("worker-1", BATCH, 1, 0, part(PLAN, normal())))
+        client.push(fence_of(client), leased("worker-1", BATCH, 1, 0, part(PLAN, normal())))
 
 
 def test_after_closing_there_are_no_exchanges() -> None:
     with served(engine_of(PLAN), RetryPolicy(budget_s=30)) as client:
         client.close()
         with pytest.raises(PsError, match="was closed here"):
-            client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+            client.pull(fence_of(client), None, whole(PLAN))
 
 
 class Fleeting(Exchanger):

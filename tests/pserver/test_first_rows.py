@@ -14,7 +14,7 @@ from pserver.tables.tables import Tables
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.tables import TableSpec, shard_of
 from tests.pserver.row_files_bench import ADAGRAD, ADAM, TABLES, UNIFORM, Job, everything, plan_of
-from tests.pserver.shards import counting, engine_of, served
+from tests.pserver.shards import INITIAL, counting, engine_of, fence_of, served
 
 ITEM = replace(TABLES[1], optimizer=ADAM, min_count=2, max_rows=None, eviction=None)
 NEW = TableSpec("new", 4, None, UNIFORM, ADAGRAD)
@@ -81,9 +81,9 @@ def test_a_shard_begins_with_them_whoever_asks_for_how_often(tmp_path: Path) -> 
     job, directory = source(tmp_path)
     engine = engine_of(plan_of(1))
     with served(engine) as client:
-        fence = client.fence(1, 1)
-        assert client.initialize(fence, counting(engine.plan), str(directory))
-        assert not client.initialize(fence, counting(engine.plan), str(directory))
+        fence = fence_of(client)
+        assert client.initialize(fence, counting(engine.plan), INITIAL, str(directory))
+        assert not client.initialize(fence, counting(engine.plan), INITIAL, str(directory))
         status = client.get_status()
     assert status.initialized
     assert [t.rows for t in status.tables] == [len(table) for table, _ in job.everything()]
@@ -95,15 +95,15 @@ def test_a_shard_that_cannot_read_them_is_not_initialized(tmp_path: Path) -> Non
     good = path.read_bytes()
     engine = engine_of(plan_of(1))
     with served(engine) as client:
-        fence, values = client.fence(1, 1), counting(engine.plan)
+        fence, values = fence_of(client), counting(engine.plan)
         path.write_bytes(good[:-1] + b"x")
         with pytest.raises(CheckpointError, match=r"rows-1-of-2-1.safetensors has SHA-256"):
-            client.initialize(fence, values, str(directory))
+            client.initialize(fence, values, INITIAL, str(directory))
         path.unlink()
         with pytest.raises(CheckpointError, match="No such file"):
-            client.initialize(fence, values, str(directory))
+            client.initialize(fence, values, INITIAL, str(directory))
         status = client.get_status()
         assert not status.initialized
         assert [t.rows for t in status.tables] == [0, 0]
         path.write_bytes(good)
-        assert client.initialize(fence, values, str(directory))
+        assert client.initialize(fence, values, INITIAL, str(directory))

@@ -31,7 +31,7 @@ from psrpc.tables import IdKind, TableSpec
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.fake_coordinator import FakeCoordinator, running
 from tests.pserver.rows_cases import USER, Model, gradients_of, push_of, tables_plan
-from tests.pserver.shards import INCARNATION, counting, engine_of
+from tests.pserver.shards import INCARNATION, INITIAL, counting, engine_of, fence_of
 
 
 def of_kind(kind: IdKind) -> Plan:
@@ -53,7 +53,7 @@ class Cluster(FakeCoordinator):
         self.asked = 0
 
     def GetCluster(self, request: pb.GetClusterRequest, context: Any) -> Any:  # noqa: N802
-        assert not request.worker
+        assert not request.session
         self._fail()
         self.asked += 1
         shards = [pb.ShardAddress(address=a, incarnation=INCARNATION) for a in self.addresses]
@@ -76,8 +76,8 @@ def cluster(tmp_path: Path, model: Model) -> Iterator[Cluster]:
             server.open(engine_of(PLAN, shard))
             addresses.append(f"127.0.0.1:{server.port}")
             with ShardClient(addresses[-1], INCARNATION, PLAN, shard) as client:
-                fence = client.fence(1, 1)
-                client.initialize(fence, counting(PLAN))
+                fence = fence_of(client)
+                client.initialize(fence, counting(PLAN), INITIAL)
                 rows = gradients_of(shard, 12, shard, 2)
                 client.push(fence, push_of(PLAN, BatchId(0, 0, 5), rows, shard=shard))
                 model.subtract(rows)
@@ -346,7 +346,7 @@ def test_the_command_finds_the_newest_run_and_its_certificates(
         address = f"127.0.0.1:{server.port}"
         worker = security(Role.WORKER)
         with ShardClient(address, INCARNATION, plan, 0, security=worker) as client:
-            client.initialize(client.fence(1, 1), counting(plan))
+            client.initialize(fence_of(client), counting(plan), INITIAL)
         cluster = Cluster(tmp_path, plan, [address])
         with running(cluster, security=security(Role.COORDINATOR)):
             (run_dir / "address").write_text(cluster.address + "\n")

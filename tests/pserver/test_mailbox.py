@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pserver import futex, mailbox
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.conversation import Conversation
 from pserver.mailbox import HEAD_BYTES, ShardBox, WorkerBox
 from pserver.server import ShardServer
@@ -26,12 +26,15 @@ from psrpc.v1 import types_pb2 as types
 from tests.pserver.exchange_bench import BATCH, PLAN
 from tests.pserver.shards import (
     INCARNATION,
+    INITIAL,
     ONE_TRY,
     NDArray,
     SharingClient,
     attaching,
     counting,
     engine_of,
+    fence_of,
+    leased,
     part,
     served,
     whole,
@@ -178,31 +181,31 @@ def test_short_messages_are_left_and_long_ones_sent(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(engine_of(PLAN), transport="shared memory") as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         into = whole(PLAN)
-        client.pull(fence, "worker-1", None, into)
-        push = Push("worker-1", BATCH, 1, 0, part(PLAN, counting(PLAN)))
+        client.pull(fence, None, into)
+        push = leased("worker-1", BATCH, 1, 0, part(PLAN, counting(PLAN)))
         assert client.push(fence, push).outcome == "applied"
         assert (counted.left, counted.announced) == (2, 0)
         monkeypatch.setattr(WorkerBox, "fits", lambda _box, _message: False)
-        client.pull(fence, "worker-1", None, into)
+        client.pull(fence, None, into)
         assert client.push(fence, push).outcome == "already_applied"
         assert (counted.left, counted.announced) == (2, 2)
         monkeypatch.undo()
-        client.pull(fence, "worker-1", None, into)
+        client.pull(fence, None, into)
     np.testing.assert_array_equal(into["float32.state"], 2 * counting(PLAN)["float32.state"])
 
 
 def test_an_error_ends_the_call_and_the_next_one_goes_on(counted: Counted) -> None:
     with served(engine_of(PLAN), transport="shared memory") as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         into = whole(PLAN)
         for _ in range(2):
             with pytest.raises(StaleGeneration):
-                client.pull(client.fence(2, 1), "worker-1", None, into)
-            client.pull(fence, "worker-1", None, into)
+                client.pull(fence_of(client, 2), None, into)
+            client.pull(fence, None, into)
             assert client.shares_memory
     assert counted.left == 4
 
@@ -215,9 +218,9 @@ def test_a_worker_that_leaves_makes_room_for_the_next(counted: Counted) -> None:
         where = (f"127.0.0.1:{server.port}", INCARNATION, PLAN, 0)
         for _ in range(3):
             with SharingClient(*where, plan=PLAN, retry=patient) as client:
-                fence = client.fence(1, 1)
-                client.initialize(fence, counting(PLAN))
-                client.pull(fence, "worker-1", None, whole(PLAN))
+                fence = fence_of(client)
+                client.initialize(fence, counting(PLAN), INITIAL)
+                client.pull(fence, None, whole(PLAN))
     assert counted.left == 3
 
 
@@ -226,9 +229,9 @@ def test_a_system_without_it_sends_everything(
 ) -> None:
     monkeypatch.setattr(futex, "available", lambda: False)
     with served(engine_of(PLAN), transport="shared memory") as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        client.pull(fence, "worker-1", None, whole(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        client.pull(fence, None, whole(PLAN))
         assert client.shares_memory
     assert (counted.left, counted.announced) == (0, 0)
 
@@ -261,9 +264,9 @@ def test_values_in_chunks_do_not_go_into_a_mailbox() -> None:
             SharingClient(*where, plan=PLAN, retry=ONE_TRY) as client,
             ShardClient(*where) as other,
         ):
-            fence = other.fence(1, 1)
-            other.initialize(fence, big)
-            client.pull(fence, "worker-1", None, whole(PLAN))
+            fence = fence_of(other)
+            other.initialize(fence, big, INITIAL)
+            client.pull(fence, None, whole(PLAN))
             session = client._exchanger._session
             assert isinstance(session, Session)
             assert session._box is not None

@@ -15,7 +15,7 @@ from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.malformed import BareShard, bare_shard, extent
 from tests.pserver.rows_cases import ITEM, USER, Model, assert_rows, pulled_rows, tables_plan
-from tests.pserver.shards import NDArray, attaching, whole
+from tests.pserver.shards import NDArray, attaching, fence_of, whole
 
 PLAN = tables_plan(2)
 ARENA = PLAN.arenas[0].shard_length(0) * 4
@@ -175,7 +175,7 @@ def test_rows_to_pull_that_cannot_be(
     if with_push:
         header.push.CopyFrom(shard.header(extents=[DENSE], rows=[]))
     else:
-        header.pull.fence.CopyFrom(shard.client.fence(1, 1))
+        header.pull.fence.CopyFrom(fence_of(shard.client))
     found = shard.refused(
         "Exchange",
         exchange(header),
@@ -233,7 +233,7 @@ def test_an_answer_with_other_rows_is_refused_by_the_client(shard: BareShard) ->
     from pserver.rows_wanted import RowsWanted
 
     with ShardClient(address, 77, other, 0) as client:
-        fence = shard.client.fence(1, 1)
+        fence = fence_of(shard.client)
         wanted = RowsWanted({USER: THREE}, {USER: np.empty((3, 5), np.float32)})
         with pytest.raises(InvalidArgument, match=r"cannot be used.*48 bytes .*expected 60"):
-            client.pull(fence, "worker-1", None, whole(PLAN), None, wanted)
+            client.pull(fence, None, whole(PLAN), None, wanted)

@@ -19,7 +19,7 @@ from psrpc.status import error_from_rpc
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.malformed import BareShard, bare_shard, extent
-from tests.pserver.shards import counting, engine_of, plan_of, served, whole
+from tests.pserver.shards import INITIAL, counting, engine_of, fence_of, plan_of, served, whole
 
 PLAN = plan_of(size=24)
 TRAINABLE, STATE = 24 * 4, 5 * 4
@@ -129,7 +129,7 @@ def test_garbage(shard: BareShard) -> None:
 
 def test_pulls_that_name_nothing(shard: BareShard) -> None:
     call = shard.channel.unary_stream(f"/{wire.SERVICE}/Pull")  # type: ignore[call-arg]
-    request = pb.PullRequest(fence=shard.client.fence(1, 1), encoding=types.ENCODING_PLAIN)
+    request = pb.PullRequest(fence=fence_of(shard.client), encoding=types.ENCODING_PLAIN)
     with pytest.raises(grpc.RpcError) as caught:
         list(call(request.SerializeToString(), timeout=30))
     assert "names no source" in str(error_from_rpc(caught.value, "the shard"))
@@ -139,12 +139,12 @@ def test_an_answer_that_does_not_fit_is_refused_by_the_client() -> None:
     wider = plan_of(size=48)
     engine = engine_of(wider)
     with served(engine) as client:
-        client.initialize(client.fence(1, 1), counting(wider))
+        client.initialize(fence_of(client), counting(wider), INITIAL)
         address = client.peer.rpartition(" ")[2]
         with ShardClient(address, 77, PLAN, 0) as other:
-            fence = client.fence(1, 1)
+            fence = fence_of(client)
             with pytest.raises(InvalidArgument, match=r"answered what cannot be used.*192 bytes"):
-                other.pull(fence, "worker-1", None, whole(PLAN))
+                other.pull(fence, None, whole(PLAN))
 
 
 def test_an_answer_without_values_is_refused_by_the_client() -> None:
@@ -164,7 +164,7 @@ def test_an_answer_without_values_is_refused_by_the_client() -> None:
             ShardClient(f"127.0.0.1:{port}", 77, PLAN, 0) as client,
             pytest.raises(InvalidArgument, match=r"answered what cannot be used.*announce"),
         ):
-            client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+            client.pull(fence_of(client), None, whole(PLAN))
     finally:
         server.stop(0).wait()
 

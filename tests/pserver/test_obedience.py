@@ -11,6 +11,7 @@ from psrpc.errors import CheckpointError
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.engine_bench import PLAN, A, a_push, checkpoint, here, initialized, values
+from tests.pserver.fake_coordinator import begin_at
 from tests.pserver.shards import engine_of
 
 
@@ -39,7 +40,7 @@ def engine() -> ShardEngine:
 
 
 def restore(generation: int, name: str = "checkpoints/good") -> pb.WatchResponse:
-    return pb.WatchResponse(begin=pb.Begin(generation=generation, policy=1, restore=name))
+    return pb.WatchResponse(begin=begin_at(generation, restore=name))
 
 
 def test_a_checkpoint_is_read_once(engine: ShardEngine, disk: Disk) -> None:

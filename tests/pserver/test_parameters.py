@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from pserver.parameters import Parameters
 from pserver.requests import SnapshotOrder
@@ -19,11 +19,14 @@ from psrpc.batch import BatchId
 from psrpc.errors import JobFailed, RemoteFailure
 from tests.pserver.shards import (
     INCARNATION,
+    INITIAL,
     SGD,
     Sink,
     counting,
     engine_of,
+    fence_of,
     identity_of,
+    leased,
     part,
     plan_of,
     served,
@@ -57,18 +60,20 @@ def test_a_round_of_nothing_is_a_version_of_its_own() -> None:
 def test_pushes_of_many_workers_all_count_once_and_pulls_are_never_torn() -> None:
     workers, pushes = 4, 8
     with served(engine_of(PLAN)) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, whole(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, whole(PLAN), INITIAL)
 
         def work(worker: int) -> None:
             into = whole(PLAN)
+            name = f"worker-{worker}"
             with ShardClient(client.peer.rpartition(" ")[2], INCARNATION, PLAN, 0) as mine:
+                own = fence_of(mine, worker=name)
                 for index in range(pushes):
                     batch = BatchId(worker, index, 1)
-                    push = Push(f"worker-{worker}", batch, 1, 0, part(PLAN, whole(PLAN, 1.0)))
+                    push = leased(name, batch, 1, 0, part(PLAN, whole(PLAN, 1.0)))
                     # The second time as a retry would send it.
-                    _, info = mine.push_pull(fence, push, into)
-                    again, _ = mine.push_pull(fence, push, into)
+                    _, info = mine.push_pull(own, push, into)
+                    again, _ = mine.push_pull(own, push, into)
                     assert again.outcome == "already_applied"
                     assert len(set(into[NAME])) == 1, "torn"
                     assert -into[NAME][0] >= info.version
@@ -78,7 +83,7 @@ def test_pushes_of_many_workers_all_count_once_and_pulls_are_never_torn() -> Non
         status = client.get_status()
         assert (status.applied, status.already_applied) == (workers * pushes, workers * pushes)
         into = whole(PLAN)
-        client.pull(fence, "worker-1", None, into)
+        client.pull(fence, None, into)
         np.testing.assert_array_equal(into[NAME], np.full(96, -workers * pushes))
 
 
@@ -94,16 +99,16 @@ def test_an_update_that_breaks_makes_the_shard_unusable() -> None:
     sink = Sink()
     engine = ShardEngine(identity_of(), PLAN, Breaking(SGD, PLAN, 0), sink)
     with served(engine) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        push = Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        push = leased("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
         with pytest.raises(RemoteFailure):
             client.push(fence, push)
         assert engine.failure == "MemoryError in the update of the parameters: out of memory"
         with pytest.raises(JobFailed, match="shard 0 failed: MemoryError"):
             client.push(fence, push)
         with pytest.raises(JobFailed):
-            client.pull(fence, "worker-1", None, whole(PLAN))
+            client.pull(fence, None, whole(PLAN))
         assert not engine.applied().to_epochs()
         engine.take_snapshot(SnapshotOrder("step-1", True, True, "", 1))
         assert "out of memory" in sink.failures["step-1"]

@@ -7,7 +7,6 @@ import pytest
 
 from pserver.applied import AppliedSet
 from pserver.arrival import Shared
-from pserver.client import Push
 from pserver.counters import MAX_WORKERS, STALENESS_BUCKETS, Counters
 from pserver.requests import (
     Begin,
@@ -38,10 +37,13 @@ from tests.pserver.engine_bench import (
     value,
 )
 from tests.pserver.shards import (
+    INITIAL,
     TRANSPORTS,
     Transport,
     counting,
     engine_of,
+    fence_of,
+    leased,
     part,
     plan_of,
     served,
@@ -118,26 +120,27 @@ def test_what_is_too_stale_changes_nothing_and_brings_the_newest(transport: Tran
     plan = plan_of()
     engine = engine_of(plan, policy=Policy(max_staleness=1))
     with served(engine, transport=transport) as client:
-        found = client.fence(1, 1)
-        client.initialize(found, counting(plan))
+        found = fence_of(client)
+        client.initialize(found, counting(plan), INITIAL)
         ones = part(plan, whole(plan, 1.0))
         for n in range(2):
-            client.push(found, Push("w", BatchId(0, n, 1), 1, n, ones))
+            client.push(found, leased("worker-1", BatchId(0, n, 1), 1, n, ones))
         into = whole(plan, -1.0)
-        late = Push("late", BatchId(0, 9, 1), 1, 0, ones)
-        result, info = client.push_pull(found, late, into)
+        other = fence_of(client, worker="late")
+        late = leased("late", BatchId(0, 9, 1), 1, 0, ones)
+        result, info = client.push_pull(other, late, into)
         assert result == PushResult("too_stale", 2, 2)
         assert info.version == 2
         expected = counting(plan)["float32.trainable"] - 2
         assert into["float32.trainable"].tobytes() == expected.tobytes()
-        assert client.push(found, late).outcome == "too_stale"
+        assert client.push(other, late).outcome == "too_stale"
         status = client.get_status()
         assert (status.too_stale, status.applied, status.refused, status.version) == (2, 2, 0, 2)
         assert status.settings == "async max_staleness=1"
         # Its batch is not applied, so another attempt of it counts; 1 is not too stale.
-        again = Push("late", BatchId(0, 9, 1), 2, 1, ones)
-        assert client.push(found, again) == PushResult("applied", 3, 1)
-        assert client.push(found, late).outcome == "already_applied"
+        again = leased("late", BatchId(0, 9, 1), 2, 1, ones)
+        assert client.push(other, again) == PushResult("applied", 3, 1)
+        assert client.push(other, late).outcome == "already_applied"
 
 
 def test_a_skipped_batch_is_skipped_at_any_age() -> None:
@@ -227,11 +230,12 @@ def test_a_status_says_all_of_it() -> None:
     policy = Policy(delay_compensation="constant")
     engine = engine_of(plan, policy=policy, clock=Ticking())
     with served(engine) as client:
-        found = client.fence(1, 1)
-        client.initialize(found, counting(plan))
+        found = fence_of(client)
+        client.initialize(found, counting(plan), INITIAL)
         ones = part(plan, whole(plan, 1.0))
         for n, worker in enumerate(("a", "b")):
-            result = client.push(found, Push(worker, BatchId(0, n, 1), 1, 0, ones))
+            own = fence_of(client, worker=worker)
+            result = client.push(own, leased(worker, BatchId(0, n, 1), 1, 0, ones))
             assert result.apply_us == 250_000
         status = client.get_status()
         assert {w.worker: list(w.counts) for w in status.workers} == {"a": [1], "b": [0, 1]}

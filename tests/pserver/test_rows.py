@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pserver import client as client_module
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from pserver.requests import PullRequest
 from pserver.rows_wanted import RowsWanted
@@ -33,11 +33,14 @@ from tests.pserver.rows_cases import (
     wanting,
 )
 from tests.pserver.shards import (
+    INITIAL,
     TRANSPORTS,
     SharingClient,
     Transport,
     counting,
     engine_of,
+    fence_of,
+    leased,
     served,
     whole,
 )
@@ -57,12 +60,12 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 @pytest.fixture
 def client(transport: Transport) -> Iterator[ShardClient]:
     with served(engine_of(PLAN), transport=transport, rows_nbytes=ROOM) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         yield client
 
 
 def fence(client: ShardClient) -> types.Fence:
-    return client.fence(1, 1)
+    return fence_of(client)
 
 
 def all_ids() -> dict[int, np.ndarray]:
@@ -85,7 +88,7 @@ def test_pushed_rows_are_what_the_optimizer_makes_of_them(client: ShardClient) -
         model.subtract(rows)
     assert_rows(pulled_rows(client, all_ids()), model, all_ids())
     into = whole(PLAN)
-    client.pull(fence(client), "worker-1", None, into)
+    client.pull(fence(client), None, into)
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - 4)
     status = client.get_status()
     assert [t.name for t in status.tables] == ["user", "item"]
@@ -114,7 +117,7 @@ def test_a_pull_brings_rows_with_the_arenas(client: ShardClient) -> None:
     ids = {ITEM: ids_of(3)}
     wanted = wanting(client, ids)
     into = whole(PLAN)
-    client.pull(fence(client), "worker-1", None, into, None, wanted)
+    client.pull(fence(client), None, into, None, wanted)
     assert_rows(wanted.into, Model(PLAN), ids)
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME])
 
@@ -125,7 +128,7 @@ def test_a_batch_without_ids_of_a_shard_counts(client: ShardClient) -> None:
     wanted = wanting(client, {USER: none})
     result, info = client.push_pull(fence(client), push_of(PLAN, FIRST, rows), whole(PLAN), wanted)
     assert (result.outcome, info.version) == ("applied", 1)
-    info = client.pull(fence(client), "worker-1", None, {}, None, RowsWanted({}, {}, True))
+    info = client.pull(fence(client), None, {}, None, RowsWanted({}, {}, True))
     assert info.version == 1
 
 
@@ -141,7 +144,7 @@ def test_a_repeated_push_changes_nothing(client: ShardClient) -> None:
 
 
 def test_a_skipped_batch_carries_no_rows(client: ShardClient) -> None:
-    skipped = Push("worker-1", FIRST, 1, 0, None, gradients_of(1))
+    skipped = leased("worker-1", FIRST, 1, 0, None, gradients_of(1))
     assert client.push(fence(client), skipped).outcome == "skipped"
     assert_rows(pulled_rows(client, all_ids()), Model(PLAN), all_ids())
     assert client.push(fence(client), push_of(PLAN, FIRST, gradients_of(1))).outcome == (
@@ -152,7 +155,7 @@ def test_a_skipped_batch_carries_no_rows(client: ShardClient) -> None:
 def test_a_gradient_that_is_too_stale_changes_no_row(transport: Transport) -> None:
     engine = engine_of(PLAN, policy=Policy(mode="async", max_staleness=0))
     with served(engine, transport=transport, rows_nbytes=ROOM) as client:
-        client.initialize(fence(client), counting(PLAN))
+        client.initialize(fence(client), counting(PLAN), INITIAL)
         model = Model(PLAN)
         rows = gradients_of(1)
         assert client.push(fence(client), push_of(PLAN, FIRST, rows)).outcome == "applied"
@@ -165,7 +168,7 @@ def test_a_gradient_that_is_too_stale_changes_no_row(transport: Transport) -> No
 def test_the_rate_is_scaled_for_rows_as_for_arenas(transport: Transport) -> None:
     engine = engine_of(PLAN, policy=Policy(mode="async", staleness_lr="inverse"))
     with served(engine, transport=transport, rows_nbytes=ROOM) as client:
-        client.initialize(fence(client), counting(PLAN))
+        client.initialize(fence(client), counting(PLAN), INITIAL)
         model = Model(PLAN)
         for number in range(3):
             rows = gradients_of(number)
@@ -180,11 +183,11 @@ def test_the_rate_is_scaled_for_rows_as_for_arenas(transport: Transport) -> None
 def test_a_job_may_have_tables_alone(transport: Transport) -> None:
     plan = tables_plan(arenas=False)
     with served(engine_of(plan), transport=transport, rows_nbytes=ROOM) as client:
-        client.initialize(fence(client), {})
+        client.initialize(fence(client), {}, INITIAL)
         model = Model(plan)
         for number in range(3):
             rows = gradients_of(number) if number != 1 else {}
-            push = Push("worker-1", BatchId(0, number, 1), 1, number, {}, rows)
+            push = leased("worker-1", BatchId(0, number, 1), 1, number, {}, rows)
             ids = {USER: ids_of(number)}
             wanted = wanting(client, ids)
             result, info = client.push_pull(fence(client), push, {}, wanted)
@@ -204,7 +207,7 @@ def test_two_shards_have_each_their_rows(transport: Transport) -> None:
             for engine in engines
         ]
         for shard, client in enumerate(clients):
-            client.initialize(fence(client), counting(plan))
+            client.initialize(fence(client), counting(plan), INITIAL)
             for number, batch in enumerate((FIRST, SECOND)):
                 rows = gradients_of(number, 12, shard, 2)
                 client.push(fence(client), push_of(plan, batch, rows, shard=shard))
@@ -223,7 +226,7 @@ def test_two_shards_have_each_their_rows(transport: Transport) -> None:
 def test_what_has_no_room_in_the_segment_travels_in_chunks() -> None:
     model = Model(PLAN)
     with served(engine_of(PLAN), transport="shared memory", rows_nbytes=64) as client:
-        client.initialize(fence(client), counting(PLAN))
+        client.initialize(fence(client), counting(PLAN), INITIAL)
         box = client.workspace.row_outbox[0]  # type: ignore[attr-defined]  # it shares memory
         many = 1 + box.nbytes // 16
         ids = np.arange(many)
@@ -260,7 +263,7 @@ def test_too_many_ids_are_refused_before_they_are_sent(client: ShardClient) -> N
     ids = np.arange(MAX_IDS + 1)
     wanted = RowsWanted({USER: ids}, {USER: np.empty((len(ids), 4), np.float32)}, True)
     with pytest.raises(InvalidArgument, match=f"{MAX_IDS + 1} ids of tables.*smaller batches"):
-        client.pull(fence(client), "worker-1", None, {}, None, wanted)
+        client.pull(fence(client), None, {}, None, wanted)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +283,6 @@ def test_the_client_knows_what_a_row_is(
     with pytest.raises(InvalidArgument, match=words):
         client.pull(
             fence(client),
-            "worker-1",
             None,
             whole(PLAN),
             None,
@@ -293,7 +295,7 @@ def test_the_client_knows_what_a_row_is(
 
 def unchanged(client: ShardClient, plan: Plan = PLAN) -> bool:
     into = whole(plan)
-    info = client.pull(fence(client), "worker-1", None, into)
+    info = client.pull(fence(client), None, into)
     assert_rows(pulled_rows(client, all_ids()), Model(plan), all_ids())
     status = client.get_status()
     rows = [t.rows for t in status.tables]
@@ -334,7 +336,7 @@ def test_what_comes_in_pieces_is_looked_at_once(
 def test_a_full_table_refuses_the_push_whole(transport: Transport) -> None:
     plan = tables_plan(max_rows=8)
     with served(engine_of(plan), transport=transport, rows_nbytes=ROOM) as client:
-        client.initialize(fence(client), counting(plan))
+        client.initialize(fence(client), counting(plan), INITIAL)
         with pytest.raises(ResourceExhausted, match="table 'user' is full"):
             client.push(fence(client), push_of(plan, FIRST, gradients_of(1, 9)))
         assert unchanged(client, plan)
@@ -350,7 +352,7 @@ def test_a_push_without_memory_for_its_rows_changes_nothing(
 
     engine = engine_of(PLAN)
     with served(engine, transport=transport, rows_nbytes=ROOM) as client:
-        client.initialize(fence(client), counting(PLAN))
+        client.initialize(fence(client), counting(PLAN), INITIAL)
         push = push_of(PLAN, FIRST, gradients_of(1, 400))
         monkeypatch.setattr(engine._held.tables[ITEM]._store.values, "_resize", refuse)
         with pytest.raises(ResourceExhausted, match="table 'item': no memory for 400 rows"):
@@ -367,7 +369,7 @@ def test_values_may_change_while_they_are_read(monkeypatch: pytest.MonkeyPatch) 
     engine = engine_of(PLAN)
     with served(engine, transport="shared memory", rows_nbytes=ROOM) as client:
         assert isinstance(client, SharingClient)
-        client.initialize(fence(client), counting(PLAN))
+        client.initialize(fence(client), counting(PLAN), INITIAL)
         box = client.workspace.row_outbox[0].view(np.float32)
         check = engine._held.tables.check
 
@@ -384,7 +386,7 @@ def test_values_may_change_while_they_are_read(monkeypatch: pytest.MonkeyPatch) 
 def test_a_pull_of_rows_from_the_engine_needs_no_places() -> None:
     engine: ShardEngine = engine_of(PLAN)
     with served(engine) as client:
-        client.initialize(fence(client), counting(PLAN))
+        client.initialize(fence(client), counting(PLAN), INITIAL)
         from pserver.wire import _from_fence
 
         request = PullRequest(_from_fence(fence(client)), "w", None, rows=((ITEM, ids_of(1)),))

@@ -30,7 +30,18 @@ from tests.pserver.rows_cases import (
     tables_plan,
     wanting,
 )
-from tests.pserver.shards import SGD, TRANSPORTS, Sink, counting, engine_of, served, whole
+from tests.pserver.shards import (
+    AUTHORITY,
+    INITIAL,
+    SGD,
+    TRANSPORTS,
+    Sink,
+    counting,
+    engine_of,
+    fence_of,
+    served,
+    whole,
+)
 
 PLAN = tables_plan()
 NAME = "float32.trainable"
@@ -50,7 +61,7 @@ def engine(sink: Sink) -> ShardEngine:
 @pytest.fixture(params=TRANSPORTS)
 def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[ShardClient]:
     with served(engine, transport=request.param, rows_nbytes=1 << 16) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         yield client
 
 
@@ -74,7 +85,7 @@ def order(name: str = "step-1", *, write: bool = False, keep: bool = False) -> S
 
 def push(client: ShardClient, number: int, model: Model) -> None:
     rows = gradients_of(number)
-    client.push(client.fence(1, 1), push_of(PLAN, BatchId(0, number, 1), rows, base=number))
+    client.push(fence_of(client), push_of(PLAN, BatchId(0, number, 1), rows, base=number))
     model.subtract(rows)
 
 
@@ -91,7 +102,7 @@ def test_a_kept_snapshot_reads_old_rows_after_later_pushes(
     assert_rows(pulled_rows(client, ALL, "step-1"), then, ALL)
     assert_rows(pulled_rows(client, ALL), now, ALL)
     wanted, into = wanting(client, ALL), whole(PLAN)
-    info = client.pull(client.fence(1, 1), "worker-1", "step-1", into, None, wanted)
+    info = client.pull(fence_of(client), "step-1", into, None, wanted)
     assert info.version == 2
     assert_rows(wanted.into, then, ALL)
     np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - 2)
@@ -101,7 +112,7 @@ def test_a_snapshot_ends_with_the_last_who_reads_it(
     engine: ShardEngine, sink: Sink, closed: list[FrozenTables]
 ) -> None:
     with served(engine) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         engine.take_snapshot(order("neither"))
         assert len(closed) == 1
         engine.take_snapshot(order("both", write=True, keep=True))
@@ -126,11 +137,11 @@ def test_another_generation_lets_go_of_kept_snapshots(
     engine: ShardEngine, sink: Sink, closed: list[FrozenTables]
 ) -> None:
     with served(engine) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         engine.take_snapshot(order("kept", keep=True))
         engine.take_snapshot(order("written", write=True))
         assert not closed
-        engine.begin(Begin(2, 1))
+        engine.begin(Begin(2, 1, keys=AUTHORITY.keys))
         assert len(closed) == 1
         # What is being written is still what it was.
         written = sink.snapshots["written"]
@@ -187,15 +198,17 @@ def test_rows_go_into_empty_tables_when_a_checkpoint_is_restored(
         for table, part in zip(tables.tables, parts, strict=True):
             table.insert(part)
 
-    engine.begin(Begin(2, 1, restore="c"), restored(snapshot, load_rows=load))
+    engine.begin(Begin(2, 1, keys=AUTHORITY.keys, restore="c"), restored(snapshot, load_rows=load))
     wanted = wanting(client, ALL, rows_only=True)
-    info = client.pull(client.fence(2, 1), "worker-1", None, {}, None, wanted)
+    info = client.pull(fence_of(client, 2), None, {}, None, wanted)
     assert info.version == 3
     assert_rows(wanted.into, then, ALL)
-    engine.begin(Begin(3, 1))
-    client.initialize(client.fence(3, 1), counting(PLAN))
+    engine.begin(Begin(3, 1, keys=AUTHORITY.keys))
+    client.initialize(
+        fence_of(client, 3), counting(PLAN), AUTHORITY.grant_initialize("worker-1", 3)
+    )
     wanted = wanting(client, ALL, rows_only=True)
-    client.pull(client.fence(3, 1), "worker-1", None, {}, None, wanted)
+    client.pull(fence_of(client, 3), None, {}, None, wanted)
     assert_rows(wanted.into, Model(PLAN), ALL)
 
 
@@ -212,9 +225,8 @@ def test_nobody_waits_for_a_checkpoint_that_is_being_restored(
         assert read.wait(30)
 
     taken = restored(sink.snapshots["step-1"], load_rows=load_rows)
-    following = threading.Thread(
-        target=lambda: engine.begin(Begin(2, 1, restore="checkpoints/step-1"), taken)
-    )
+    again = Begin(2, 1, keys=AUTHORITY.keys, restore="checkpoints/step-1")
+    following = threading.Thread(target=lambda: engine.begin(again, taken))
     following.start()
     try:
         assert reading.wait(30)
@@ -222,18 +234,18 @@ def test_nobody_waits_for_a_checkpoint_that_is_being_restored(
         assert (status.generation, status.initialized) == (2, False)
         assert status.waiting_for == "its checkpoint to be restored"
         assert [table.rows for table in status.tables] == [12, 12]
-        fence = client.fence(2, 1)
+        fence = fence_of(client, 2)
         with pytest.raises(NotReady, match="waits for its checkpoint to be restored"):
-            client.pull(fence, "worker-1", None, {}, None, wanting(client, ALL, rows_only=True))
+            client.pull(fence, None, {}, None, wanting(client, ALL, rows_only=True))
         with pytest.raises(NotReady, match="waits for its checkpoint to be restored"):
-            client.initialize(fence, counting(PLAN))
+            client.initialize(fence, counting(PLAN), INITIAL)
         with pytest.raises(NotReady, match="waits for its checkpoint to be restored"):
-            client.push(fence, push_of(PLAN, BatchId(0, 10, 10), gradients_of(2), base=0))
+            client.push(fence, push_of(PLAN, BatchId(0, 10, 10), gradients_of(2), generation=2))
     finally:
         read.set()
         following.join(30)
     assert (engine.report().initialized, engine.report().version) == (True, 1)
-    client.pull(fence, "worker-1", None, {}, None, wanting(client, ALL, rows_only=True))
+    client.pull(fence, None, {}, None, wanting(client, ALL, rows_only=True))
 
 
 def test_tables_alone_count_updates_as_others_do() -> None:

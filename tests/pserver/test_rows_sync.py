@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, JobFailed, ResourceExhausted
@@ -24,7 +24,19 @@ from tests.pserver.rows_cases import (
     tables_plan,
     wanting,
 )
-from tests.pserver.shards import TRANSPORTS, Sink, Transport, counting, engine_of, served, whole
+from tests.pserver.shards import (
+    INITIAL,
+    TRANSPORTS,
+    Sink,
+    Transport,
+    counting,
+    engine_of,
+    fence_of,
+    leased,
+    served,
+    signed,
+    whole,
+)
 from tests.pserver.test_sync_service import decision
 
 PLAN = tables_plan()
@@ -46,7 +58,7 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 @pytest.fixture
 def client(transport: Transport, engine: ShardEngine) -> Iterator[ShardClient]:
     with served(engine, transport=transport, rows_nbytes=1 << 16) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         yield client
 
 
@@ -54,7 +66,7 @@ def stage(
     client: ShardClient, batch: BatchId, attempt: int, rows: Mapping[int, Rows], plan: Plan = PLAN
 ) -> str:
     push = push_of(plan, batch, rows, attempt=attempt)
-    return client.push(client.fence(1, 1), push).outcome
+    return client.push(fence_of(client), push).outcome
 
 
 def mean(weights: tuple[int, ...], parts: tuple[Mapping[int, Rows], ...]) -> dict[int, Rows]:
@@ -85,9 +97,7 @@ def test_a_round_is_the_weighted_mean_of_rows_in_batch_order(client: ShardClient
     model.subtract(mean((10, 10, 7), parts))
     wanted = wanting(client, ALL)
     into = whole(PLAN)
-    info = client.pull(
-        client.fence(1, 1), "worker-1", 1, into, decision((C, 5), (A, 1), (B, 3)), wanted
-    )
+    info = client.pull(fence_of(client), 1, into, signed(decision((C, 5), (A, 1), (B, 3))), wanted)
     assert info.version == 1
     assert_rows(wanted.into, model, ALL)
     np.testing.assert_allclose(into["float32.trainable"], counting(PLAN)["float32.trainable"] - 1)
@@ -115,7 +125,7 @@ def test_staged_rows_are_not_the_workers_memory(client: ShardClient, transport: 
 
 
 def test_skipped_micro_batches_take_no_part_in_the_mean_of_rows(client: ShardClient) -> None:
-    client.push(client.fence(1, 1), Push("worker-1", A, 1, 0, None, gradients_of(1)))
+    client.push(fence_of(client), leased("worker-1", A, 1, 0, None, gradients_of(1)))
     stage(client, B, 2, gradients_of(2))
     model = Model(PLAN)
     model.subtract(gradients_of(2))
@@ -147,7 +157,7 @@ def test_memory_of_what_was_staged_comes_back(client: ShardClient, engine: Shard
     for number in range(4):
         batch = BatchId(0, 10 * number, 10)
         push = push_of(PLAN, batch, gradients_of(number), base=number)
-        client.push(client.fence(1, 1), push)
+        client.push(fence_of(client), push)
         pulled_rows(client, ALL, number + 1, decision((batch, 1), number=number))
     assert engine._intake.pool.in_use == 0
 
@@ -158,7 +168,7 @@ def test_a_round_without_room_for_its_rows_fails_the_job(transport: Transport) -
     plan = tables_plan(max_rows=10)
     engine = engine_of(plan, replicas=3)
     with served(engine, transport=transport, rows_nbytes=1 << 16) as client:
-        client.initialize(client.fence(1, 1), counting(plan))
+        client.initialize(fence_of(client), counting(plan), INITIAL)
         for number, batch in enumerate((A, B)):
             ids = np.arange(6) + 10 * number
             stage(client, batch, 1, {USER: Rows(ids, np.ones((6, 4), np.float32))}, plan)
@@ -175,15 +185,15 @@ def test_a_round_without_room_for_its_rows_fails_the_job(transport: Transport) -
 def test_rounds_of_a_job_with_tables_alone(transport: Transport) -> None:
     plan = tables_plan(arenas=False)
     with served(engine_of(plan, replicas=2), transport=transport, rows_nbytes=1 << 16) as client:
-        client.initialize(client.fence(1, 1), {})
-        fence = client.fence(1, 1)
+        client.initialize(fence_of(client), {}, INITIAL)
+        fence = fence_of(client)
         rows = {A: gradients_of(1), B: {}}
         for batch in (A, B):
-            pushed = client.push(fence, Push("worker-1", batch, 1, 0, {}, rows[batch]))
+            pushed = client.push(fence, leased("worker-1", batch, 1, 0, {}, rows[batch]))
             assert pushed.outcome == "staged"
         model = Model(plan)
         model.subtract(gradients_of(1), 0.5)
         wanted = wanting(client, ALL)
-        info = client.pull(fence, "worker-1", 1, {}, decision((A, 1), (B, 1)), wanted)
+        info = client.pull(fence, 1, {}, signed(decision((A, 1), (B, 1))), wanted)
         assert info.version == 1
         assert_rows(wanted.into, model, ALL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.config import ServeConfig
 from pserver.ending import Ending
 from pserver.engine import ShardEngine
@@ -30,8 +30,18 @@ from psrpc.errors import (
 )
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, running
-from tests.pserver.shards import ONE_TRY, SGD, counting, part, plan_of, whole
+from tests.pserver.fake_coordinator import WAIT_S, FakeCoordinator, begin_at, running
+from tests.pserver.shards import (
+    INITIAL,
+    ONE_TRY,
+    SGD,
+    counting,
+    fence_of,
+    leased,
+    part,
+    plan_of,
+    whole,
+)
 
 PLAN = plan_of()
 
@@ -66,9 +76,9 @@ def worker(fake: FakeCoordinator) -> Iterator[ShardClient]:
 
 def test_a_shard_registers_serves_and_leaves_with_its_job(coordinator: FakeCoordinator) -> None:
     with shard(coordinator) as future, worker(coordinator) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        client.push(fence, leased("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
         while (beat := coordinator.heartbeats.get(timeout=WAIT_S)).version != 1:
             pass
         assert (beat.applied, list(beat.staleness_counts), beat.waiting_for) == (1, [1], "")
@@ -129,11 +139,11 @@ def test_an_update_that_fails_is_told_and_ends_the_shard(
 
     monkeypatch.setattr(NumpyEngine, "apply", apply)
     with shard(coordinator) as future, worker(coordinator) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         with pytest.raises(RemoteFailure):
             client.push(
-                fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
+                fence, leased("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
             )
         while not (beat := coordinator.heartbeats.get(timeout=WAIT_S)).failure:
             pass
@@ -169,7 +179,7 @@ def test_a_snapshot_that_fails_in_an_unforeseen_way_is_reported(
 
     monkeypatch.setattr(broken, fail)
     with shard(coordinator), worker(coordinator) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         coordinator.commands.put(order("step-1"))
         assert coordinator.snapshots.get(timeout=WAIT_S).error == "MemoryError('no more')"
 
@@ -188,16 +198,16 @@ def test_snapshots_are_written_reported_kept_and_released(
     directory = tmp_path / "checkpoints" / ".tmp"
     directory.mkdir(parents=True)
     with shard(coordinator), worker(coordinator) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         coordinator.commands.put(order("step-1", keep=True))
         report = coordinator.snapshots.get(timeout=WAIT_S)
         assert (report.name, report.version, report.error) == ("step-1", 0, "")
         assert (directory / report.file).stat().st_size == report.nbytes
 
-        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
+        client.push(fence, leased("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
         kept = whole(PLAN)
-        assert client.pull(fence, "worker-1", "step-1", kept).version == 0
+        assert client.pull(fence, "step-1", kept).version == 0
         for name, array in counting(PLAN).items():
             np.testing.assert_array_equal(kept[name], array)
 
@@ -209,14 +219,14 @@ def test_snapshots_are_written_reported_kept_and_released(
         report = coordinator.snapshots.get(timeout=WAIT_S)
         assert (report.name, report.version, report.file) == ("step-2", 1, "")
         with pytest.raises(Exception, match="no snapshot 'step-1' is kept"):
-            client.pull(fence, "worker-1", "step-1", kept)
+            client.pull(fence, "step-1", kept)
 
 
 def test_a_snapshot_that_cannot_be_written_is_reported_with_the_reason(
     coordinator: FakeCoordinator, tmp_path: Path
 ) -> None:
     with shard(coordinator), worker(coordinator) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         coordinator.commands.put(order("step-1"))
         report = coordinator.snapshots.get(timeout=WAIT_S)
         assert "No such file or directory" in report.error
@@ -232,10 +242,10 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
     directory = tmp_path / "checkpoints" / ".tmp"
     directory.mkdir(parents=True)
     with shard(coordinator), worker(coordinator) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
-        client.push(fence, Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
-        client.push(fence, Push("worker-1", BatchId(0, 5, 5), 1, 0, None))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
+        client.push(fence, leased("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0))))
+        client.push(fence, leased("worker-1", BatchId(0, 5, 5), 1, 0, None))
         coordinator.commands.put(order("step-1"))
         report = coordinator.snapshots.get(timeout=WAIT_S)
     manifest = Manifest(
@@ -244,7 +254,7 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
     )  # fmt: skip
     commit(directory, tmp_path / "checkpoints" / "step-1", manifest)
 
-    coordinator.begin = pb.Begin(generation=2, policy=1, restore="checkpoints/step-1")
+    coordinator.begin = begin_at(2, restore="checkpoints/step-1")
     with shard(coordinator):
         registered = coordinator.registered.get(timeout=WAIT_S)
         ready = coordinator.ready.get(timeout=WAIT_S)
@@ -252,11 +262,12 @@ def test_a_restored_shard_has_its_values_and_its_applied_set(
         assert [(i.start, i.stop) for i in ready.applied[0].applied] == [(0, 10)]
         assert [(i.start, i.stop) for i in ready.applied[0].skipped] == [(5, 10)]
         with ShardClient(registered.address, registered.incarnation, PLAN, 0) as client:
-            fence = client.fence(2, 1)
-            again = Push("worker-1", BatchId(0, 0, 5), 1, 0, part(PLAN, whole(PLAN, 1.0)))
+            fence = fence_of(client, 2)
+            ones = part(PLAN, whole(PLAN, 1.0))
+            again = leased("worker-1", BatchId(0, 0, 5), 1, 0, ones, generation=2)
             assert client.push(fence, again).outcome == "already_applied"
             into = whole(PLAN)
-            client.pull(fence, "worker-1", None, into)
+            client.pull(fence, None, into)
             loaded = load_variables(tmp_path / "checkpoints" / "step-1")
             assert into["float32.trainable"].tolist() == [
                 *loaded["dense/kernel"].ravel(),

@@ -9,22 +9,26 @@ import numpy as np
 import pytest
 
 from pserver import wire
-from pserver.client import Push, RetryPolicy, ShardClient
+from pserver.client import RetryPolicy, ShardClient
 from pserver.engine import ShardEngine
 from psrpc.batch import BatchId
 from psrpc.errors import InvalidArgument, NotReady, ResourceExhausted, RoundPassed, StaleGeneration
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import (
     INCARNATION,
+    INITIAL,
     ONE_TRY,
     TRANSPORTS,
     NDArray,
     Sink,
     counting,
     engine_of,
+    fence_of,
+    leased,
     part,
     plan_of,
     served,
+    signed,
     whole,
 )
 
@@ -45,7 +49,7 @@ def engine(sink: Sink) -> ShardEngine:
 @pytest.fixture(params=TRANSPORTS)
 def client(request: pytest.FixtureRequest, engine: ShardEngine) -> Iterator[ShardClient]:
     with served(engine, transport=request.param) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         yield client
 
 
@@ -64,10 +68,10 @@ def stage(
     gradients: dict[str, NDArray] | None,
     base: int = 0,
 ) -> str:
-    push = Push(
+    push = leased(
         "worker-1", batch, attempt, base, None if gradients is None else part(PLAN, gradients)
     )
-    return client.push(client.fence(1, 1), push).outcome
+    return client.push(fence_of(client), push).outcome
 
 
 def decision(
@@ -85,7 +89,7 @@ def pulled(
     client: ShardClient, source: int | str | None = None, decided: types.Decision | None = None
 ) -> dict[str, NDArray]:
     into = whole(PLAN, -1.0)
-    client.pull(client.fence(1, 1), "worker-1", source, into, decided)
+    client.pull(fence_of(client), source, into, None if decided is None else signed(decided))
     return into
 
 
@@ -174,7 +178,7 @@ def test_skipped_micro_batches_take_no_part_in_the_mean(client: ShardClient) -> 
 def test_a_round_of_skipped_micro_batches_only_raises_the_version(client: ShardClient) -> None:
     stage(client, A, 1, None)
     into = whole(PLAN)
-    info = client.pull(client.fence(1, 1), "worker-1", 1, into, decision((A, 1)))
+    info = client.pull(fence_of(client), 1, into, signed(decision((A, 1))))
     assert info.version == 1
     assert_same_bits(into, counting(PLAN))
 
@@ -225,7 +229,7 @@ def test_a_wait_that_is_too_long_says_for_what(client: ShardClient) -> None:
 def test_a_waiting_pull_is_let_go_when_the_shard_leaves(engine: ShardEngine) -> None:
     engine.close()
     with served(engine) as client:
-        client.initialize(client.fence(1, 1), counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         with pytest.raises(NotReady, match="round 0"):
             pulled(client, 1)
 
@@ -240,9 +244,9 @@ def test_a_shard_past_the_round_says_so(client: ShardClient) -> None:
 
 
 def test_push_pull_is_for_async_jobs(client: ShardClient) -> None:
-    push = Push("worker-1", A, 1, 0, part(PLAN, gradient(1)))
+    push = leased("worker-1", A, 1, 0, part(PLAN, gradient(1)))
     with pytest.raises(InvalidArgument, match="a pull with a push is for async jobs"):
-        client.push_pull(client.fence(1, 1), push, whole(PLAN))
+        client.push_pull(fence_of(client), push, whole(PLAN))
 
 
 def test_snapshots_of_a_decision_show_the_round_it_made(client: ShardClient, sink: Sink) -> None:
@@ -277,14 +281,14 @@ def test_a_retry_waits_for_a_shard_that_is_not_ready(engine: ShardEngine) -> Non
     heard: list[str] = []
     retry = RetryPolicy(first_s=0.001, longest_s=0.001, budget_s=30)
     with served(engine, retry) as client:
-        fence = client.fence(1, 1)
+        fence = fence_of(client)
         with ShardClient(
             client.peer.rpartition(" ")[2], 77, PLAN, 0, retry=retry, announce=heard.append
         ) as other:
 
             def initialize_then_go_on(reason: str) -> None:
                 heard.append(reason)
-                other.initialize(fence, counting(PLAN))
+                other.initialize(fence, counting(PLAN), INITIAL)
 
             client.announce = initialize_then_go_on
             assert_same_bits(pulled(client), counting(PLAN))

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from pserver import wire
 from pserver.assembly import shard_extents
 from psrpc.codec import encode_stream
+from psrpc.credentials import SECRET_BYTES
 from psrpc.encoding import plain
 from psrpc.status import METADATA_KEY
 from psrpc.v1 import coordinator_pb2 as pb
@@ -20,10 +21,17 @@ from psrpc.v1 import parameter_server_pb2 as shard_pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.version import SOFTWARE
 from tests.coordinator.parts import SHA
-from tests.pserver.shards import INCARNATION, counting, part, plan_of
+from tests.pserver.shards import INCARNATION, INITIAL, counting, granted, part, plan_of, session_of
 
 PLAN = plan_of()
-FENCE = types.Fence(generation=1, policy=1, plan_hash=PLAN.hash, shard_incarnation=INCARNATION)
+FENCE = types.Fence(
+    generation=1,
+    policy=1,
+    plan_hash=PLAN.hash,
+    shard_incarnation=INCARNATION,
+    session=session_of("worker-1", "worker"),
+)
+"""Of a worker that has registered with the certificate of its role."""
 
 WAIT_S = 0.2
 """Deadline of a call that would be parked; the others answer at once, however long that takes."""
@@ -101,18 +109,19 @@ def _push(first: int, in_exchange: bool) -> Iterable[bytes]:
     gradient = part(PLAN, counting(PLAN))
     push = shard_pb.PushHeader(
         fence=FENCE,
-        worker="worker-0",
         batch=types.BatchId(epoch=0, first=first, count=4),
         examples=4,
         extents=wire.to_extents(wire.gradient_extents(PLAN, gradient)),
     )
+    granted(push)
     header = shard_pb.ExchangeHeader(push=push) if in_exchange else push
     return encode_stream(header, wire.gradient_parts(PLAN, gradient))
 
 
 def _initialize() -> Iterable[bytes]:
     values = {name: plain(array) for name, array in counting(PLAN).items()}
-    header = shard_pb.InitializeHeader(fence=FENCE, extents=wire.to_extents(shard_extents(PLAN, 0)))
+    extents = wire.to_extents(shard_extents(PLAN, 0))
+    header = shard_pb.InitializeHeader(fence=FENCE, extents=extents, grant=INITIAL)
     return encode_stream(header, wire.gradient_parts(PLAN, values))
 
 
@@ -124,10 +133,17 @@ MESSAGES: dict[str, list[bytes]] = {
     ],
     "RegisterWorker": [
         pb.RegisterWorkerRequest(
-            incarnation=8, host="h", pid=1, job_sha256=SHA, software=SOFTWARE, device="cpu"
+            incarnation=8,
+            host="h",
+            pid=1,
+            job_sha256=SHA,
+            software=SOFTWARE,
+            device="cpu",
+            secret=bytes(SECRET_BYTES),
         ).SerializeToString()
     ],
     "SetPolicy": [pb.SetPolicyRequest(settings=["mode=ssp", "staleness=4"]).SerializeToString()],
+    "RevokeWorker": [pb.RevokeWorkerRequest(worker="worker-0", bar=True).SerializeToString()],
     "Initialize": list(_initialize()),
     "PushGradients": list(_push(0, in_exchange=False)),
     "Exchange": list(_push(4, in_exchange=True)),
