@@ -42,7 +42,7 @@ def task(*indices: int) -> pb.Lease:
     return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
 
 
-def work(number: int, index: int, decision: types.Decision | None = None) -> pb.Lease:
+def work(number: int, index: int, decision: types.SignedDecision | None = None) -> pb.Lease:
     return pb.Lease(round=pb.RoundWork(round=number, attempt=attempt(index), decision=decision))
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from pserver.requests import Decision
 from pserver.staging import Attempt
 from psrpc.batch import BatchId
+from tests.pserver.shards import INITIAL
 from tests.worker.flat_bench import CPU, Bench
-from tests.worker.shards import serve_shards, standing_alone
+from tests.worker.shards import leased, serve_shards, standing_alone
 from worker import Job
 from worker.data import Array
 from worker.replica import Replica
@@ -47,7 +48,7 @@ def train(
         standing_alone() as standing,
         Router(served.cluster, plan, standing) as router,
     ):
-        router.initialize(values)
+        router.initialize(values, INITIAL)
         number = 0
         for turn, batches in enumerate(rounds):
             router.pull(None, values)
@@ -64,9 +65,9 @@ def train(
             unused = {name: np.empty_like(array) for name, array in values.items()}
             for attempt, gradients in results[::-1] if mode == "sync" else results:
                 if mode == "sync":
-                    router.push(attempt.batch, attempt.attempt, gradients)
+                    router.push(*leased(attempt.batch, attempt.attempt), gradients)
                 else:
-                    router.push_pull(attempt.batch, attempt.attempt, gradients, unused)
+                    router.push_pull(*leased(attempt.batch, attempt.attempt), gradients, unused)
             if mode == "sync":
                 decided = Decision(1, turn, tuple(attempt for attempt, _ in results))
                 for engine in served.engines:

@@ -21,6 +21,7 @@ from psrpc.policy import Policy
 from psrpc.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import fence_of
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards
 from worker.data import Array
@@ -137,7 +138,7 @@ class Running:
         into = {ARENA.name: np.empty(2 * WITNESSES, np.float32)}
         for shard, at in enumerate(cluster.shards):
             with ShardClient(at.address, at.incarnation, PLAN, shard) as client:
-                client.pull(client.fence(cluster.generation, 1), "worker-9", None, into)
+                client.pull(fence_of(client, cluster.generation), None, into)
         np.testing.assert_array_equal(into[ARENA.name].reshape(2, WITNESSES), expected)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from psrpc.batch import BatchId
 from psrpc.channel import bind, make_server
 from psrpc.errors import PsError
 from psrpc.interceptor import ErrorInterceptor
@@ -16,6 +17,7 @@ from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )
+from tests.pserver.shards import AUTHORITY, grant_of, session_of
 
 WAIT_S = 30.0
 FINISHED = pb.Lease(finished=pb.Shutdown())
@@ -65,14 +67,29 @@ class ScriptedCoordinator(CoordinatorServicer):
         lease = self.leases.popleft() if self.leases else FINISHED
         if isinstance(lease, PsError):
             raise lease
-        return lease() if callable(lease) else lease
+        return self._granted(lease() if callable(lease) else lease)
+
+    def _granted(self, written: pb.Lease) -> pb.Lease:
+        """``written`` with grants for the worker, in the generation of the cluster."""
+        lease = pb.Lease()
+        lease.CopyFrom(written)
+        generation = self.cluster.generation
+        attempts = [lease.round.attempt] if lease.HasField("round") else lease.train.batches
+        for attempt in attempts:
+            batch = BatchId(attempt.batch.epoch, attempt.batch.first, attempt.batch.count)
+            attempt.grant = grant_of(self.worker, batch, attempt.attempt, generation)
+        if lease.HasField("initialize"):
+            lease.initialize.grant = AUTHORITY.grant_initialize(self.worker, generation)
+        return lease
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> Any:  # noqa: N802
         return self.job
 
     def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)
-        return pb.RegisterWorkerResponse(worker=self.worker, heartbeat_s=0.01, lease_s=10)
+        return pb.RegisterWorkerResponse(
+            worker=self.worker, heartbeat_s=0.01, lease_s=10, session=session_of(self.worker)
+        )
 
     def HeartbeatWorker(  # noqa: N802
         self, request: pb.HeartbeatWorkerRequest, context: Any

@@ -13,9 +13,11 @@ from pserver.fence import ShardIdentity
 from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
 from pserver.updates.engine import EngineKind, make_engine
+from psrpc.batch import BatchId
 from psrpc.plan import Plan, aligned_empty
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
+from tests.pserver.shards import AUTHORITY, grant_of, session_of
 from worker.data import Array
 from worker.router import Router
 from worker.standing import Standing
@@ -61,7 +63,7 @@ def serve_shards(
     with ExitStack() as stack:
         for shard in range(plan.shards):
             updates = make_engine(engine_kind, optimizer, plan, shard)
-            identity = ShardIdentity(shard, 100 + shard, 1, 1, policy)
+            identity = ShardIdentity(shard, 100 + shard, 1, 1, policy, AUTHORITY.keys)
             engine = ShardEngine(identity, plan, updates, NoSink())
             server = stack.enter_context(ShardServer(shard, "127.0.0.1:0", data_port=data_port))
             server.open(engine)
@@ -82,9 +84,16 @@ def standing_alone(connect_timeout_s: float = 5.0) -> Iterator[Standing]:
     with CoordinatorClient("127.0.0.1:1") as client:
         standing = Standing(client, incarnation=1, connect_timeout_s=connect_timeout_s)
         membership = standing.membership
-        membership.registered(pb.RegisterWorkerResponse(worker="worker-1"))
+        membership.registered(
+            pb.RegisterWorkerResponse(worker="worker-1", session=session_of("worker-1"))
+        )
         membership.joined(pb.GetClusterResponse(generation=1, policy=1))
         yield standing
+
+
+def leased(batch: BatchId, attempt: int) -> tuple[BatchId, int, bytes]:
+    """An attempt with the proof that it was leased to ``worker-1``."""
+    return batch, attempt, grant_of("worker-1", batch, attempt)
 
 
 def pull_values(served: Shards) -> dict[str, Array]:

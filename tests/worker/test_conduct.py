@@ -16,6 +16,7 @@ from psrpc.errors import (
 )
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import signed
 from tests.worker.conduct_bench import FINISHED, Driver, attempt, batch, task, work
 from worker import actions as does
 from worker.actions import (
@@ -125,7 +126,7 @@ def test_a_task_that_is_to_be_fresh_begins_with_a_pull() -> None:
 
 
 def test_a_backup_worker_pulls_the_newest_and_says_how_old_its_gradient_was() -> None:
-    decision = types.Decision(generation=1, round=6, attempts=[attempt(0)])
+    decision = signed(types.Decision(generation=1, round=6, attempts=[attempt(0)]))
     newest = pb.RoundWork(round=7, attempt=attempt(1), decision=decision, newest=True)
     again = pb.RoundWork(round=7, attempt=attempt(5), decision=decision, newest=True)
     worker = Driver()
@@ -142,7 +143,7 @@ def test_a_backup_worker_pulls_the_newest_and_says_how_old_its_gradient_was() ->
 
 
 def test_parameters_of_a_round_are_pulled_once_and_the_next_batch_is_guessed() -> None:
-    decision = types.Decision(generation=1, round=0, attempts=[attempt(0)])
+    decision = signed(types.Decision(generation=1, round=0, attempts=[attempt(0)]))
     worker = Driver()
     worker.joins(work(0, 0))
     worker.expects(Expect((batch(0),), instead=True))

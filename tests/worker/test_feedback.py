@@ -7,13 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.wire import from_decision
 from psrpc.batch import BatchId
 from psrpc.encoding import decode
 from psrpc.errors import StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import fence_of, leased, signed
 from tests.worker.flat_bench import Bench, dense_model, make_job
 from tests.worker.shards import Shards, pull_values
 from tests.worker.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task
@@ -82,7 +83,7 @@ def skip(shards: Shards, shard: int, batch: BatchId) -> None:
     """Has the shard record ``batch`` as another worker's."""
     plan, address = shards.engines[0].plan, shards.cluster.shards[shard]
     with ShardClient(address.address, address.incarnation, plan, shard) as client:
-        client.push(client.fence(1, 1), Push("worker-9", batch, 9, 0, None))
+        client.push(fence_of(client, worker="worker-9"), leased("worker-9", batch, 9, 0, None))
 
 
 def test_a_shard_that_had_the_batch_has_used_nothing() -> None:
@@ -118,7 +119,7 @@ def test_a_round_that_has_passed_takes_back_its_own_gradient_alone() -> None:
             return work(2, 2)
 
         def work(number: int, index: int) -> pb.Lease:
-            decision = decisions[number - 1] if number else None
+            decision = signed(decisions[number - 1]) if number else None
             return pb.Lease(
                 round=pb.RoundWork(round=number, attempt=attempt(index), decision=decision)
             )

@@ -11,9 +11,13 @@ from worker.done import DoneBatch
 from worker.ending import Stopped
 from worker.membership import Beat, Membership
 
+SECRET = bytes(range(32))
+
 
 def registered(worker: str = "worker-0") -> pb.RegisterWorkerResponse:
-    return pb.RegisterWorkerResponse(worker=worker, heartbeat_s=0.5)
+    return pb.RegisterWorkerResponse(
+        worker=worker, heartbeat_s=0.5, session=b"of " + worker.encode()
+    )
 
 
 def at(generation: int) -> pb.GetClusterResponse:
@@ -21,7 +25,7 @@ def at(generation: int) -> pb.GetClusterResponse:
 
 
 def joined(generation: int = 1) -> Membership:
-    member = Membership(incarnation=7)
+    member = Membership(incarnation=7, secret=SECRET)
     member.registered(registered())
     member.joined(at(generation))
     return member
@@ -86,8 +90,8 @@ def test_an_unknown_worker_registers_again_and_may_get_another_name() -> None:
     member.check()
     member.registered(registered("worker-5"))
     assert member.worker == "worker-5"
-    assert beat(member).request.worker == "worker-5"
-    assert member.lease().request.worker == "worker-5"
+    assert beat(member).request.session == b"of worker-5"
+    assert member.lease().request.session == b"of worker-5"
 
 
 def test_what_was_done_in_an_older_generation_is_never_reported_in_a_newer_one() -> None:
@@ -112,9 +116,21 @@ def test_in_the_same_generation_what_all_shards_have_stays_to_be_reported() -> N
     member.done(done(1))
     member.heard(beat(member), pb.HeartbeatWorkerResponse(unknown=True))
     member.rejoins()
-    member.registered(registered("worker-1"))
+    member.registered(registered())
     member.joined(at(1))
     assert [report.attempt for report in member.lease().request.done] == [1]
+
+
+def test_what_was_done_under_another_name_is_not_reported() -> None:
+    """It was leased to that one, and so are the receipts: another one gets the batch, and shards
+    answer that they have it."""
+    member = joined()
+    member.done(done(1))
+    member.heard(beat(member), pb.HeartbeatWorkerResponse(unknown=True))
+    member.rejoins()
+    member.registered(registered("worker-1"))
+    member.joined(at(1))
+    assert not member.lease().request.done
 
 
 def test_leases_that_were_dropped_are_asked_for_again_and_attempts_count_anew() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.engine import ShardEngine
 from pserver.requests import Begin, Revocation
 from pserver.server import ShardServer
@@ -20,6 +20,7 @@ from psrpc.encoding import plain
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import INITIAL, fence_of, leased, session_of
 from tests.worker.performer_bench import (
     ARENA,
     PLAN,
@@ -86,7 +87,7 @@ def test_a_worker_that_was_revoked_goes_on_under_another_name(shm: bool) -> None
     with at_work(two_then(revoke), shm=shm) as running:
         running.check(0, 1, 2)
         assert len(running.coordinator.of(pb.RegisterWorkerRequest)) == 2
-        assert running.coordinator.of(pb.LeaveWorkerRequest)[0].worker == "worker-1"
+        assert running.coordinator.of(pb.LeaveWorkerRequest)[0].session == session_of("worker-1")
         assert running.shards.engines[0].report().counters.already_applied >= 1
 
 
@@ -125,10 +126,11 @@ def restore(port: int, *batches: int) -> None:
     values = np.zeros(2 * WITNESSES, np.float32)
     values[WITNESSES:][list(batches)] = 1
     with ShardClient(f"127.0.0.1:{port}", 201, PLAN, 1) as client:
-        fence = client.fence(2, 1)
-        client.initialize(fence, {ARENA.name: values})
+        fence = fence_of(client, 2, worker="worker-9")
+        client.initialize(fence, {ARENA.name: values}, INITIAL)
         for batch in batches:
-            client.push(fence, Push("worker-9", BatchId(0, batch, 1), 9, 0, None))
+            skipped = leased("worker-9", BatchId(0, batch, 1), 9, 0, None, generation=2)
+            client.push(fence, skipped)
 
 
 @both
@@ -232,8 +234,8 @@ def test_what_a_shard_refuses_as_too_stale_is_reported_and_done_again_there() ->
         one = np.zeros(WITNESSES, np.float32)
         one[9] = -2
         with ShardClient(addresses[shard], 100 + shard, PLAN, shard) as client:
-            push = Push("worker-9", BatchId(0, 9, 1), 99, version, {ARENA.name: plain(one)})
-            client.push(client.fence(1, 1), push)
+            push = leased("worker-9", BatchId(0, 9, 1), 99, version, {ARENA.name: plain(one)})
+            client.push(fence_of(client, worker="worker-9"), push)
 
     def leases(coordinator: ScriptedCoordinator, shards: Shards) -> list[Any]:
         addresses.extend(at.address for at in shards.cluster.shards)

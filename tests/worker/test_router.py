@@ -16,8 +16,8 @@ from psrpc.encoding import Gradient
 from psrpc.errors import NotReady, RoundPassed, ShardUnreachable, StaleGeneration
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.v1 import types_pb2
-from tests.pserver.shards import part
-from tests.worker.shards import serve_shards, standing_alone
+from tests.pserver.shards import INITIAL, part, signed
+from tests.worker.shards import leased, serve_shards, standing_alone
 from worker.data import Array
 from worker.ending import Stopped
 from worker.router import KINDS, Router
@@ -61,12 +61,12 @@ def test_parameters_go_out_and_come_back_whole(shards: int) -> None:
         Router(served.cluster, plan, standing) as router,
     ):
         values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
-        router.initialize(values)
+        router.initialize(values, INITIAL)
         router.pull(None, into)
         for name, value in values.items():
             np.testing.assert_array_equal(into[name], value)
 
-        pushed = router.push_pull(BatchId(0, 0, 10), 1, parts(plan, updates), into)
+        pushed = router.push_pull(*leased(BatchId(0, 0, 10), 1), parts(plan, updates), into)
 
         assert [result.outcome for result in pushed] == ["applied"] * shards
         assert router.versions == (1,) * shards
@@ -100,7 +100,7 @@ def test_who_waits_is_told_when_all_requests_have_gone(
         closing(Workspace(plan, shared=way == "shared memory")) as workspace,
         Router(served.cluster, plan, standing, workspace, waiting) as router,
     ):
-        router.initialize(arrays(plan, 1))
+        router.initialize(arrays(plan, 1), INITIAL)
         monkeypatch.setattr(ShardEngine, "pull", answered)
         for _ in range(2):
             told.clear()
@@ -142,7 +142,7 @@ def test_a_request_that_is_repeated_has_gone_once(monkeypatch: pytest.MonkeyPatc
             served.cluster, plan, standing, waiting=lambda now: told.append((now, len(begun)))
         ) as router,
     ):
-        router.initialize(arrays(plan, 1))
+        router.initialize(arrays(plan, 1), INITIAL)
         told.clear()
         monkeypatch.setattr(ShardClient, "pull", late)
         monkeypatch.setattr(ShardEngine, "pull", refuses_once)
@@ -159,7 +159,7 @@ def test_rows_by_themselves_are_fetched_in_silence() -> None:
         standing_alone() as standing,
         Router(served.cluster, plan, standing, waiting=told.append) as router,
     ):
-        router.initialize(arrays(plan, 1))
+        router.initialize(arrays(plan, 1), INITIAL)
         told.clear()
         router.pull(None, None, rows=ReceivedRows(RowsNeeded((), ()), ()))
     assert told == []
@@ -173,11 +173,13 @@ def test_the_same_batch_counts_once_and_a_skipped_one_changes_nothing() -> None:
         Router(served.cluster, plan, standing) as router,
     ):
         into, again = arrays(plan, 0), arrays(plan, 0)
-        router.initialize(arrays(plan, 1))
-        router.push_pull(BatchId(0, 0, 10), 1, parts(plan, arrays(plan, 5)), into)
-        repeated = router.push_pull(BatchId(0, 0, 10), 2, parts(plan, arrays(plan, 9)), again)
+        router.initialize(arrays(plan, 1), INITIAL)
+        router.push_pull(*leased(BatchId(0, 0, 10), 1), parts(plan, arrays(plan, 5)), into)
+        repeated = router.push_pull(
+            *leased(BatchId(0, 0, 10), 2), parts(plan, arrays(plan, 9)), again
+        )
         assert [result.outcome for result in repeated] == ["already_applied"] * 2
-        skipped = router.push_pull(BatchId(0, 10, 10), 3, None, again)
+        skipped = router.push_pull(*leased(BatchId(0, 10, 10), 3), None, again)
         assert [result.outcome for result in skipped] == ["skipped"] * 2
         for name in into:
             np.testing.assert_array_equal(into[name], again[name])
@@ -194,8 +196,8 @@ def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_ear
         ExitStack() as stack,
     ):
         with Router(served.cluster, plan, standing) as another:
-            another.initialize(arrays(plan, 1))
-            another.push_pull(batch, 9, None, into)
+            another.initialize(arrays(plan, 1), INITIAL)
+            another.push_pull(*leased(batch, 9), None, into)
         served.cluster.shards[1].address = f"127.0.0.1:{late.port}"
 
         def come_up_late() -> None:
@@ -206,12 +208,12 @@ def test_a_batch_that_a_shard_had_before_it_was_asked_is_told_from_one_of_an_ear
         router = stack.enter_context(Router(served.cluster, plan, standing))
         waiting = threading.Thread(target=come_up_late)
         waiting.start()
-        pushed = router.push_pull(batch, 1, parts(plan, arrays(plan, 5)), into)
+        pushed = router.push_pull(*leased(batch, 1), parts(plan, arrays(plan, 5)), into)
         waiting.join()
         assert [result.outcome for result in pushed] == ["already_applied"] * 2
         assert router.asked_again == {1}
         # It is about the last push alone.
-        router.push_pull(batch, 2, parts(plan, arrays(plan, 5)), into)
+        router.push_pull(*leased(batch, 2), parts(plan, arrays(plan, 5)), into)
         assert not router.asked_again
 
 
@@ -224,11 +226,11 @@ def test_staleness_is_told_by_each_shard() -> None:
         Router(served.cluster, plan, standing) as other,
     ):
         into, updates = arrays(plan, 0), arrays(plan, 1)
-        one.initialize(arrays(plan, 1))
+        one.initialize(arrays(plan, 1), INITIAL)
         one.pull(None, into)
         other.pull(None, into)
-        one.push_pull(BatchId(0, 0, 10), 1, parts(plan, updates), into)
-        stale = other.push_pull(BatchId(0, 10, 10), 2, parts(plan, updates), into)
+        one.push_pull(*leased(BatchId(0, 0, 10), 1), parts(plan, updates), into)
+        stale = other.push_pull(*leased(BatchId(0, 10, 10), 2), parts(plan, updates), into)
         assert [result.staleness for result in stale] == [1, 1]
 
 
@@ -244,11 +246,11 @@ def test_a_round_is_staged_decided_and_pulled() -> None:
         Router(served.cluster, plan, standing) as router,
     ):
         values, updates, into = arrays(plan, 1), arrays(plan, 5), arrays(plan, 0)
-        router.initialize(values)
+        router.initialize(values, INITIAL)
         router.pull(0, into)
-        staged = router.push(BatchId(0, 0, 10), 1, parts(plan, updates))
+        staged = router.push(*leased(BatchId(0, 0, 10), 1), parts(plan, updates))
         assert [result.outcome for result in staged] == ["staged"] * 2
-        router.pull(1, into, decision)
+        router.pull(1, into, signed(decision))
         assert router.versions == (1, 1)
         trainable = "float32.trainable"
         np.testing.assert_array_equal(into[trainable], values[trainable] - 0.5 * updates[trainable])
@@ -278,7 +280,7 @@ def test_a_missing_shard_is_named() -> None:
             Router(served.cluster, plan, standing) as router,
             pytest.raises(ShardUnreachable, match=f"shard 1 at {address}"),
         ):
-            router.initialize(arrays(plan, 0))
+            router.initialize(arrays(plan, 0), INITIAL)
 
 
 def test_a_shard_that_does_not_answer_is_known_until_it_does() -> None:
@@ -333,7 +335,7 @@ def test_a_pull_that_the_worker_ends_itself_is_no_broken_route(data_port: int | 
 
         pulling = threading.Event()
         with Router(served.cluster, plan, standing, waiting=gone) as router:
-            router.initialize(arrays(plan, 1))
+            router.initialize(arrays(plan, 1), INITIAL)
             pulling.set()
             with pytest.raises(Stopped):
                 router.pull(1, arrays(plan, 0))
@@ -369,15 +371,15 @@ def test_a_push_that_finishes_a_step_after_a_stop_is_tried_once() -> None:
     plan = make_cut_plan(1)
     with serve_shards(plan) as served, standing_alone(connect_timeout_s=600) as standing:
         with Router(served.cluster, plan, standing) as router:
-            router.initialize(arrays(plan, 1))
+            router.initialize(arrays(plan, 1), INITIAL)
             standing.stop()
-            (pushed,) = router.push(BatchId(0, 0, 10), 1, None)
+            (pushed,) = router.push(*leased(BatchId(0, 0, 10), 1), None)
             assert pushed.outcome == "skipped"
             with pytest.raises(Stopped):
                 router.pull(None, arrays(plan, 0))
         served.servers[0].stop(0)
         with Router(served.cluster, plan, standing) as router, pytest.raises(Stopped):
-            router.push(BatchId(0, 10, 10), 2, None)
+            router.push(*leased(BatchId(0, 10, 10), 2), None)
 
 
 def stop_when_waiting(standing: Standing, router: Router) -> None:

@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from psrpc.batch import BatchId
 from psrpc.tracing import tracing
 from psrpc.v1 import types_pb2
-from tests.worker.shards import serve_shards, standing_alone
+from tests.pserver.shards import INITIAL, signed
+from tests.worker.shards import leased, serve_shards, standing_alone
 from tests.worker.test_router import arrays, make_cut_plan, parts
 from worker.router import Router
 
@@ -26,9 +27,9 @@ def test_an_async_step() -> None:
         tracing("", "test", exporter),
     ):
         into = arrays(plan, 0)
-        router.initialize(arrays(plan, 1))
+        router.initialize(arrays(plan, 1), INITIAL)
         router.pull(None, into)
-        router.push_pull(BATCH, 1, parts(plan, arrays(plan, 5)), into)
+        router.push_pull(*leased(BATCH, 1), parts(plan, arrays(plan, 5)), into)
     spans = exporter.get_finished_spans()
     assert Counter(span.name for span in spans) == {"pull": 1, "push_pull": 1, "apply": 2}
     # By the batch, spans of the worker are found beside those of the shards.
@@ -55,12 +56,12 @@ def test_a_sync_step() -> None:
         tracing("", "test", exporter),
     ):
         into = arrays(plan, 0)
-        router.initialize(arrays(plan, 1))
+        router.initialize(arrays(plan, 1), INITIAL)
         router.pull(0, into)
-        router.push(BATCH, 1, parts(plan, arrays(plan, 5)))
+        router.push(*leased(BATCH, 1), parts(plan, arrays(plan, 5)))
         batch = types_pb2.BatchId(epoch=0, first=0, count=10)
         attempt = types_pb2.Attempt(batch=batch, attempt=1)
         decision = types_pb2.Decision(generation=1, round=0, attempts=[attempt])
-        router.pull(1, into, decision)
+        router.pull(1, into, signed(decision))
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["pull", "push", "apply", "pull"]

@@ -23,6 +23,7 @@ from psrpc.plan import Plan, aligned_empty
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import signed
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards, standing_alone
 from tests.worker.tables_bench import CPU, RECORDS, loaded, make_job, plan_of
@@ -294,7 +295,7 @@ def test_sync_training_is_the_plain_loop_and_evaluates_a_snapshot(
         for r in range(2)
     ]
     rounds = [
-        pb.RoundWork(round=r, attempt=attempt(i), decision=decisions[0] if r else None)
+        pb.RoundWork(round=r, attempt=attempt(i), decision=signed(decisions[0]) if r else None)
         for r, i in ((0, 0), (0, 1), (1, 2), (1, 3))
     ]
     task_ = pb.EvaluateTask(evaluation="epoch-0", task=1, snapshot="step-00000000", stop=20)

@@ -21,6 +21,7 @@ from psrpc.job_file import UserCodeFailed
 from psrpc.plan import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import signed
 from tests.worker.flat_bench import CPU, Bench, dense_model, make_job, noisy_model, records, whole
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, pull_values, serve_shards
@@ -107,7 +108,7 @@ def test_sync_training_is_the_plain_loop_bit_by_bit() -> None:
         for r in range(2)
     ]
     rounds = [
-        pb.RoundWork(round=r, attempt=attempt(i), decision=decisions[0] if r else None)
+        pb.RoundWork(round=r, attempt=attempt(i), decision=signed(decisions[0]) if r else None)
         for r, i in ((0, 0), (0, 1), (1, 2), (1, 3))
     ]
     with cluster(job, "sync", 2) as (coordinator, shards, trainer, _):
@@ -138,9 +139,9 @@ def test_an_evaluation_in_the_middle_of_a_round_leaves_the_round_alone() -> None
                 INITIALIZE,
                 keep_a_snapshot,
                 pb.Lease(round=pb.RoundWork(round=0, attempt=attempt(1))),
-                pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(2), decision=first)),
+                pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(2), decision=signed(first))),
                 pb.Lease(evaluate=evaluate),
-                pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(3), decision=first)),
+                pb.Lease(round=pb.RoundWork(round=1, attempt=attempt(3), decision=signed(first))),
             ]
         )
         with pytest.raises(Stopped):
