@@ -24,6 +24,7 @@ COMMANDS = {
     "set": ("coordinator.set_cli", "change the consistency policy of a running job"),
     "certs": ("coordinator.certs_cli", "make, renew, revoke and show the job's certificates"),
     "audit": ("coordinator.audit_cli", "show what was changed in a run, and by whom"),
+    "revoke": ("coordinator.revoke_cli", "end a worker's part in a running job"),
     "export": ("coordinator.export_cli", "turn a run's checkpoint into Keras files"),
     "checkpoint": ("coordinator.checkpoint_options", "look after a run's checkpoints"),
     "healthcheck": ("coordinator.healthcheck_cli", "say whether a coordinator serves"),

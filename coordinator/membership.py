@@ -273,12 +273,15 @@ class Membership:
             secret: what only this process knows.
 
         Raises:
-            AccessDenied: an operator has barred the process.
+            AccessDenied: the process is barred.
             ResourceExhausted: there are :data:`MAX_ACTIVE` others.
         """
         barred = self._barred.get(secret)
         if barred is not None:
-            raise AccessDenied(f"an operator has revoked {barred}", code="PS307")
+            raise AccessDenied(
+                f"this process was {barred}, which was revoked: it may not register again",
+                code="PS307",
+            )
         known = self.active_worker(incarnation, certificate, secret)
         if known is not None:
             known.seen = now
