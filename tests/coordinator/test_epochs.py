@@ -85,7 +85,7 @@ def test_metrics_are_merged_by_a_worker_once(tmp_path: Path) -> None:
         assert [state.values for state in work.states] == [(6.0, 8.0), (4.0, 8.0)]
         assert evaluations.lease("worker-1") is None
         training.merged("worker-1", work.evaluation, {"loss": 9.0, "accuracy": 0.0})
-        assert not evaluations.idle, "another worker does it"
+        assert evaluations.lease("worker-0") == work, "it is still to be done"
         training.merged("worker-0", work.evaluation, {"loss": 0.75, "accuracy": 0.5})
         assert evaluations.idle
         [row] = training.history.rows
