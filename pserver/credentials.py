@@ -112,7 +112,7 @@ class Credentials:
         self._admit(fence)
         identity = self._identity()
         if identity.keys is None:
-            raise AccessDenied(f"shard {identity.shard} knows no session yet", code="PS304")
+            raise AccessDenied(f"shard {identity.shard} knows no session yet", code="PS309")
         session = read_session(identity.keys.verify, fence.session)
         if session.certificate != certificate:
             # After a change of certificates on a machine, the worker opens another session.

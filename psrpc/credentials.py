@@ -136,11 +136,11 @@ def read_session(verify: bytes, token: bytes) -> Session:
         AccessDenied: the coordinator whose key ``verify`` is has issued no such session.
     """
     if not token:
-        raise AccessDenied("the call names no session; a worker registers first", code="PS304")
+        raise AccessDenied("the call names no session; a worker registers first", code="PS309")
     if len(token) > MAX_SESSION_BYTES:
         raise AccessDenied(
             f"the session has {len(token)} bytes; expected at most {MAX_SESSION_BYTES}",
-            code="PS304",
+            code="PS309",
         )
     return _read_session(verify, token)
 
@@ -176,7 +176,7 @@ def _read_session(verify: bytes, token: bytes) -> Session:
     signature, body = token[:SIGNATURE_BYTES], token[SIGNATURE_BYTES:]
     if not _verifies(verify, signature, SESSION + body):
         raise AccessDenied(
-            "the session is not one that this job's coordinator opened", code="PS304"
+            "the session is not one that this job's coordinator opened", code="PS309"
         )
     try:
         session = types.Session.FromString(body)

@@ -120,8 +120,8 @@ SESSIONS = {
 @pytest.mark.parametrize("session", SESSIONS.values(), ids=SESSIONS)
 def test_a_caller_without_a_session_of_the_jobs_coordinator(shard: Shard, session: bytes) -> None:
     for call in (shard.push(GOOD, session), shard.exchange(GOOD, session)):
-        shard.denied("PS304", call, refused=1)
-    shard.denied("PS304", shard.pull(session))
+        shard.denied("PS309", call, refused=1)
+    shard.denied("PS309", shard.pull(session))
     # Where it was right, the same is taken.
     assert shard.client.push(fence_of(shard.client), GOOD).outcome == "applied"
 
@@ -144,8 +144,8 @@ def test_a_shard_that_has_no_keys_yet_knows_no_session() -> None:
 @pytest.mark.parametrize(
     ("session", "grant", "code"),
     [
-        (b"", INITIAL, "PS304"),
-        (OTHER.open_session("worker-1", ""), INITIAL, "PS304"),
+        (b"", INITIAL, "PS309"),
+        (OTHER.open_session("worker-1", ""), INITIAL, "PS309"),
         (session_of("worker-1"), b"", "PS305"),
         (session_of("worker-2"), INITIAL, "PS305"),
         (session_of("worker-1"), AUTHORITY.grant_initialize("worker-1", 2), "PS305"),
@@ -279,7 +279,7 @@ def test_what_was_issued_before_is_nothing_after_a_coordinator_was_started_again
     push = leased("worker-1", A, 1, 0, GOOD.gradients, generation=2)
     with pytest.raises(AccessDenied) as caught:
         client.pull(fence_of(client, 2), None, whole(PLAN))
-    assert caught.value.code == "PS304"
+    assert caught.value.code == "PS309"
     with pytest.raises(AccessDenied) as caught:
         client.push(client.fence(2, 1, again), push)
     assert caught.value.code == "PS305"

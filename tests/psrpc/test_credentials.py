@@ -84,34 +84,34 @@ def test_no_two_sessions_are_alike() -> None:
 
 def test_a_session_with_any_other_bit_is_none() -> None:
     for token in flips(TOKEN):
-        denied("PS304", read_session, VERIFY, token)
+        denied("PS309", read_session, VERIFY, token)
 
 
 @pytest.mark.parametrize("length", [1, SIGNATURE_BYTES - 1, SIGNATURE_BYTES, len(TOKEN) - 1])
 def test_a_part_of_a_session_is_none(length: int) -> None:
-    denied("PS304", read_session, VERIFY, TOKEN[:length])
-    denied("PS304", read_session, VERIFY, TOKEN + TOKEN[:length])
+    denied("PS309", read_session, VERIFY, TOKEN[:length])
+    denied("PS309", read_session, VERIFY, TOKEN + TOKEN[:length])
 
 
 def test_a_session_of_another_coordinator_is_none() -> None:
-    denied("PS304", read_session, VERIFY, OTHER.open_session("worker-1", "worker"))
+    denied("PS309", read_session, VERIFY, OTHER.open_session("worker-1", "worker"))
     assert read_session(OTHER.keys.verify, OTHER.open_session("w", "")) == Session("w", "")
-    denied("PS304", read_session, OTHER.keys.verify, TOKEN)
+    denied("PS309", read_session, OTHER.keys.verify, TOKEN)
 
 
 def test_no_session_and_one_that_is_too_long_are_named() -> None:
-    assert "names no session" in denied("PS304", read_session, VERIFY, b"")
+    assert "names no session" in denied("PS309", read_session, VERIFY, b"")
     long = TOKEN + bytes(MAX_SESSION_BYTES)
-    assert f"has {len(long)} bytes" in denied("PS304", read_session, VERIFY, long)
+    assert f"has {len(long)} bytes" in denied("PS309", read_session, VERIFY, long)
 
 
 def test_what_is_signed_for_one_purpose_serves_no_other() -> None:
     body, signature = TOKEN[SIGNATURE_BYTES:], TOKEN[:SIGNATURE_BYTES]
     denied("PS306", check_decision, VERIFY, SignedDecision(body, signature))
-    denied("PS304", read_session, VERIFY, SIGNED.signature + SIGNED.decision)
+    denied("PS309", read_session, VERIFY, SIGNED.signature + SIGNED.decision)
     # Nor with the other's purpose as a part of what is signed.
     forged = AUTHORITY.sign(SESSION + body)
-    denied("PS304", read_session, VERIFY, forged.signature + body)
+    denied("PS309", read_session, VERIFY, forged.signature + body)
     assert not SESSION.startswith(DECISION)
     assert not DECISION.startswith(SESSION)
 
