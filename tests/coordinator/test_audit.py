@@ -64,9 +64,7 @@ def test_what_callers_change_is_noted_with_who_they_are(tmp_path: Path) -> None:
             clients[Role.OPERATOR].set_policy(["mode=ssp", "staleness=4"])
         serials = revoke(certs, "reader", datetime.now(UTC))
         clients[Role.WORKER].leave_worker(
-            pb.LeaveWorkerRequest(
-                worker=found.worker, incarnation=8, reason="I\x1b[2J quit", fatal=True
-            )
+            pb.LeaveWorkerRequest(session=found.session, reason="I\x1b[2J quit", fatal=True)
         )
         for client in clients.values():
             client.close()

@@ -68,7 +68,12 @@ def read_pair(directory: Path, role: Role) -> Pair:
 
 
 def forge(
-    certs: Path, *uris: str, dns: str = "", before: datetime | None = None, days: int = 10
+    certs: Path,
+    *uris: str,
+    dns: str = "",
+    before: datetime | None = None,
+    days: int = 10,
+    name: str = "forged",
 ) -> Pair:
     """A certificate by the authority in ``certs`` with any names, for servers and clients."""
     start = before or datetime.now(UTC) - timedelta(hours=1)
@@ -81,7 +86,7 @@ def forge(
         names.append(x509.DNSName(dns))
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "forged")]))
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(authority.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from coordinator.members import add_member, renew_all, revoke
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.server import ShardServer
 from psrpc import channel as channel_module
 from psrpc.authorization import AuthorizationInterceptor
@@ -22,8 +22,18 @@ from psrpc.errors import AccessDenied
 from psrpc.identity import Role
 from psrpc.retry import RetryPolicy
 from psrpc.security import Security
+from psrpc.v1 import types_pb2 as types
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, normal
-from tests.pserver.shards import INCARNATION, counting, engine_of, part, whole
+from tests.pserver.shards import (
+    AUTHORITY,
+    INCARNATION,
+    counting,
+    engine_of,
+    leased,
+    part,
+    session_of,
+    whole,
+)
 from tests.security.conftest import JOB
 from tests.security.forgery import forge
 from tests.security.test_certificates import NOW, put
@@ -33,8 +43,11 @@ PERSISTENT = RetryPolicy(first_s=0.001, budget_s=WAIT_S)
 
 
 @contextmanager
-def training(shard: Security, worker: Security, data: bool) -> Iterator[ShardClient]:
-    """A worker that has pulled, by its data connection or in calls."""
+def training(
+    shard: Security, worker: Security, data: bool, name: str = "worker"
+) -> Iterator[ShardClient]:
+    """A worker, whose certificate has this common name, that has pulled, by its data connection or
+    in calls."""
     with ShardServer(0, "127.0.0.1:0", security=shard, data_port=0 if data else None) as server:
         server.open(engine_of(PLAN))
         address = f"127.0.0.1:{server.port}"
@@ -42,18 +55,23 @@ def training(shard: Security, worker: Security, data: bool) -> Iterator[ShardCli
             address, INCARNATION, PLAN, 0, retry=PERSISTENT, deadline_s=WAIT_S, security=worker
         )
         with client:
-            client.initialize(client.fence(1, 1), counting(PLAN))
-            client.pull(client.fence(1, 1), "worker-1", None, whole(PLAN))
+            fence = fence_of(client, name)
+            grant = AUTHORITY.grant_initialize("worker-1", 1)
+            client.initialize(fence, counting(PLAN), grant)
+            client.pull(fence, None, whole(PLAN))
             found = client.transport
             assert found is not None
             assert found.kind == ("data connection" if data else "calls")
             yield client
 
 
-def push(client: ShardClient) -> str:
-    return client.push(
-        client.fence(1, 1), Push("worker-1", BATCH, 1, 0, part(PLAN, normal()))
-    ).outcome
+def fence_of(client: ShardClient, name: str = "worker") -> types.Fence:
+    return client.fence(1, 1, session_of("worker-1", name))
+
+
+def push(client: ShardClient, name: str = "worker") -> str:
+    gradient = leased("worker-1", BATCH, 1, 0, part(PLAN, normal()))
+    return client.push(fence_of(client, name), gradient).outcome
 
 
 def ended(client: ShardClient) -> None:
@@ -75,11 +93,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("data", [True, False])
 def test_a_revoked_worker_is_cut_off(mine: Path, data: bool) -> None:
     bad = add_member(mine, Role.WORKER, "bad", NOW)
-    with training(use(mine, Role.SHARD), use(bad), data) as client:
+    with training(use(mine, Role.SHARD), use(bad), data, "bad") as client:
         revoke(mine, "bad", NOW)
         ended(client)
         with pytest.raises(AccessDenied) as caught:
-            push(client)
+            push(client, "bad")
         assert caught.value.code == "PS304"
 
 
@@ -87,7 +105,7 @@ def test_a_revoked_worker_is_cut_off(mine: Path, data: bool) -> None:
 def test_a_renewal_in_time_loses_no_step(mine: Path, data: bool) -> None:
     """The old certificate expires under the conversation; what was pushed counts once."""
     now = datetime.now(UTC)
-    put(mine, Role.WORKER, *forge(mine, f"pserver://{JOB}/worker", days=1))
+    put(mine, Role.WORKER, *forge(mine, f"pserver://{JOB}/worker", days=1, name="worker"))
     shard = Security(Role.SHARD, mine, now=lambda: now)
     with training(shard, use(mine), data) as client:
         assert push(client) == "applied"
@@ -96,7 +114,7 @@ def test_a_renewal_in_time_loses_no_step(mine: Path, data: bool) -> None:
         ended(client)
         assert push(client) == "already_applied"
         into = whole(PLAN)
-        client.pull(client.fence(1, 1), "worker-1", None, into)
+        client.pull(fence_of(client), None, into)
         np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - normal()[NAME])
         found = client.transport
         assert found is not None
@@ -105,7 +123,7 @@ def test_a_renewal_in_time_loses_no_step(mine: Path, data: bool) -> None:
 
 def test_without_a_renewal_the_conversation_ends(mine: Path) -> None:
     now = datetime.now(UTC)
-    put(mine, Role.WORKER, *forge(mine, f"pserver://{JOB}/worker", days=1))
+    put(mine, Role.WORKER, *forge(mine, f"pserver://{JOB}/worker", days=1, name="worker"))
     shard = Security(Role.SHARD, mine, now=lambda: now)
     with training(shard, use(mine), data=True) as client:
         now += timedelta(days=2)
