@@ -10,9 +10,11 @@ from typing import Any
 
 from psrpc.batch import BatchId
 from psrpc.channel import bind, make_server
+from psrpc.credentials import SIGNATURE_BYTES
 from psrpc.errors import PsError
 from psrpc.interceptor import ErrorInterceptor
 from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
@@ -63,23 +65,24 @@ class ScriptedCoordinator(CoordinatorServicer):
             self.requests.append(request)
             self._came.notify_all()
 
-    def _next_lease(self) -> pb.Lease:
+    def _next_lease(self, session: bytes) -> pb.Lease:
         lease = self.leases.popleft() if self.leases else FINISHED
         if isinstance(lease, PsError):
             raise lease
-        return self._granted(lease() if callable(lease) else lease)
+        worker = types.Session.FromString(session[SIGNATURE_BYTES:]).worker
+        return self._granted(worker, lease() if callable(lease) else lease)
 
-    def _granted(self, written: pb.Lease) -> pb.Lease:
-        """``written`` with grants for the worker, in the generation of the cluster."""
+    def _granted(self, worker: str, written: pb.Lease) -> pb.Lease:
+        """``written`` with grants for ``worker``, in the generation of the cluster."""
         lease = pb.Lease()
         lease.CopyFrom(written)
         generation = self.cluster.generation
         attempts = [lease.round.attempt] if lease.HasField("round") else lease.train.batches
         for attempt in attempts:
             batch = BatchId(attempt.batch.epoch, attempt.batch.first, attempt.batch.count)
-            attempt.grant = grant_of(self.worker, batch, attempt.attempt, generation)
+            attempt.grant = grant_of(worker, batch, attempt.attempt, generation)
         if lease.HasField("initialize"):
-            lease.initialize.grant = AUTHORITY.grant_initialize(self.worker, generation)
+            lease.initialize.grant = AUTHORITY.grant_initialize(worker, generation)
         return lease
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> Any:  # noqa: N802
@@ -105,11 +108,11 @@ class ScriptedCoordinator(CoordinatorServicer):
 
     def LeaseWork(self, request: pb.LeaseWorkRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)
-        return pb.LeaseWorkResponse(lease=self._next_lease())
+        return pb.LeaseWorkResponse(lease=self._next_lease(request.session))
 
     def CommitBatch(self, request: pb.CommitBatchRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)
-        return pb.CommitBatchResponse(lease=self._next_lease())
+        return pb.CommitBatchResponse(lease=self._next_lease(request.session))
 
     def ReportWork(self, request: pb.ReportWorkRequest, context: Any) -> Any:  # noqa: N802
         self._note(request)

@@ -20,7 +20,7 @@ from psrpc.encoding import plain
 from psrpc.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.shards import INITIAL, fence_of, leased, session_of
+from tests.pserver.shards import AUTHORITY, fence_of, leased, session_of
 from tests.worker.performer_bench import (
     ARENA,
     PLAN,
@@ -110,7 +110,7 @@ def test_a_worker_that_waits_for_a_dead_shard_learns_of_the_replacement(shm: boo
             )
         )
         restore(server.port, 0, 1)
-        assert first.begin(Begin(2, 1, keep=True)) is not None
+        assert first.begin(Begin(2, 1, keep=True, keys=AUTHORITY.keys)) is not None
         replaced = pb.GetClusterResponse()
         replaced.CopyFrom(coordinator.cluster)
         replaced.generation = 2
@@ -127,7 +127,8 @@ def restore(port: int, *batches: int) -> None:
     values[WITNESSES:][list(batches)] = 1
     with ShardClient(f"127.0.0.1:{port}", 201, PLAN, 1) as client:
         fence = fence_of(client, 2, worker="worker-9")
-        client.initialize(fence, {ARENA.name: values}, INITIAL)
+        grant = AUTHORITY.grant_initialize("worker-9", 2)
+        client.initialize(fence, {ARENA.name: values}, grant)
         for batch in batches:
             skipped = leased("worker-9", BatchId(0, batch, 1), 9, 0, None, generation=2)
             client.push(fence, skipped)
@@ -153,7 +154,7 @@ def test_a_worker_leaves_a_shard_that_stands_still(shm: bool) -> None:
             # Its exchange would have lasted a minute.
             coordinator.wait_for(pb.GetClusterRequest, 2)
             for engine in (first, second):
-                assert engine.begin(Begin(2, 1, keep=True)) is not None
+                assert engine.begin(Begin(2, 1, keep=True, keys=AUTHORITY.keys)) is not None
         running.check(0, 1, 2)
 
 
