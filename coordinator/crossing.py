@@ -126,10 +126,15 @@ class CallOrigin:
 
     def __init__(self, context: Any) -> None:
         self._found: Mapping[str, Sequence[bytes]] = context.auth_context()
+        self._peer: str = context.peer()
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         """As gRPC's."""
         return self._found
+
+    def peer(self) -> str:
+        """As gRPC's."""
+        return self._peer
 
 
 class Crossing(CoordinatorServicer):

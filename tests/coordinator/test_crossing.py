@@ -27,7 +27,7 @@ from tests.coordinator.parts import SHA, Served, make_run, serving
 LONG_S = 30.0
 SERVICE = "psrpc.v1.Coordinator"
 WORKER = "worker-0"
-CONTEXT = SimpleNamespace(auth_context=dict)
+CONTEXT = SimpleNamespace(auth_context=dict, peer=str)
 
 
 @contextmanager
