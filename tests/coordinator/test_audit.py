@@ -33,7 +33,12 @@ BAD = Peer(name="bad", fingerprint="ab" * 32, serial="7")
 
 def worker_of(incarnation: int) -> pb.RegisterWorkerRequest:
     return pb.RegisterWorkerRequest(
-        incarnation=incarnation, host="h\x1b", pid=1, job_sha256=SHA, software=SOFTWARE
+        incarnation=incarnation,
+        host="h\x1b",
+        pid=1,
+        job_sha256=SHA,
+        software=SOFTWARE,
+        secret=bytes(32),
     )
 
 
