@@ -227,6 +227,14 @@ def test_a_staged_attempt_is_vouched_for(sync: Shard) -> None:
     assert sync.client.push(fence_of(sync.client), GOOD).receipt == expected
 
 
+def test_a_shard_vouches_for_what_it_holds_and_not_for_what_is_sent_again(sync: Shard) -> None:
+    """Otherwise a batch could be skipped and reported as trained."""
+    fence = fence_of(sync.client)
+    expected = receipt_of(AUTHORITY.keys.grant, "worker-1", 1, A, 1, 0, True)
+    assert sync.client.push(fence, leased("worker-1", A, 1, 0, None)).receipt == expected
+    assert sync.client.push(fence, GOOD).receipt == expected
+
+
 # -- decisions -------------------------------------------------------------------------------
 
 
