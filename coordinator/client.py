@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from psrpc.bounds import shorten
 from psrpc.channel import open_channel
 from psrpc.errors import (
     CoordinatorRefuses,
@@ -366,6 +367,7 @@ class CoordinatorClient:
     def _call(
         self, method: Any, request: Message, expected: type[Response], timeout_s: float
     ) -> Response:
+        shorten(request)
         try:
             response = method(request, timeout=timeout_s)
         except grpc.RpcError as error:

@@ -12,7 +12,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
+from psrpc.bounds import check_bounds
 from psrpc.limits import REQUEST_S
 
 Parse = Callable[[bytes], Any] | None
@@ -38,7 +40,11 @@ class RequestReader:
         self._timer: threading.Timer | None = None
 
     def read(self, requests: Iterator[bytes], context: grpc.ServicerContext, parse: Parse) -> Any:
-        """The request. Ends the call if there is none, or it is none."""
+        """The request. Ends the call if there is none, or it is none.
+
+        Raises:
+            InvalidArgument: see :func:`psrpc.bounds.check_bounds`.
+        """
         with self._waiting(context):
             data = next(requests, None)
         if data is None:
@@ -46,9 +52,11 @@ class RequestReader:
         if parse is None:
             return data
         try:
-            return parse(data)
+            request = parse(data)
         except Exception:
             context.abort(grpc.StatusCode.INTERNAL, _UNREADABLE)
+        _check(request, data)
+        return request
 
     @contextmanager
     def _waiting(self, context: grpc.ServicerContext) -> Iterator[None]:
@@ -92,6 +100,13 @@ async def read_request(context: Any, parse: Parse, limit_s: float = REQUEST_S) -
     if parse is None:
         return data
     try:
-        return parse(data)
+        request = parse(data)
     except Exception:
         await context.abort(grpc.StatusCode.INTERNAL, _UNREADABLE)
+    _check(request, data)
+    return request
+
+
+def _check(request: Any, data: bytes) -> None:
+    if isinstance(request, Message):
+        check_bounds(request, len(data))
