@@ -80,7 +80,7 @@ class SleepingSource(WithoutTables):
     def leave(self) -> None:
         self._current = self.spare = {}
 
-    def initial_values(self) -> Mapping[str, Array]:
+    def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         assert self._plan is not None  # prepare has set it
         return {arena.name: np.zeros(arena.length, arena.dtype) for arena in self._plan.arenas}
 

@@ -71,10 +71,11 @@ class Rule:
 class JobDescription:
     """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with,
     ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id;
-    ``tables`` are the embedding tables, and ``rows_nbytes`` about the bytes of their rows that a
-    batch needs; ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow
-    is to choose; ``optimizer`` is the serialized Keras optimizer and ``slots`` what its state is
-    called in checkpoints, None where that is not said; ``document`` the JSON it was read from."""
+    ``tables`` are the embedding tables, ``first_rows`` the checkpoint whose rows they begin with
+    (empty: none), and ``rows_nbytes`` about the bytes of their rows that a batch needs;
+    ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow is to choose;
+    ``optimizer`` is the serialized Keras optimizer and ``slots`` what its state is called in
+    checkpoints, None where that is not said; ``document`` the JSON it was read from."""
 
     name: str
     job_sha256: str
@@ -104,6 +105,7 @@ class JobDescription:
     warmup_epochs: float = 0.0
     tables: tuple[TableSpec, ...] = ()
     rows_nbytes: int = 0
+    first_rows: str = ""
     full_checkpoint_every: int = FULL_EVERY
     slots: tuple[str, ...] | None = None
     stop_early: StopEarly | None = None
@@ -199,6 +201,7 @@ def read_description(document: Any) -> JobDescription:
         warmup_epochs=read.positive("warmup_epochs"),
         tables=tuple(map(_table, read.checked("tables", maybe(listed(anything))) or ())),
         rows_nbytes=read.whole("rows_nbytes", 0, absent=0),
+        first_rows=read.checked("first_rows", maybe(text)) or "",
         stop_early=_stop_early(document.get("stop_early")),
         reduce_lr=_reduce_lr(document.get("reduce_lr")),
         unsummed_metrics=tuple(read.checked("unsummed_metrics", maybe(listed(text))) or ()),

@@ -70,7 +70,10 @@ class Servicer(CoordinatorServicer):
 
     def _lease(self, work: Work, worker: str) -> pb.Lease:
         run = self._engine.run
-        return write_lease(work, worker, run.generation, run.policy, self._engine.authority)
+        lease = write_lease(work, worker, run.generation, run.policy, self._engine.authority)
+        if lease.HasField("initialize"):
+            lease.initialize.first_rows = run.description.first_rows
+        return lease
 
     def _worker(self, session: bytes, context: Any) -> str:
         """The worker that calls; empty if it is not known here."""
@@ -127,6 +130,7 @@ class Servicer(CoordinatorServicer):
             heartbeat_s=HEARTBEAT_S,
             lease_s=LEASE_S,
             wire_dtype=run.description.wire_dtype,
+            first_rows=run.description.first_rows,
         )
 
     async def ReportShardReady(

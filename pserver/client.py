@@ -232,22 +232,17 @@ class ShardClient:
             session=session,
         )
 
-    def initialize(
-        self, fence: types.Fence, values: Arrays, grant: bytes, rows_from: str = ""
-    ) -> bool:
+    def initialize(self, fence: types.Fence, values: Arrays, grant: bytes) -> bool:
         """Sets all parameters and state; False when the shard had been initialized before.
 
         Args:
             grant: came with the lease.
-            rows_from: the checkpoint whose rows its tables begin with; empty: none.
 
         Raises:
-            CheckpointError: the shard cannot read these rows.
+            CheckpointError: the shard cannot read the rows that its tables begin with.
         """
         extents = shard_extents(self._plan, self._shard)
-        header = pb.InitializeHeader(
-            fence=fence, extents=wire.to_extents(extents), rows_from=rows_from, grant=grant
-        )
+        header = pb.InitializeHeader(fence=fence, extents=wire.to_extents(extents), grant=grant)
         mine = {name: plain(part) for name, part in self._mine(values).items()}
         parts = wire.gradient_parts(self._plan, mine)
 

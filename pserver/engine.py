@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from pserver.buffers import BufferPool
 from pserver.counters import Counters, ShardReport
 from pserver.credentials import Credentials
 from pserver.fence import ShardIdentity
-from pserver.first_rows import FirstRows, fill_first_rows
+from pserver.first_rows import FirstRows
 from pserver.gate import Gate
 from pserver.intake import Intake, buffers_for
 from pserver.parameters import Parameters
@@ -78,8 +77,13 @@ class ShardEngine:
         updates: UpdateEngine,
         sink: SnapshotSink,
         clock: Clock | None = None,
+        first_rows: str = "",
     ) -> None:
-        """``clock`` says how long updates take."""
+        """Args:
+        clock: says how long updates take.
+        first_rows: directory or URL of the checkpoint that tables begin with, as the coordinator
+            said; empty if they begin with no rows.
+        """
         clock = clock or MonotonicClock()
         self.plan = plan
         policy = identity.settings
@@ -97,7 +101,7 @@ class ShardEngine:
         self._intake = Intake(plan, self._gate, self._held, pool)
         self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
         self._waits = RoundWaits(self._changed, self._gate, self._held)
-        self._first_rows = FirstRows()
+        self._first_rows = FirstRows(first_rows, plan, identity.shard)
         self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
 
     @property
@@ -196,26 +200,26 @@ class ShardEngine:
     def initialize(
         self, request: InitializeRequest, arrival: Arrival, timeout_s: float
     ) -> tuple[int, bool]:
-        """Sets all values, once. Returns the version and whether the shard had some already.
+        """Sets all values, once. Returns the version and whether the shard had some already, for
+        which nothing has to arrive.
 
         Raises:
             CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
                 changed, as with any error.
         """
-        directory: Path | None = None
-        if request.rows_from:
-            with self._changed:
-                self._gate.admit(request.fence)
-                needed = not self._held.initialized
-            if needed:
-                # Without the lock: a copy of it takes its time.
-                directory = self._first_rows.directory(request.rows_from)
+        with self._changed:
+            self._gate.admit(request.fence)
+            _, version, initialized = self._held.standing
+        if initialized:
+            return version, True
+        # Without the lock: files take their time.
+        rows = self._first_rows.load(timeout_s)
         with self._intake.values(request, arrival, timeout_s) as arrived, self._changed:
             self._gate.admit(request.fence)
             if self._held.initialized:
                 return self._held.version, True
-            if directory is not None:
-                fill_first_rows(self._held.tables, directory, self.plan, self.identity.shard)
+            if rows is not None:
+                self._held.tables = rows
                 self._first_rows.forget()
             self._intake.become_parameters(arrived)
             self._held.initialize(arrived.arrays)

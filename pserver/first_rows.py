@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 
@@ -11,6 +10,7 @@ import numpy as np
 from pserver.tables.part import TablePart
 from pserver.tables.row_update import RowUpdate, Scratch
 from pserver.tables.tables import Tables
+from psrpc.errors import NotReady
 from psrpc.first_rows import load_first_rows
 from psrpc.plan import Plan
 from psrpc.remote_checkpoint import checkpoint_here, row_files
@@ -21,38 +21,53 @@ from psrpc.urls import is_url
 
 
 class FirstRows:
-    """Where the checkpoint lies whose rows tables begin with. Thread-safe.
+    """Tables with the rows that a shard's begin with, read once. Thread-safe.
 
-    Of what a URL names there is a copy, made once however often it is asked for: a caller whose
-    patience ends while it is made asks again.
+    The coordinator says where they lie. A worker only says that it is time: what a peer names
+    never becomes a path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: str, plan: Plan, shard: int) -> None:
+        """``source``: a directory or a URL; empty: tables begin with no rows."""
+        self._source = source
+        self._plan = plan
+        self._shard = shard
         self._lock = Lock()
-        self._copies = ExitStack()
-        self._found: dict[str, Path] = {}
+        self._tables: Tables | None = None
 
-    def directory(self, rows_from: str) -> Path:
-        """The directory for ``rows_from``, a path or a URL.
+    def load(self, timeout_s: float) -> Tables | None:
+        """The tables, those of an earlier call that nobody took over if there was one: a caller
+        whose patience ends meanwhile asks again. None where they begin with no rows.
 
         Raises:
-            CheckpointError: there is no checkpoint.
-            InvalidJob: the store cannot be used.
+            CheckpointError: there is no checkpoint, or it is damaged.
+            InvalidJob: a table has another width there, or the store cannot be used.
+            NotReady: another call has been reading for ``timeout_s``.
+            ResourceExhausted: there is no memory.
         """
-        if not is_url(rows_from):
-            return Path(rows_from)
-        with self._lock:
-            if rows_from not in self._found:
-                self._found[rows_from] = self._copies.enter_context(
-                    checkpoint_here(rows_from, row_files)
-                )
-            return self._found[rows_from]
+        if not self._source or not self._plan.tables:
+            return None
+        if not self._lock.acquire(timeout=timeout_s):
+            raise NotReady(
+                f"shard {self._shard} reads the first rows of its tables from {self._source};"
+                f" that took more than {timeout_s:.1f} s"
+            )
+        try:
+            if self._tables is None:
+                tables = Tables(self._plan, self._shard)
+                if is_url(self._source):
+                    with checkpoint_here(self._source, row_files) as copy:
+                        fill_first_rows(tables, copy, self._plan, self._shard)
+                else:
+                    fill_first_rows(tables, Path(self._source), self._plan, self._shard)
+                self._tables = tables
+            return self._tables
+        finally:
+            self._lock.release()
 
     def forget(self) -> None:
-        """Removes the copies."""
-        with self._lock:
-            self._found.clear()
-            self._copies.close()
+        """The tables are the shard's now, and change."""
+        self._tables = None
 
 
 def fill_first_rows(

@@ -33,7 +33,6 @@ class InitializeRequest:
 
     fence: Fence
     extents: tuple[Extent, ...]
-    rows_from: str = ""
     grant: bytes = b""
 
 

@@ -89,7 +89,8 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         )
         files = SnapshotFiles(identity, plan, job.run_id, run_dir)
         writer = SnapshotWriter(files, coordination.report_snapshot)
-        engine = ShardEngine(identity, plan, _updates(job, plan, config.shard), writer)
+        updates = _updates(job, plan, config.shard)
+        engine = ShardEngine(identity, plan, updates, writer, first_rows=job.first_rows)
         writer.start()
         try:
             coordination.follow(engine, files.read, lambda: server.open(engine))

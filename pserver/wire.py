@@ -204,7 +204,7 @@ def _from_fence(fence: types.Fence) -> Fence:
 def from_initialize(header: pb.InitializeHeader) -> InitializeRequest:
     """The header of ``Initialize``."""
     extents = from_extents(header.extents)
-    return InitializeRequest(_from_fence(header.fence), extents, header.rows_from, header.grant)
+    return InitializeRequest(_from_fence(header.fence), extents, header.grant)
 
 
 def from_push(header: pb.PushHeader) -> PushRequest:

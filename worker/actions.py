@@ -183,10 +183,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Initialize:
-    """Give every shard the job's first values; ``grant`` came with the lease. Answered by an
-    ``InitializeDone``."""
+    """Give every shard the job's first values. Answered by an ``InitializeDone``.
+
+    ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables begin with, and values
+    too; empty: as the job says.
+    """
 
     grant: bytes = b""
+    first_rows: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ def _work() -> Conduct:
                 lease = yield Lease(after=lease.wait.reason or "work")
                 continue
             case "initialize":
-                yield ReportWork((yield Initialize(lease.initialize.grant)))
+                first = lease.initialize
+                yield ReportWork((yield Initialize(first.grant, first.first_rows)))
             case "evaluate":
                 try:
                     evaluated = yield Evaluate(lease.evaluate)

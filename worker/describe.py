@@ -93,7 +93,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     from worker.build import serialized_optimizer
     from worker.compiled import complete
     from worker.described_tables import described_tables
-    from worker.initializer import check_fits
+    from worker.initializer import check_fits, first_rows
     from worker.local_sgd import LocalSgd, shard_optimizer
 
     job = loaded.job
@@ -155,6 +155,8 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     }
     if asked is not None:
         document["tables"] = [table.to_json() for table in tables]
+        if beginning := first_rows(job, plan):
+            document["first_rows"] = beginning
         document["rows_nbytes"] = asked.rows_nbytes(tables, _naming(job, example))
     return document
 

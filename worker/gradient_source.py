@@ -69,9 +69,6 @@ class WithoutTables:
     def place(self, _given: Any, /) -> ReceivedRows | None:
         return None
 
-    def first_rows(self) -> str:
-        return ""
-
 
 class GradientSource(Protocol):
     """A model, its data and its parameters. One thread uses it.
@@ -103,12 +100,9 @@ class GradientSource(Protocol):
         """Lets go of the workspace and of what was expected, and forgets what compression has left
         out: nobody can say what became of the last gradient."""
 
-    def initial_values(self) -> Mapping[str, Array]:
-        """What the shards are initialized with: arena name -> ``[length]``, aligned."""
-
-    def first_rows(self) -> str:
-        """The directory of the checkpoint whose rows the tables begin with, absolute; empty where
-        there is none."""
+    def initial_values(self, first_rows: str = "", /) -> Mapping[str, Array]:
+        """What the shards are initialized with: arena name -> ``[length]``, aligned; of the
+        checkpoint ``first_rows`` if that is not empty, since tables begin with its rows."""
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         """These batches come after those that were expected before; they may be read ahead."""

@@ -70,16 +70,18 @@ def _check_stored(url: str) -> None:
         ) from None
 
 
-def initial_values(replica: Replica, plan: Plan) -> dict[str, Array]:
+def initial_values(replica: Replica, plan: Plan, first_rows: str = "") -> dict[str, Array]:
     """What the shards are initialized with: arena name -> ``[length]``, aligned.
 
-    The values that the model was built with, from the job's seed, or those of ``init_from``.
+    The values that the model was built with, from the job's seed, or those of ``init_from``; of the
+    checkpoint ``first_rows``, which ``init_from`` meant when the job was described, if that is not
+    empty: a run that goes on may have another one by now.
 
     Raises:
         InvalidJob: ``init_from`` cannot be read or does not fit the model.
     """
     if replica.job.init_from is not None:
-        load_values(replica, replica.job.init_from)
+        load_values(replica, first_rows or replica.job.init_from)
     return replica.values(plan)
 
 

@@ -19,7 +19,7 @@ from worker.devices import Device
 from worker.evaluator import Evaluator
 from worker.flat import StepResult
 from worker.gradient_source import Pull
-from worker.initializer import first_rows, initial_values
+from worker.initializer import initial_values
 from worker.inputs import whole_inputs
 from worker.job import Job
 from worker.local_sgd import LocalSgd
@@ -105,13 +105,9 @@ class KerasSource:
         if self._compute is not None:
             self._compute.leave()
 
-    def initial_values(self) -> Mapping[str, Array]:
+    def initial_values(self, first_rows: str = "", /) -> Mapping[str, Array]:
         assert self._plan is not None  # prepare has set it
-        return initial_values(self._replica, self._plan)
-
-    def first_rows(self) -> str:
-        assert self._plan is not None  # prepare has set it
-        return first_rows(self._job, self._plan)
+        return initial_values(self._replica, self._plan, first_rows)
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         self._made.expect(batches)

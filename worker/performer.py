@@ -208,8 +208,8 @@ class Performer:
 
     def _initialize(self, action: Initialize) -> pb.InitializeDone:
         log.info("initializing the shards")
-        values, rows_from = self._source.initial_values(), self._source.first_rows()
-        self._here.shards.initialize(values, action.grant, rows_from)
+        values = self._source.initial_values(action.first_rows)
+        self._here.shards.initialize(values, action.grant)
         return pb.InitializeDone()
 
     def _evaluate(self, action: Evaluate) -> pb.EvaluateDone:

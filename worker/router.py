@@ -142,23 +142,22 @@ class Router:
         if it is leased anything."""
         self._all(lambda shard: self._clients[shard].reach(), told=False)
 
-    def initialize(self, values: Mapping[str, Array], grant: bytes, rows_from: str = "") -> None:
-        """Sets all parameters; shards that have some already keep them. Tables begin with the rows
-        of the checkpoint ``rows_from``, or with none. ``grant`` came with the lease.
+    def initialize(self, values: Mapping[str, Array], grant: bytes) -> None:
+        """Sets all parameters; shards that have some already keep them. ``grant`` came with the
+        lease.
 
         Raises:
-            InvalidJob: a shard cannot read them.
+            InvalidJob: a shard cannot read the rows that its tables begin with.
         """
 
         def initialize(shard: int) -> bool:
-            return self._clients[shard].initialize(self._fences[shard], values, grant, rows_from)
+            return self._clients[shard].initialize(self._fences[shard], values, grant)
 
         try:
             self._all(initialize)
         except CheckpointError as error:
             raise InvalidJob(
-                f"init_from {rows_from!r}, of which shards load the rows of tables by themselves: "
-                f"{error}"
+                f"init_from, of which shards load the rows of tables by themselves: {error}"
             ) from None
 
     def pull(

@@ -53,7 +53,7 @@ class RegisterShardRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RegisterShardResponse(_message.Message):
-    __slots__ = ("run_id", "plan", "optimizer", "engine", "run_dir", "token", "heartbeat_s", "lease_s", "wire_dtype")
+    __slots__ = ("run_id", "plan", "optimizer", "engine", "run_dir", "token", "heartbeat_s", "lease_s", "wire_dtype", "first_rows")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class RegisterShardResponse(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan: bytes
     optimizer: bytes
@@ -72,7 +73,8 @@ class RegisterShardResponse(_message.Message):
     heartbeat_s: float
     lease_s: float
     wire_dtype: str
-    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
+    first_rows: str
+    def __init__(self, run_id: _Optional[str] = ..., plan: _Optional[bytes] = ..., optimizer: _Optional[bytes] = ..., engine: _Optional[str] = ..., run_dir: _Optional[str] = ..., token: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., wire_dtype: _Optional[str] = ..., first_rows: _Optional[str] = ...) -> None: ...
 
 class ReportShardReadyRequest(_message.Message):
     __slots__ = ("shard", "incarnation", "generation", "version", "initialized", "applied", "error")
@@ -491,10 +493,12 @@ class Lease(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., policy: _Optional[int] = ..., initialize: _Optional[_Union[InitializeWork, _Mapping]] = ..., train: _Optional[_Union[TrainTask, _Mapping]] = ..., round: _Optional[_Union[RoundWork, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateTask, _Mapping]] = ..., merge: _Optional[_Union[MergeEvaluation, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., finished: _Optional[_Union[Shutdown, _Mapping]] = ...) -> None: ...
 
 class InitializeWork(_message.Message):
-    __slots__ = ("grant",)
+    __slots__ = ("grant", "first_rows")
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
     grant: bytes
-    def __init__(self, grant: _Optional[bytes] = ...) -> None: ...
+    first_rows: str
+    def __init__(self, grant: _Optional[bytes] = ..., first_rows: _Optional[str] = ...) -> None: ...
 
 class TrainTask(_message.Message):
     __slots__ = ("batches", "fresh")

@@ -24,16 +24,14 @@ PUSH_OUTCOME_SKIPPED: PushOutcome
 PUSH_OUTCOME_TOO_STALE: PushOutcome
 
 class InitializeHeader(_message.Message):
-    __slots__ = ("fence", "extents", "rows_from", "grant")
+    __slots__ = ("fence", "extents", "grant")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FROM_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     fence: _types_pb2.Fence
     extents: _containers.RepeatedCompositeFieldContainer[_types_pb2.Extent]
-    rows_from: str
     grant: bytes
-    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., rows_from: _Optional[str] = ..., grant: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_types_pb2.Fence, _Mapping]] = ..., extents: _Optional[_Iterable[_Union[_types_pb2.Extent, _Mapping]]] = ..., grant: _Optional[bytes] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
     __slots__ = ("header", "chunk")

@@ -95,11 +95,8 @@ class WitnessSource:
     def rows_nbytes(self, plan: Plan, /) -> int:
         return rows_nbytes(plan.tables, self._needed)
 
-    def initial_values(self) -> Mapping[str, Array]:
+    def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return initial_values(self._options)
-
-    def first_rows(self) -> str:
-        return ""
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         pass

@@ -191,13 +191,14 @@ def engine_of(
     sink: Sink | None = None,
     policy: Policy | None = None,
     clock: Clock | None = None,
+    first_rows: str = "",
 ) -> ShardEngine:
     """A shard without values; sync when ``replicas`` is given, or by ``policy``."""
     identity = identity_of(shard, "sync" if replicas else "async", replicas)
     if policy is not None:
         identity = replace(identity, settings=policy)
     updates = NumpyEngine(optimizer, plan, shard)
-    return ShardEngine(identity, plan, updates, sink or Sink(), clock)
+    return ShardEngine(identity, plan, updates, sink or Sink(), clock, first_rows)
 
 
 ONE_TRY = RetryPolicy(budget_s=0.0)

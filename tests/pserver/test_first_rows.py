@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pserver.first_rows import fill_first_rows
+from pserver import first_rows, wire
+from pserver.assembly import shard_extents
+from pserver.first_rows import FirstRows, fill_first_rows
 from pserver.tables.tables import Tables
-from psrpc.errors import CheckpointError, InvalidJob
+from psrpc.codec import encode_stream
+from psrpc.encoding import plain
+from psrpc.errors import CheckpointError, InvalidJob, NotReady
+from psrpc.first_rows import load_first_rows
 from psrpc.tables import TableSpec, shard_of
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 from tests.pserver.row_files_bench import ADAGRAD, ADAM, TABLES, UNIFORM, Job, everything, plan_of
-from tests.pserver.shards import INITIAL, counting, engine_of, fence_of, served
+from tests.pserver.shards import (
+    INCARNATION,
+    INITIAL,
+    counting,
+    engine_of,
+    fence_of,
+    served,
+    session_of,
+)
 
 ITEM = replace(TABLES[1], optimizer=ADAM, min_count=2, max_rows=None, eviction=None)
 NEW = TableSpec("new", 4, None, UNIFORM, ADAGRAD)
@@ -79,11 +97,11 @@ def test_another_width_names_the_table_and_both(tmp_path: Path) -> None:
 
 def test_a_shard_begins_with_them_whoever_asks_for_how_often(tmp_path: Path) -> None:
     job, directory = source(tmp_path)
-    engine = engine_of(plan_of(1))
+    engine = engine_of(plan_of(1), first_rows=str(directory))
     with served(engine) as client:
         fence = fence_of(client)
-        assert client.initialize(fence, counting(engine.plan), INITIAL, str(directory))
-        assert not client.initialize(fence, counting(engine.plan), INITIAL, str(directory))
+        assert client.initialize(fence, counting(engine.plan), INITIAL)
+        assert not client.initialize(fence, counting(engine.plan), INITIAL)
         status = client.get_status()
     assert status.initialized
     assert [t.rows for t in status.tables] == [len(table) for table, _ in job.everything()]
@@ -93,17 +111,77 @@ def test_a_shard_that_cannot_read_them_is_not_initialized(tmp_path: Path) -> Non
     _, directory = source(tmp_path)
     path = directory / "rows-1-of-2-1.safetensors"
     good = path.read_bytes()
-    engine = engine_of(plan_of(1))
+    engine = engine_of(plan_of(1), first_rows=str(directory))
     with served(engine) as client:
         fence, values = fence_of(client), counting(engine.plan)
         path.write_bytes(good[:-1] + b"x")
         with pytest.raises(CheckpointError, match=r"rows-1-of-2-1.safetensors has SHA-256"):
-            client.initialize(fence, values, INITIAL, str(directory))
+            client.initialize(fence, values, INITIAL)
         path.unlink()
         with pytest.raises(CheckpointError, match="No such file"):
-            client.initialize(fence, values, INITIAL, str(directory))
+            client.initialize(fence, values, INITIAL)
         status = client.get_status()
         assert not status.initialized
         assert [t.rows for t in status.tables] == [0, 0]
         path.write_bytes(good)
-        assert client.initialize(fence, values, INITIAL, str(directory))
+        assert client.initialize(fence, values, INITIAL)
+
+
+def test_a_path_that_a_worker_names_is_not_looked_at(tmp_path: Path) -> None:
+    """Field 3 of the header was one. A client that still sends it, or any other, opens nothing."""
+    _, directory = source(tmp_path)
+    engine = engine_of(plan_of(1))
+    header = pb.InitializeHeader(
+        fence=types.Fence(
+            generation=1,
+            policy=1,
+            plan_hash=engine.plan.hash,
+            shard_incarnation=INCARNATION,
+            session=session_of("worker-1"),
+        ),
+        grant=INITIAL,
+        extents=wire.to_extents(shard_extents(engine.plan, 0)),
+    )
+    path = str(directory).encode()
+    assert len(path) < 128
+    header.MergeFromString(bytes([3 << 3 | 2, len(path)]) + path)
+    values = {name: plain(array) for name, array in counting(engine.plan).items()}
+    with served(engine) as client:
+        stream = encode_stream(header, wire.gradient_parts(engine.plan, values))
+        assert not client._initialize(stream, timeout=30).already
+        assert [t.rows for t in client.get_status().tables] == [0, 0]
+
+
+def test_files_are_read_without_the_shards_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a slow disk would hold up whoever asks for anything."""
+    _, directory = source(tmp_path)
+    engine = engine_of(plan_of(1), first_rows=str(directory))
+    free: list[bool] = []
+
+    def loading(*args: Any) -> Iterator[Any]:
+        with ThreadPoolExecutor(1) as threads:
+            free.append(threads.submit(engine._changed.acquire, timeout=1.0).result(30))
+            threads.submit(engine._changed.release).result(30)
+        yield from load_first_rows(*args)
+
+    monkeypatch.setattr(first_rows, "load_first_rows", loading)
+    with served(engine) as client:
+        assert client.initialize(fence_of(client), counting(engine.plan), INITIAL)
+    assert free == [True]
+
+
+def test_rows_that_were_read_wait_for_a_caller_that_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, directory = source(tmp_path)
+    held = FirstRows(str(directory), plan_of(1), 0)
+    tables = held.load(0.0)
+    assert tables is not None
+    assert [len(table) for table in tables.tables] == [len(rows) for rows, _ in job.everything()]
+    monkeypatch.setattr(first_rows, "load_first_rows", None)
+    assert held.load(0.0) is tables
+    held._lock.acquire()
+    with pytest.raises(NotReady, match=r"shard 0 reads the first rows of its tables from .*step-"):
+        held.load(0.001)

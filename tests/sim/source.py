@@ -139,11 +139,8 @@ class Source:
     def leave(self) -> None:
         self._current = self.spare = {}
 
-    def initial_values(self) -> Mapping[str, Array]:
+    def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return {ARENA: self._witness.initial()}
-
-    def first_rows(self) -> str:
-        return ""
 
     def expect(self, batches: Iterable[BatchId]) -> None:
         return

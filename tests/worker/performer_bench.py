@@ -75,7 +75,7 @@ class Source(WithoutTables):
     def leave(self) -> None:
         self._current = self.spare = {}
 
-    def initial_values(self) -> Mapping[str, Array]:
+    def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
         return {ARENA.name: np.zeros(2 * WITNESSES, np.float32)}
 
     def expect(self, batches: Iterable[BatchId]) -> None: ...
