@@ -190,6 +190,7 @@ def arriving(
     *,
     staged: bool,
     rows: TableIds = (),
+    worker: str = "",
 ) -> Iterator[Arrived]:
     """What a push brings, whole, for the length of a block.
 
@@ -202,10 +203,12 @@ def arriving(
             buffers of our own, in the arenas' own dtypes.
         rows: what there are row gradients for. Their memory is not the pool's, but nobody has any
             without a loan of the pool.
+        worker: whose push it is; see :func:`pserver.buffers.worker_quota`.
 
     Raises:
         InvalidArgument: what came is not what was announced.
-        NotReady: all buffers were in use for ``timeout_s``.
+        NotReady: all buffers, or those of ``worker``, were in use for ``timeout_s``.
+        Stalled: it stopped coming.
     """
     if not extents:
         arrival.receive(plan, extents, {})
@@ -220,7 +223,7 @@ def arriving(
         else:
             yield Arrived(arrays, None)
         return
-    with pool.loan(timeout_s, check) as loan:
+    with pool.loan(timeout_s, check, worker) as loan:
         own = loan.buffers.arrays
         into: dict[str, NDArray] = {}
         encoded: list[tuple[str, Extent]] = []

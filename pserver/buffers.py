@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy.typing as npt
 
 from psrpc.errors import NotReady
+from psrpc.limits import WORKER_BUFFERS
 from psrpc.plan import Plan, aligned_empty
 
 NDArray = npt.NDArray[Any]
@@ -61,13 +64,23 @@ def pool_size(nbytes: int, replicas: int) -> int:
     return 2 + min(14, _GENEROUS_BYTES // max(nbytes, 1))
 
 
+def worker_quota(size: int) -> int:
+    """How many of ``size`` sets the pushes of one worker may hold while they arrive: never all of
+    them. What has arrived and is staged does not count, since a worker may have all of a round's
+    micro-batches to do; :class:`pserver.staging.Staging` bounds that."""
+    return WORKER_BUFFERS if size >= 2 * WORKER_BUFFERS else 1
+
+
 class BufferPool:
-    """At most ``size`` sets of buffers for one shard's part of the arenas. Thread-safe."""
+    """At most ``size`` sets of buffers for one shard's part of the arenas, and
+    :func:`worker_quota` of them for what one worker has on its way. Thread-safe."""
 
     def __init__(self, plan: Plan, shard: int, size: int) -> None:
         self._arenas = [(a.name, a.shard_length(shard), a.dtype) for a in plan.arenas]
         self._size = size
         self._made = 0
+        self._arriving: Counter[str] = Counter()
+        """Sets by worker, while what they are for arrives."""
         # The one released last is taken first: it is still in the cache.
         self._free: list[Buffers] = []
         self._changed = threading.Condition()
@@ -101,18 +114,50 @@ class BufferPool:
         except MemoryError:
             with self._changed:
                 self._made -= 1
-                self._changed.notify()
+                self._changed.notify_all()
             raise
 
     @contextmanager
-    def loan(self, timeout_s: float, check: Callable[[], object] = lambda: None) -> Iterator[Loan]:
-        """:meth:`acquire` for the length of a block, unless the borrower keeps it longer."""
-        loan = Loan(self.acquire(timeout_s, check))
+    def loan(
+        self,
+        timeout_s: float,
+        check: Callable[[], object] = lambda: None,
+        worker: str = "",
+    ) -> Iterator[Loan]:
+        """:meth:`acquire` for the length of a block, unless the borrower keeps it longer. It counts
+        as one of ``worker``'s for as long as the block lasts.
+
+        Raises:
+            NotReady: also where ``worker`` has its quota for as long.
+        """
+
+        def mine() -> bool:
+            check()
+            return self._arriving[worker] < worker_quota(self._size)
+
+        began = monotonic()
+        with self._changed:
+            if not self._changed.wait_for(mine, timeout_s):
+                held = self._arriving[worker]
+                raise NotReady(
+                    f"{worker or 'a worker'} has {held} of {self._size} buffers for pushes that are"
+                    f" still on their way, as many as one may; none came back within"
+                    f" {timeout_s:.1f} s"
+                )
+            self._arriving[worker] += 1
         try:
-            yield loan
+            loan = Loan(self.acquire(max(0.0, timeout_s - (monotonic() - began)), check))
+            try:
+                yield loan
+            finally:
+                if not loan.keep:
+                    self.release(loan.buffers)
         finally:
-            if not loan.keep:
-                self.release(loan.buffers)
+            with self._changed:
+                self._arriving[worker] -= 1
+                if not self._arriving[worker]:
+                    del self._arriving[worker]
+                self._changed.notify_all()
 
     def release(self, buffers: Buffers) -> None:
         """Gives a set back."""
@@ -121,7 +166,7 @@ class BufferPool:
                 self._made -= 1
             else:
                 self._free.append(buffers)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def resize(self, size: int) -> None:
         """At most so many sets from now on; those that are in use are given back first."""
@@ -141,7 +186,7 @@ class BufferPool:
         """One set that is out will not come back: its borrower has it for good."""
         with self._changed:
             self._made -= 1
-            self._changed.notify()
+            self._changed.notify_all()
 
     @property
     def in_use(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
+import struct
+import time
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from pserver.data_keys import following_key
+from pserver.progress import Progress
 
 RECORD_BYTES = 1 << 20
 """Of plaintext in one record, at most. TLS has 2^14, and Python's ``ssl`` a system call and a fight
@@ -50,22 +52,37 @@ class ByteStream(Protocol):
     def send(self, views: list[memoryview]) -> None:
         """Sends contiguous bytes, one view after another. Raises OSError; spoils the list."""
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, progress: Progress | None = None) -> int:
         """Receives into ``view``; how many bytes came before the other side ended the stream.
+
+        Args:
+            progress: what comes has to satisfy it; without, it may take any time.
 
         Raises:
             OSError: the connection broke, or what came was changed on its way.
+            Stalled: too little comes.
         """
 
 
 class PlainStream:
     """See :class:`ByteStream`."""
 
-    def __init__(self, connected: socket.socket, *, near: bool = False) -> None:
-        """``connected``: blocking, without a timeout; ``near``: within this host."""
+    def __init__(
+        self, connected: socket.socket, *, near: bool = False, limit_s: float | None = None
+    ) -> None:
+        """Args:
+        connected: blocking, without a timeout.
+        near: within this host.
+        limit_s: how often at least a wait for bytes looks at its ``progress``; None: never.
+        """
         self._socket = connected
         self._near = near
         self._piece = _NEAR_PIECE_BYTES if near else _PIECE_BYTES
+        if limit_s is not None:
+            # The kernel's own: Python's would make the socket one that does not block.
+            seconds, rest = divmod(limit_s, 1)
+            timeout = struct.pack("@ll", int(seconds), int(rest * 1e6))
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         self._arrivals = select.poll()
         self._arrivals.register(connected, select.POLLIN)
         self._least = 1
@@ -80,28 +97,33 @@ class PlainStream:
             if sent:
                 views[0] = views[0][sent:]
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, progress: Progress | None = None) -> int:
         """See :class:`ByteStream`."""
         place = 0
         while place < len(view):
-            count = self._receive(view[place : place + self._piece])
+            left_s = None if progress is None else progress.left_s(time.monotonic())
+            try:
+                count = self._receive(view[place : place + self._piece], left_s)
+            except BlockingIOError:
+                continue
             if not count:
                 break
             place += count
+            if progress is not None:
+                progress.received(count, time.monotonic())
         return place
 
-    def _receive(self, view: memoryview) -> int:
-        """The first bytes of ``view``, if not all of them; 0 at the end."""
+    def _receive(self, view: memoryview, left_s: float | None) -> int:
+        """The first bytes of ``view``, if not all of them; 0 at the end. Raises BlockingIOError
+        where nothing came for a while."""
         if not self._near or len(view) <= _SHORT_BYTES:
             self._wake_at(1)
             return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
         self._wake_at(len(view))
         # To wait in recv would not do: it takes what is here and then waits for the same number
         # again, which may never come.
-        while True:
-            self._arrivals.poll()
-            with contextlib.suppress(BlockingIOError):
-                return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
+        self._arrivals.poll(None if left_s is None else left_s * 1000 + 1)
+        return self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
 
     def _wake_at(self, nbytes: int) -> None:
         if nbytes != self._least:
@@ -114,16 +136,22 @@ class SealedStream:
     for each direction: none can be read, changed, left out, repeated or sent back."""
 
     def __init__(
-        self, connected: socket.socket, sending: bytes, receiving: bytes, *, near: bool = False
+        self,
+        connected: socket.socket,
+        sending: bytes,
+        receiving: bytes,
+        *,
+        near: bool = False,
+        limit_s: float | None = None,
     ) -> None:
         """Args:
         connected: blocking, without a timeout.
         sending: key of what is sent, used for nothing else ever.
         receiving: key of what comes.
-        near: within this host.
+        near, limit_s: see :class:`PlainStream`.
         """
         self._socket = connected
-        self._raw = PlainStream(connected, near=near)
+        self._raw = PlainStream(connected, near=near, limit_s=limit_s)
         self._sending, self._receiving = _Key(sending), _Key(receiving)
         longest = _LENGTH_BYTES + RECORD_BYTES + _TAG_BYTES
         # Not touched before they are needed, so that a short exchange costs little memory.
@@ -148,12 +176,12 @@ class SealedStream:
         if held:
             self._send_record(self._joined[:held])
 
-    def fill(self, view: memoryview) -> int:
+    def fill(self, view: memoryview, progress: Progress | None = None) -> int:
         """See :class:`ByteStream`."""
         place = 0
         while place < len(view):
             if not self._rest:
-                nbytes = self._receive_record()
+                nbytes = self._receive_record(progress)
                 if not nbytes:
                     break
                 if nbytes <= len(view) - place:
@@ -175,17 +203,17 @@ class SealedStream:
         cipher.encrypt_into(nonce, plaintext, record[:_LENGTH_BYTES], record[_LENGTH_BYTES:])
         self._socket.sendall(record)
 
-    def _receive_record(self) -> int:
+    def _receive_record(self, progress: Progress | None) -> int:
         """Bytes of plaintext in the next record, which lies in ``_received``; 0 at the end."""
         head = self._received[:_LENGTH_BYTES]
-        count = self._raw.fill(head)
+        count = self._raw.fill(head, progress)
         if not count:
             return 0
         nbytes = int.from_bytes(head, "little")
         if count < _LENGTH_BYTES or not 0 < nbytes <= RECORD_BYTES:
             raise ConnectionAbortedError("what came is no record")
         rest = self._received[_LENGTH_BYTES : _LENGTH_BYTES + nbytes + _TAG_BYTES]
-        if self._raw.fill(rest) < len(rest):
+        if self._raw.fill(rest, progress) < len(rest):
             raise ConnectionAbortedError("it was closed within a record")
         return nbytes
 

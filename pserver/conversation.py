@@ -94,7 +94,9 @@ class Conversation:
                     way.send(answer.SerializeToString(), [part for _, part in parts])
                 else:
                     rest = chain((first,), messages) if way is None else iter((first,))
-                    header, pieces = wire.read_stream(rest, pb.ExchangeHeader, _announced)
+                    header, pieces = wire.read_stream(
+                        rest, pb.ExchangeHeader, _announced, paced=way is None
+                    )
                     answer, parts = self._exchange(header, Chunks(pieces), patience_s())
                     del pieces
                     if way is None:

@@ -7,10 +7,12 @@ import contextlib
 import hmac
 import socket
 import threading
+import time
 from collections.abc import Sequence
 
 from pserver.byte_stream import ByteStream, PlainStream, SealedStream
 from pserver.data_keys import PROOF_BYTES, data_keys
+from pserver.progress import Progress
 from psrpc.errors import InvalidArgument, Unreachable
 from psrpc.limits import MAX_MESSAGE_BYTES
 
@@ -25,19 +27,27 @@ class DataConnection:
     """
 
     def __init__(
-        self, connected: socket.socket, peer: str, sealing: tuple[bytes, bytes] | None = None
+        self,
+        connected: socket.socket,
+        peer: str,
+        sealing: tuple[bytes, bytes] | None = None,
+        *,
+        limit_s: float | None = None,
     ) -> None:
         """Args:
         connected: blocking, without a timeout; it is closed with this object.
         peer: how errors call the other side.
         sealing: keys of what is sent and of what comes; None for plaintext.
+        limit_s: what was announced has to come as :class:`pserver.progress.Progress` demands, with
+            this limit; None if it may take any time.
         """
+        self._limit_s = limit_s
         self._socket = connected
         near = within_host(connected)
         self._stream: ByteStream = (
-            PlainStream(connected, near=near)
+            PlainStream(connected, near=near, limit_s=limit_s)
             if sealing is None
-            else SealedStream(connected, *sealing, near=near)
+            else SealedStream(connected, *sealing, near=near, limit_s=limit_s)
         )
         self._peer = peer
         # Held by who sends or receives, and by who ends or closes the socket: its number must not
@@ -64,10 +74,11 @@ class DataConnection:
 
         Raises:
             InvalidArgument: it is longer than any can be.
+            Stalled: it has begun, and stopped coming.
             Unreachable: the connection has ended within it.
         """
         head = bytearray(_LENGTH_BYTES)
-        if not self._fill(memoryview(head)):
+        if not self._fill(memoryview(head), None):
             return None
         nbytes = int.from_bytes(head, "little")
         if nbytes > MAX_MESSAGE_BYTES:
@@ -83,9 +94,12 @@ class DataConnection:
         """Fills ``view``, of bytes.
 
         Raises:
+            Stalled: it stopped coming.
             Unreachable: the connection has ended before.
         """
-        if view.nbytes and not self._fill(view):
+        limit_s = self._limit_s
+        progress = None if limit_s is None else Progress(time.monotonic(), limit_s)
+        if view.nbytes and not self._fill(view, progress):
             raise self._ended()
 
     def hang_up(self) -> None:
@@ -99,11 +113,11 @@ class DataConnection:
         with self._use, self._end:
             self._socket.close()
 
-    def _fill(self, view: memoryview) -> bool:
+    def _fill(self, view: memoryview, progress: Progress | None) -> bool:
         """False if the connection ended before the first byte."""
         try:
             with self._use:
-                count = self._stream.fill(view)
+                count = self._stream.fill(view, progress)
         except OSError as error:
             raise self._ended(error) from None
         if 0 < count < len(view):

@@ -16,6 +16,7 @@ from pserver.data_connection import DataConnection
 from pserver.data_keys import SECRET_BYTES, TICKET_BYTES, DataKeys, data_keys
 from psrpc.channel import format_address
 from psrpc.errors import PortInUse
+from psrpc.limits import PROGRESS_S
 from psrpc.logs import get_logger
 
 log = get_logger()
@@ -53,7 +54,8 @@ class Expected:
         found = self._forget(self._keys)
         if found is None:
             return None
-        return DataConnection(found, peer, self._keys.of_shard if self.sealed else None)
+        sealing = self._keys.of_shard if self.sealed else None
+        return DataConnection(found, peer, sealing, limit_s=PROGRESS_S)
 
     def forget(self) -> None:
         """Nobody is expected any more."""

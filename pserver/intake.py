@@ -85,6 +85,7 @@ class Intake:
             check,
             staged=staged,
             rows=request.rows,
+            worker=request.worker,
         ) as arrived:
             yield None if request.skipped else arrived
 

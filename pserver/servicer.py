@@ -84,7 +84,7 @@ class ParameterServerServicer:
     def initialize(self, requests: Iterator[bytes], context: Context) -> pb.InitializeResponse:
         engine = self._engine()
         with _ending(context):
-            header, pieces = wire.read_stream(requests, pb.InitializeHeader)
+            header, pieces = wire.read_stream(requests, pb.InitializeHeader, paced=True)
             request = engine.credentials.initialize(
                 wire.from_initialize(header), peer_of(context).name
             )
@@ -104,7 +104,7 @@ class ParameterServerServicer:
     ) -> pb.PushGradientsResponse:
         engine = self._engine()
         with _ending(context), engine.refusals_counted():
-            header, pieces = wire.read_stream(requests, pb.PushHeader)
+            header, pieces = wire.read_stream(requests, pb.PushHeader, paced=True)
             push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
             result = engine.push(push, Chunks(pieces), patience_s(context))
             result = engine.credentials.vouch(push, result)

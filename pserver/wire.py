@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +15,7 @@ from pserver.applied import AppliedEpoch, EpochTotals
 from pserver.assembly import Extent
 from pserver.counters import Counters
 from pserver.fence import Fence
+from pserver.progress import AwaitedMessages, Progress
 from pserver.requests import (
     Begin,
     Decision,
@@ -29,6 +32,7 @@ from pserver.row_wire import pulled_parts
 from pserver.staging import Attempt
 from pserver.table_ids import TableIds, from_table_ids, row_extents
 from psrpc.batch import BatchId
+from psrpc.bounds import check_bounds
 from psrpc.codec import Piece, parse_message
 from psrpc.credentials import Keys, SignedDecision
 from psrpc.encoding import Encoding, Gradient
@@ -69,12 +73,16 @@ def read_stream(
     messages: Iterator[bytes],
     header: type[Header],
     announced: Callable[[Header], int] | None = None,
+    *,
+    paced: bool = False,
 ) -> tuple[Header, Iterator[Piece]]:
     """The header of a tensor stream, and its chunks as they arrive.
 
     Args:
         announced: how many bytes follow a header, where another header may come after them;
             otherwise the stream ends with its last chunk.
+        paced: chunks have to come as :class:`pserver.progress.Progress` demands, from when the
+            first is asked for.
 
     Raises:
         InvalidArgument: no header where one must be, or bytes that are none; the iterator raises
@@ -92,24 +100,43 @@ def read_stream(
         raise InvalidArgument(
             f"a chunk of {len(message.chunk.data)} bytes comes with a header that announces none"
         )
-    return found, _pieces(message.chunk, messages, nbytes)
+    if not paced or nbytes == (0 if message.chunk is None else len(message.chunk.data)):
+        return found, _pieces(message.chunk, partial(next, messages, None), nbytes)
+    return found, _paced_pieces(message.chunk, messages, nbytes)
 
 
 def parse_header(data: bytes, header: type[Header]) -> Header:
-    """A message of class ``header``; raises InvalidArgument when the bytes are none."""
+    """A message of class ``header``; raises InvalidArgument when the bytes are none, or it has a
+    field that is longer than it may be (:mod:`psrpc.bounds`)."""
     try:
-        return header.FromString(data)
+        found = header.FromString(data)
     except DecodeError as error:
         raise InvalidArgument(f"a header cannot be read as {header.__name__}: {error}") from None
+    check_bounds(found, len(data))
+    return found
 
 
-def _pieces(first: Piece | None, messages: Iterator[bytes], nbytes: int | None) -> Iterator[Piece]:
+def _paced_pieces(
+    first: Piece | None, messages: Iterator[bytes], nbytes: int | None
+) -> Iterator[Piece]:
+    awaited, progress = AwaitedMessages(messages), Progress(time.monotonic())
+    try:
+        for piece in _pieces(first, partial(awaited.next, progress), nbytes):
+            progress.received(len(piece.data), time.monotonic())
+            yield piece
+    finally:
+        awaited.close()
+
+
+def _pieces(
+    first: Piece | None, receive: Callable[[], bytes | None], nbytes: int | None
+) -> Iterator[Piece]:
     received = 0
     if first is not None:
         received = len(first.data)
         yield first
     while nbytes is None or received < nbytes:
-        data = next(messages, None)
+        data = receive()
         if data is None:
             return
         message = parse_message(data)

@@ -161,6 +161,15 @@ class Preparing(NotReady):
     code = "PS215"
 
 
+class Stalled(PsError):
+    """Tensors that were announced stopped coming, so the shard has taken back the buffer that it
+    had lent for them. Nothing was changed."""
+
+    code = "PS217"
+    retryable = True
+    sent = False
+
+
 class ShardUnreachable(PsError):
     """A shard does not answer within the time a call may take."""
 

@@ -52,6 +52,21 @@ LONGEST_CALL_S = 900.0
 """How long it may take whatever its deadline: it keeps a thread, and a push a buffer. Exchanges of
 our own clients take 120 s at most, and a conversation twice that."""
 
+PROGRESS_S = 30.0
+"""How long the tensors of a push, for which a shard has lent a buffer, may take for each
+:data:`PROGRESS_BYTES`, or for what is left of them. A peer that announces a gradient and then sends
+nothing would keep the buffer from others for as long as its call lasts."""
+
+PROGRESS_BYTES = 64 << 10
+"""Two kilobytes per second, at any pace in between: far less than any link has on which a step ends
+within an exchange's deadline. Within a call a message is whole or not here at all, so one of 2 MiB
+has :data:`PROGRESS_S`: 70 KB/s."""
+
+WORKER_BUFFERS = 2
+"""For gradients of one worker that are on their way to a shard: one, and another for a worker that
+comes again before the shard knows that its last connection is gone. Where there are fewer than four
+buffers in all, one: never all of them."""
+
 CONVERSATIONS = 448
 """Workers that a shard serves at once: each keeps a thread, which is parked while it computes."""
 

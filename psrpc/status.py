@@ -39,6 +39,7 @@ CODES: dict[type[PsError], grpc.StatusCode] = {
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.Forming: grpc.StatusCode.UNAVAILABLE,
     errors.Preparing: grpc.StatusCode.UNAVAILABLE,
+    errors.Stalled: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.ShardUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.CoordinatorUnreachable: grpc.StatusCode.UNAVAILABLE,
     errors.CoordinatorRefuses: grpc.StatusCode.UNAVAILABLE,

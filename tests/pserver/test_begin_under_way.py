@@ -116,7 +116,7 @@ def all_buffers_taken(
     """Pushes that hold every buffer; the engine's pool has been made small before."""
     arrivals = [Arriving(1), Arriving(1)]
     pushes = [
-        pool.submit(engine.push, a_push(BatchId(1, 10 * n, 10)), arriving, WAIT_S)
+        pool.submit(engine.push, a_push(BatchId(1, 10 * n, 10), worker=f"w{n}"), arriving, WAIT_S)
         for n, arriving in enumerate(arrivals)
     ]
     for arriving in arrivals:
