@@ -66,7 +66,9 @@ class Departures:
 
     def worker_done(self, name: str) -> None:
         """A worker has done a batch: if it falls silent again and again, then not in vain."""
-        self._lapses.done(self._course.members.workers[name].incarnation)
+        worker = self._course.members.workers[name]
+        worker.worked = True
+        self._lapses.done(worker.incarnation)
 
     def obeyed(self, shard: int, generation: int, revoked: int) -> None:
         """A shard has obeyed all revocations up to this one."""
@@ -116,7 +118,9 @@ class Departures:
         """Others get what it holds once every shard refuses it."""
         course = self._course
         attempts = course.training.revoke(name, lost)
-        if course.complete and course.phase not in ENDED:
+        # One that has never asked for work has none that others could be given, and shards remember
+        # each that they refuse.
+        if course.complete and course.phase not in ENDED and course.members.workers[name].asked:
             course.streams.send(self._revocations.add(name, attempts))
             log.info("worker revoked", worker=name, batches=len(attempts))
         course.bell.ring()

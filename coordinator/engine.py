@@ -195,8 +195,11 @@ class Engine:
         settings_sha256: str = "",
         certificate: str = "",
         secret: bytes = b"",
+        address: str = "",
     ) -> Worker:
-        """A worker gets an id and a session. Raises JobMismatch."""
+        """A worker gets an id and a session; ``address`` is where it calls from. Raises
+        JobMismatch, AccessDenied: its process is barred, or ResourceExhausted: all places are held
+        by workers that have done work."""
         who = f"the worker with pid {pid} on {host}"
         check_software(who, software)
         check_job(self.run, who, job_sha256, settings_sha256)
@@ -205,9 +208,13 @@ class Engine:
             # It has dropped a gradient that some shards may have staged. The next one may have
             # other bits, so it must be another attempt.
             self.leave_worker(again.name, "it joins anew", fatal=False)
+        displaced = self._members.displaced_by(incarnation, address, certificate, secret)
+        if displaced is not None:
+            crowd = f"{displaced.address or 'its address'} has registered too many that do not work"
+            self.course.departures.dismiss(displaced.name, crowd)
         known = set(self._members.workers)
         worker = self._members.register_worker(
-            incarnation, host, pid, device, self.course.now(), certificate, secret
+            incarnation, host, pid, device, self.course.now(), certificate, secret, address
         )
         if worker.name not in known:
             self._members.opened(worker, self.authority.open_session(worker.name, certificate))
@@ -390,6 +397,7 @@ class Engine:
         """Work, if the caller may still have any: much may have happened while it was parked."""
         if not self._admit(caller):
             return self.course.end()
+        self._members.workers[caller.name].asked = True
         return self.course.assignments.find(caller.name, received)
 
     def _admit(self, caller: Caller) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from coordinator.figures import ShardFigures, Transport, WorkerTimes
+from coordinator.newcomers import gives_way
 from coordinator.progress import TotalsMeter
 from coordinator.standstill import Position
 from coordinator.wording import shards
@@ -98,6 +99,11 @@ class Worker:
     """The shards that it cannot reach, and since when."""
     generation: int = 0
     """The one that it stood at when it said so."""
+    address: str = ""
+    registered: float = 0.0
+    asked: bool = False
+    worked: bool = False
+    """See :class:`coordinator.newcomers.Candidate`."""
 
     def stood(self, now: float) -> None:
         """That it has not moved by ``now`` does not count."""
@@ -256,6 +262,16 @@ class Membership:
         if self.shards[index].incarnation == incarnation:
             self.shards[index].state = "left"
 
+    def displaced_by(
+        self, incarnation: int, address: str, certificate: str = "", secret: bytes = b""
+    ) -> Worker | None:
+        """The worker that has to go before a process from ``address`` registers; see
+        :func:`coordinator.newcomers.gives_way`."""
+        if secret in self._barred or self.active_worker(incarnation, certificate, secret):
+            return None
+        active = (worker for worker in self.workers.values() if worker.state == "active")
+        return gives_way(active, address, MAX_ACTIVE)
+
     def register_worker(
         self,
         incarnation: int,
@@ -265,16 +281,18 @@ class Membership:
         now: float,
         certificate: str = "",
         secret: bytes = b"",
+        address: str = "",
     ) -> Worker:
         """A worker gets an id; the same one again if it repeats itself and is not gone.
 
         Args:
             certificate: the common name of the certificate that it calls with.
             secret: what only this process knows.
+            address: where it calls from, without the port.
 
         Raises:
             AccessDenied: the process is barred.
-            ResourceExhausted: there are :data:`MAX_ACTIVE` others.
+            ResourceExhausted: there are :data:`MAX_ACTIVE` others, and none gave way.
         """
         barred = self._barred.get(secret)
         if barred is not None:
@@ -298,6 +316,7 @@ class Membership:
         worker = Worker(
             name, incarnation, host, pid, device, "active", certificate, secret, seen=now
         )
+        worker.address, worker.registered = address, now
         for earlier in self.workers.values():
             if earlier.incarnation == incarnation:
                 # That it joins anew mends no route; it says when one is whole.

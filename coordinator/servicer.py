@@ -199,6 +199,7 @@ class Servicer(CoordinatorServicer):
             request.settings_sha256,
             peer_of(context).name,
             request.secret,
+            _caller_address(context),
         )
         self._note("RegisterWorker", context, worker=worker.name, host=request.host)
         return pb.RegisterWorkerResponse(
@@ -310,6 +311,12 @@ class Servicer(CoordinatorServicer):
         """What a person may want to know of the job now. Only in the event loop's thread."""
         status = write_status(self._engine.course)
         return self._surroundings.describe(status) if self._surroundings else status
+
+
+def _caller_address(context: Any) -> str:
+    """Where a call comes from, as gRPC names it, without the port."""
+    address: str = context.peer().rpartition(":")[0]
+    return address
 
 
 def _address(address: str) -> str:

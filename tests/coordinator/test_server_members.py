@@ -63,8 +63,8 @@ def test_registration_refuses_what_does_not_belong(tmp_path: Path) -> None:
 
 
 def test_what_peers_tell_of_themselves_is_cut_and_harmless(tmp_path: Path) -> None:
-    """Three workers with a host of four megabytes would make a status that no message holds."""
-    hostile = "\x1b[2J" + "h" * 3_000_000
+    """What is too long to be meant is refused before: see :mod:`psrpc.bounds`."""
+    hostile = "\x1b[2J" + "h" * 251
     with serving(make_run(tmp_path)) as served, CoordinatorClient(served.address) as client:
         for incarnation in range(1, 5):
             answer = client.register_worker(
@@ -77,7 +77,7 @@ def test_what_peers_tell_of_themselves_is_cut_and_harmless(tmp_path: Path) -> No
                     secret=incarnation.to_bytes(SECRET_BYTES),
                 )
             )
-            beat = pb.HeartbeatWorkerRequest(session=answer.session, waiting_for=hostile)
+            beat = pb.HeartbeatWorkerRequest(session=answer.session, waiting_for=hostile * 99)
             client.heartbeat_worker(beat)
         workers = client.get_job_status().workers
         assert len(workers) == 4
