@@ -1,9 +1,9 @@
 """Places for workers: a flood of registrations costs neither workers that work nor new ones theirs.
 
-All workers of a job have one certificate, so a registration proves nothing but that. A place is safe
-once its worker has done work. Until then it is a newcomer's: where newcomers are too many, a further
-one gets the place of the one that has shown least life. So whoever registers a thousand names and
-does nothing with them displaces its own; and two hundred workers that start at once all fit.
+All workers of a job have one certificate, so a registration proves nothing but that. A place is
+safe once its worker has done work. Until then it is a newcomer's: where newcomers are too many, a
+further one gets the place of the one that has shown least life. So a peer that registers a thousand
+names and does nothing with them displaces its own; and two hundred workers that start at once fit.
 
 Pure: the membership is the only caller.
 """
@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 PER_ADDRESS = 512
-"""Newcomers of one address: all of a machine's workers, and twice as many as it may have calls under
-way (``psrpc.limits.PEER_CALLS``)."""
+"""Newcomers of one address: all of a machine's workers, and twice as many as it may have calls
+under way (``psrpc.limits.PEER_CALLS``)."""
 
 
 class Candidate(Protocol):

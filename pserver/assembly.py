@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pserver.finite import LOOK, Seen
 from psrpc.codec import MAX_CHUNK_BYTES, Piece
 from psrpc.encoding import Encoding, check_nbytes, wire_dtype
 from psrpc.errors import InvalidArgument
@@ -123,6 +124,7 @@ class Assembly:
         extents: Sequence[Extent],
         into: Mapping[str, NDArray],
         rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """Args:
         extents: as announced; they have passed :func:`check_extents`, those of rows
@@ -130,7 +132,9 @@ class Assembly:
         into: arena name -> contiguous array of the announced bytes that receives them; chunks
             hold whole elements of it.
         rows: the same of tables, by their index.
+        seen: is given what each chunk brings.
         """
+        self._seen = seen
         self._plan = plan
         self._awaited = [extent for extent in extents if extent.nbytes]
         self._targets = {e.arena: target for e, target in targets(plan, extents, into, rows)}
@@ -178,8 +182,19 @@ class Assembly:
                 f" {MAX_CHUNK_BYTES}, in whole elements of {itemsize}"
             )
         # numpy lets go of the interpreter lock while it copies; a memoryview would not.
-        target = self._targets[index].reshape(-1).view(np.uint8)
-        np.copyto(target[self._offset : self._offset + length], np.frombuffer(piece.data, np.uint8))
+        flat = self._targets[index].reshape(-1)
+        first = self._offset // itemsize
+        part = flat[first : first + length // itemsize]
+        if self._seen is None:
+            np.copyto(part.view(np.uint8), np.frombuffer(piece.data, np.uint8))
+        else:
+            # While a core's own cache has it.
+            sent = np.frombuffer(piece.data, np.uint8)
+            for start in range(0, part.size, LOOK):
+                few = part[start : start + LOOK]
+                at = start * itemsize
+                np.copyto(few.view(np.uint8), sent[at : at + few.nbytes])
+                self._seen(index, few)
         self._offset += length
         if self._offset == nbytes:
             self._at += 1

@@ -86,6 +86,7 @@ class Intake:
             staged=staged,
             rows=request.rows,
             worker=request.worker,
+            of=f"the push of {request.batch} by {request.worker or 'a worker'}",
         ) as arrived:
             yield None if request.skipped else arrived
 

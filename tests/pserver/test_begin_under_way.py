@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pserver.arrival import Seen, Shared
+from pserver.arrival import Shared
 from pserver.assembly import Extent
 from pserver.engine import ShardEngine
+from pserver.finite import Seen
 from pserver.requests import (
     Begin,
     PullRequest,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.arrival import Seen
 from pserver.assembly import Extent
+from pserver.finite import Seen
 from pserver.requests import PullRequest, RowsRequest
 from pserver.table_ids import TableIds
 from psrpc.errors import AccessDenied, NotReady, PsError
