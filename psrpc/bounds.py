@@ -49,18 +49,17 @@ STATES = 1 << 12
 
 BOUNDS: Mapping[str, Mapping[str, int]] = {
     # types.proto
-    "Fence": {"plan_hash": NAME},
+    "Fence": {"plan_hash": NAME, "session": NAME},
+    "SignedDecision": {"decision": 1 << 22, "signature": NAME},
     "TableIds": {"ids": 8 * MAX_IDS},
     "Chunk": {"data": MAX_CHUNK_BYTES},
-    "Decision": {"attempts": REPORTS, "snapshots": 256},
-    "SnapshotOrder": {"name": NAME, "directory": 4 * NAME, "base": 4 * NAME},
     "AppliedEpoch": {"applied": INTERVALS, "skipped": INTERVALS, "totals": MAX_VALUES},
     "EpochTotals": {"totals": MAX_VALUES},
     "WorkerStaleness": {"worker": NAME, "counts": COUNTS},
     # parameter_server.proto
-    "InitializeHeader": {"extents": EXTENTS},
-    "PullRequest": {"worker": NAME, "snapshot": NAME, "rows": EXTENTS},
-    "PushHeader": {"worker": NAME, "extents": EXTENTS, "rows": EXTENTS, "totals": MAX_VALUES},
+    "InitializeHeader": {"extents": EXTENTS, "grant": NAME},
+    "PullRequest": {"snapshot": NAME, "rows": EXTENTS},
+    "PushHeader": {"extents": EXTENTS, "rows": EXTENTS, "totals": MAX_VALUES, "grant": NAME},
     "Attach": {"nonce": NAME},
     "ExchangeHeader": {"push_at": EXTENTS, "pull_at": EXTENTS},
     "LookUpRequest": {"table": NAME, "ids": 8 * MAX_IDS},
@@ -89,30 +88,34 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
         "software": NAME,
         "device": NAME,
         "settings_sha256": NAME,
+        "secret": NAME,
     },
+    "BatchReport": {"receipts": MAX_SHARDS},
+    "BatchReport.receipts": {"": NAME},
     "Transport": {"why": TEXT},
     "HeartbeatWorkerRequest": {
-        "worker": NAME,
+        "session": NAME,
         "done": REPORTS,
         "waiting_for": TEXT,
         "unreachable": MAX_SHARDS,
         "transports": MAX_SHARDS,
     },
-    "GetClusterRequest": {"worker": NAME},
-    "LeaseWorkRequest": {"worker": NAME, "done": REPORTS},
-    "CommitBatchRequest": {"worker": NAME},
-    "ReportWorkRequest": {"worker": NAME},
+    "GetClusterRequest": {"session": NAME},
+    "LeaseWorkRequest": {"session": NAME, "done": REPORTS},
+    "CommitBatchRequest": {"session": NAME},
+    "ReportWorkRequest": {"session": NAME},
     "EvaluateDone": {"evaluation": NAME},
     "MetricStates": {"variables": STATES},
     "MetricVariable": {"shape": 32, "values": 1 << 20},
     "MergeDone": {"evaluation": NAME, "results": STATES},
     "MergeDone.ResultsEntry": {"key": 4 * NAME},
-    "LeaveWorkerRequest": {"worker": NAME, "reason": TEXT},
+    "LeaveWorkerRequest": {"session": NAME, "reason": TEXT},
+    "RevokeWorkerRequest": {"worker": NAME, "reason": TEXT},
     "SetPolicyRequest": {"settings": 256},
     "SetPolicyRequest.settings": {"": 4096},
 }
-"""Message, field, bound: characters of a string, bytes, entries of what repeats. Strings that
-repeat have the bound of each under ``Message.field``. A test holds this against the protos."""
+"""Message, field, bound: characters of a string, bytes, entries of what repeats. Strings and bytes
+that repeat have the bound of each under ``Message.field``. A test holds this against the protos."""
 
 _PACKAGE = "psrpc.v1."
 

@@ -42,7 +42,7 @@ GRANT_BYTES = 16
 NONCE_BYTES = 16
 SECRET_BYTES = 32
 
-MAX_SESSION_BYTES = 512
+MAX_SESSION_BYTES = 255
 """A session names a worker and a certificate's common name, which X.509 bounds at 64 characters."""
 
 _GRANTED = struct.Struct("<QQIQI")

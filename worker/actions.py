@@ -185,8 +185,8 @@ class Commit:
 class Initialize:
     """Give every shard the job's first values. Answered by an ``InitializeDone``.
 
-    ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables begin with, and values
-    too; empty: as the job says.
+    ``grant`` came with the lease. ``first_rows`` is the checkpoint that tables begin with, and
+    values too; empty: as the job says.
     """
 
     grant: bytes = b""

@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 
 from pserver import finite
-from pserver.client import Push
 from pserver.finite import is_finite
 from psrpc.encoding import Encoded, Encoding, round_to
 from psrpc.errors import InvalidArgument
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, STATE, normal
-from tests.pserver.shards import Transport, counting, engine_of, part, served, whole
+from tests.pserver.shards import (
+    AUTHORITY,
+    Transport,
+    counting,
+    engine_of,
+    fence_of,
+    leased,
+    part,
+    served,
+    whole,
+)
 
 DTYPES = ["float32", "float64", "float16", ml_dtypes.bfloat16]
 BAD = [np.nan, -np.nan, np.inf, -np.inf]
@@ -66,19 +75,21 @@ def test_a_push_with_one_is_refused_by_name_and_changes_nothing(
     transport: Transport, arena: str, encoding: Encoding, replicas: int
 ) -> None:
     with served(engine_of(PLAN, replicas=replicas), transport=transport) as client:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client, worker="w1")
+        grant = AUTHORITY.grant_initialize("w1", 1)
+        client.initialize(fence, counting(PLAN), grant)
         for bad in (np.nan, -np.inf):
             for place in (0, -1):
                 gradient = pushed(arena, place, bad, encoding)
                 with pytest.raises(
                     InvalidArgument, match=rf"arena {arena} of the push of .* by w1"
                 ):
-                    client.push(fence, Push("w1", BATCH, 1, 0, gradient))
+                    client.push(fence, leased("w1", BATCH, 1, 0, gradient))
         into = whole(PLAN)
-        client.pull(fence, "w1", None, into)
+        client.pull(fence, None, into)
         np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME])
         # The batch is nobody's yet: one that computes it rightly may push it.
-        outcome = client.push(fence, Push("w2", BATCH, 2, 0, part(PLAN, normal()))).outcome
+        other = fence_of(client, worker="w2")
+        outcome = client.push(other, leased("w2", BATCH, 2, 0, part(PLAN, normal()))).outcome
         assert outcome == ("staged" if replicas else "applied")
         assert client.get_status().refused == 4

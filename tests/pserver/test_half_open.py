@@ -20,7 +20,7 @@ from coordinator.certs import make_certificates
 from pserver import wire
 from pserver.buffers import BufferPool, Loan, worker_quota
 from pserver.byte_stream import PlainStream
-from pserver.client import Push, ShardClient
+from pserver.client import ShardClient
 from pserver.data_connection import DataConnection
 from pserver.engine import ShardEngine
 from pserver.progress import AwaitedMessages, Progress
@@ -35,9 +35,13 @@ from psrpc.v1 import parameter_server_pb2 as pb
 from tests.pserver.data_bench import in_use, pushing
 from tests.pserver.exchange_bench import BATCH, NAME, PLAN, normal
 from tests.pserver.shards import (
+    INITIAL,
     Transport,
     counting,
     engine_of,
+    fence_of,
+    granted,
+    leased,
     part,
     served,
     whole,
@@ -162,7 +166,9 @@ def half_open(address: str, method: str, header: pb.ExchangeHeader) -> Iterator[
     if method == "PushGradients":
         message = header.push
     elif method == "Initialize":
-        message = pb.InitializeHeader(fence=header.push.fence, extents=header.push.extents)
+        message = pb.InitializeHeader(
+            fence=header.push.fence, extents=header.push.extents, grant=INITIAL
+        )
 
     def requests() -> Iterator[bytes]:
         yield from encode_stream(message, ())
@@ -193,7 +199,8 @@ def asking(engine: ShardEngine) -> threading.Semaphore:
 
 def announced(client: ShardClient, worker: str) -> pb.ExchangeHeader:
     header = pushing(client)
-    header.push.worker = worker
+    header.push.fence.CopyFrom(fence_of(client, worker=worker))
+    granted(header.push, worker)
     return header
 
 
@@ -203,8 +210,8 @@ def test_others_push_while_one_worker_holds_its_quota_half_open(
     few: ShardEngine, transport: Transport, method: str
 ) -> None:
     with served(few, transport=transport) as client, ExitStack() as held:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        fence = fence_of(client)
+        client.initialize(fence, counting(PLAN), INITIAL)
         address = client._exchanger._address
         asked = asking(few)
         # gRPC ends a call that nobody refers to.
@@ -213,10 +220,10 @@ def test_others_push_while_one_worker_holds_its_quota_half_open(
             for _ in range(8)
         ]
         assert all(asked.acquire(timeout=WAIT_S) for _ in range(8))
-        pushed = client.push(fence, Push("good", BATCH, 1, 0, part(PLAN, normal())))
+        pushed = client.push(fence, leased("worker-1", BATCH, 1, 0, part(PLAN, normal())))
         assert pushed.outcome == "applied"
         into = whole(PLAN)
-        client.pull(fence, "good", None, into)
+        client.pull(fence, None, into)
         np.testing.assert_array_equal(into[NAME], counting(PLAN)[NAME] - normal()[NAME])
         assert few._intake.pool.in_use == 1, "the one that is half open"
         assert not any(call.done() for call in calls)
@@ -224,8 +231,7 @@ def test_others_push_while_one_worker_holds_its_quota_half_open(
 
 def test_half_open_initializations_keep_no_buffer_of_a_shard_that_trains(few: ShardEngine) -> None:
     with served(few) as client, ExitStack() as held:
-        fence = client.fence(1, 1)
-        client.initialize(fence, counting(PLAN))
+        client.initialize(fence_of(client), counting(PLAN), INITIAL)
         calls = [
             held.enter_context(half_open(client._exchanger._address, "Initialize", pushing(client)))
             for _ in range(8)
@@ -241,10 +247,9 @@ def test_a_call_that_stands_still_gives_its_buffer_back_and_says_why(
 ) -> None:
     monkeypatch.setattr("pserver.progress.PROGRESS_S", 0.05)
     with served(few) as client:
-        fence = client.fence(1, 1)
         if method != "Initialize":
-            client.initialize(fence, counting(PLAN))
-        with half_open(client._exchanger._address, method, announced(client, "bad")) as call:
+            client.initialize(fence_of(client), counting(PLAN), INITIAL)
+        with half_open(client._exchanger._address, method, pushing(client)) as call:
             error = call.exception(WAIT_S)
             assert isinstance(error, grpc.RpcError)
             named = error_from_rpc(error, "shard 0")

@@ -9,11 +9,14 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from coordinator.authority import Authority
 from psrpc.bounds import BOUNDS, NAME, TEXT, check_bounds, shorten
+from psrpc.credentials import GRANT_BYTES
 from psrpc.errors import InvalidArgument
 from psrpc.limits import MAX_MESSAGE_BYTES
 from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.v1 import types_pb2 as types
 
 _PACKAGE = "psrpc.v1."
 
@@ -101,8 +104,9 @@ def _filled(long: Long, length: int) -> Any:
     field = long.field
     if not field.is_repeated:
         setattr(message, field.name, (b"x" if field.type == field.TYPE_BYTES else "x") * length)
-    elif field.type == field.TYPE_STRING:
-        getattr(message, field.name).extend(["x"] * length)
+    elif field.type in (field.TYPE_STRING, field.TYPE_BYTES):
+        entry: Any = "x" if field.type == field.TYPE_STRING else b"x"
+        getattr(message, field.name).extend([entry] * length)
     elif field.message_type is None:
         # As bytes, packed: many times as fast.
         size = 8 if field.type == field.TYPE_DOUBLE else 1
@@ -157,13 +161,24 @@ def test_a_header_as_our_workers_send_it_is_shorter_than_any_bound() -> None:
     """So it is not looked at: nothing in it can be too long."""
     assert check_bounds.__doc__
     header = pb.ExchangeHeader()
-    header.push.worker, header.push.fence.plan_hash = "worker-12", b"x" * 32
+    header.push.fence.MergeFrom(
+        types.Fence(
+            generation=300,
+            policy=2,
+            plan_hash=b"x" * 32,
+            shard_incarnation=1 << 62,
+            session=Authority().open_session("worker-12", "worker"),
+        )
+    )
+    header.push.batch.MergeFrom(types.BatchId(epoch=9, first=1 << 20, count=64))
+    header.push.attempt, header.push.grant = 1 << 45, b"x" * GRANT_BYTES
+    header.push.base_version, header.push.examples = 1 << 20, 64
     header.push.extents.add(arena=1, nbytes=1 << 26, encoding=1)
     assert header.ByteSize() <= NAME
 
 
 def test_words_that_are_longer_than_a_server_takes_are_cut_before_they_are_sent() -> None:
-    request = coordinator.HeartbeatWorkerRequest(worker="w", waiting_for="x" * 2 * TEXT)
+    request = coordinator.HeartbeatWorkerRequest(session=b"w", waiting_for="x" * 2 * TEXT)
     request.transports.add(shard=1, why="y" * 2 * TEXT)
     shorten(request)
     check_bounds(request, request.ByteSize())
