@@ -24,6 +24,7 @@ from psrpc.errors import (
     PsError,
     ShardUnreachable,
     StaleGeneration,
+    Stalled,
     Unreachable,
 )
 from psrpc.retry import GaveUp, RetryPolicy, persist
@@ -166,6 +167,7 @@ RETRIED = {
     Unreachable,
     NotConnected,
     DeadlinePassed,
+    Stalled,
     ShardUnreachable,
     CoordinatorUnreachable,
     CoordinatorRefuses,

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.course import Course
@@ -43,6 +42,21 @@ if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
 TICK_S = 0.5
+
+
+class _Context:
+    """What a call is asked for besides its request."""
+
+    def peer(self) -> str:
+        """All workers of a simulated cluster are on one machine."""
+        return "ipv4:127.0.0.1:1"
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """They have no certificates."""
+        return {}
+
+
+CONTEXT = _Context()
 
 
 class NoCurves(Curves):
@@ -98,10 +112,6 @@ class _Directory(RunDirectory):
 
     def write_job(self, document: dict[str, object]) -> None:
         """See :class:`RunDirectory`."""
-
-
-CONTEXT = SimpleNamespace(auth_context=dict)
-"""Of a call without certificates."""
 
 
 @dataclass(slots=True, eq=False)
