@@ -15,11 +15,14 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 
-from psrpc.errors import PsError
+from psrpc.errors import AccessDenied, PsError
 from psrpc.logs import get_logger
 from psrpc.status import CODES, details, trailing_metadata
 
 log = get_logger()
+
+MOST_TOLD = 256
+"""Different calls that a server's log warns of, since their callers may not make them."""
 
 _POOL = "experimental_thread_pool"
 """gRPC runs a behaviour with such an attribute on that pool; what is made of it keeps it."""
@@ -104,8 +107,29 @@ class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return handler and self.wrapped(handler, handler_call_details.method)
 
 
+class _Refusals:
+    """Tells a server's log of calls that are refused. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, method: str, peer: str, error: PsError) -> None:
+        """Warns of what a caller may not do, once: a member that tries is broken or means harm.
+        Other refusals are daily business."""
+        why = str(error)
+        new = why not in self._told and len(self._told) < MOST_TOLD
+        if isinstance(error, AccessDenied) and new:
+            self._told.add(why)
+            log.warning("refused", method=method, peer=peer, why=error.coded)
+        else:
+            log.debug("refused", method=method, error=type(error).__name__, why=why)
+
+
 class ErrorInterceptor(Interceptor):
     """For servers with threads."""
+
+    def __init__(self) -> None:
+        self._refusals = _Refusals()
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
@@ -115,26 +139,30 @@ class ErrorInterceptor(Interceptor):
             try:
                 return inner(request, context)
             except PsError as error:
-                _abort(context, error, method)
+                self._refusals.tell(method, context.peer(), error)
+                _abort(context, error)
 
         def call_streaming(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
                 yield from inner(request, context)
             except PsError as error:
-                _abort(context, error, method)
+                self._refusals.tell(method, context.peer(), error)
+                _abort(context, error)
 
         streaming = handler.response_streaming
         return remake(handler, call_streaming if streaming else call)
 
 
-def _abort(context: grpc.ServicerContext, error: PsError, method: str) -> NoReturn:
-    log.debug("refused", method=method, error=type(error).__name__, why=str(error))
+def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
     context.set_trailing_metadata(trailing_metadata(error))
     context.abort(CODES[type(error)], details(error))
 
 
 class AioErrorInterceptor(AioInterceptor):
     """For asyncio servers."""
+
+    def __init__(self) -> None:
+        self._refusals = _Refusals()
 
     def wrapped(self, handler: Handler, method: str) -> Handler:
         """See the base class."""
@@ -144,21 +172,22 @@ class AioErrorInterceptor(AioInterceptor):
             try:
                 return await inner(request, context)
             except PsError as error:
-                await _abort_aio(context, error, method)
+                self._refusals.tell(method, context.peer(), error)
+                await _abort_aio(context, error)
 
         async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
             try:
                 async for response in inner(request, context):
                     yield response
             except PsError as error:
-                await _abort_aio(context, error, method)
+                self._refusals.tell(method, context.peer(), error)
+                await _abort_aio(context, error)
 
         # One that streams may also be a coroutine that writes, as the health service's.
         streaming = inspect.isasyncgenfunction(inner)
         return remake(handler, call_streaming if streaming else call)
 
 
-async def _abort_aio(context: Any, error: PsError, method: str) -> NoReturn:
-    log.debug("refused", method=method, error=type(error).__name__, why=str(error))
+async def _abort_aio(context: Any, error: PsError) -> NoReturn:
     await context.abort(CODES[type(error)], details(error), trailing_metadata(error))
     raise AssertionError("abort raises")
