@@ -343,9 +343,12 @@ class Engine:
     ) -> None:
         """A worker has evaluated a task. Raises StaleGeneration or InvalidArgument."""
         if self._admit(caller):
-            self.course.training.orders.evaluations.report(
+            counts = self.course.training.orders.evaluations.report(
                 caller.name, evaluation, task, records, states
             )
+            if not counts:
+                # A repetition, or results of what was never leased to it.
+                log.info("not counted", worker=caller.name, evaluation=evaluation, task=task)
             self.course.advance()
 
     def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
