@@ -18,6 +18,7 @@ help:
 	@echo "make test-interop let a client of another language speak to a shard"
 	@echo "make sim          simulate clusters with faults: make sim SEEDS=100000"
 	@echo "make chaos        kill real processes: make chaos SCHEDULES=200"
+	@echo "make fuzz         hostile input, guided by coverage: make fuzz FUZZ_S=3600; ten minutes"
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
 	@echo "make mistakes     what users do wrong, and whether they are told so"
 	@echo "make keras        what of Keras trains, and what does not"
@@ -71,6 +72,10 @@ SCHEDULES ?= 200
 chaos: $(INSTALLED)
 	$(PY) -m tests.chaos --schedules $(SCHEDULES) $(ARGS)
 
+FUZZ_S ?= 600
+fuzz: $(INSTALLED)
+	$(PY) -m tests.fuzz all $(FUZZ_S)
+
 planted: $(INSTALLED)
 	$(PY) -m tests.planted $(ARGS)
 
@@ -115,5 +120,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos planted mistakes keras matrix soak lint types \
+.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos fuzz planted mistakes keras matrix soak lint types \
 	bench bench-sweep protos protos-check clean

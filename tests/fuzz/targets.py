@@ -25,6 +25,8 @@ from psrpc.rows_reader import RowsReader
 from psrpc.shard_reader import ShardReader
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.fuzz.coordinator_calls import coordinator_calls, coordinator_seeds
+from tests.fuzz.shard_calls import data_port, data_seeds, shard_calls, shard_seeds, ticket
 from tests.psrpc.forging import checkpoint, documents, forged, places, put
 from tests.psrpc.test_corruption import NEW, Memory, pristine
 from tests.psrpc.test_forgery import check
@@ -133,19 +135,33 @@ _job = cache(make_job)
 
 TARGETS: dict[str, Target] = {
     "codec": codec,
+    "coordinator_calls": coordinator_calls,
+    "data_port": data_port,
     "encoding": encoding,
     "forgery": forgery,
     "manifest": manifest,
     "overrides": overrides,
     "plan": plan,
     "rows_file": rows_file,
+    "shard_calls": shard_calls,
     "shard_file": shard_file,
+    "ticket": ticket,
 }
+
+OF_SERVERS: dict[str, Callable[[], tuple[bytes, ...]]] = {
+    "coordinator_calls": coordinator_seeds,
+    "data_port": data_seeds,
+    "shard_calls": shard_seeds,
+    "ticket": lambda: (b"GET / HTTP/1.1", bytes(32)),
+}
+"""Good input of those that reach a server's own code."""
 
 
 @cache
 def seeds(target: str) -> tuple[bytes, ...]:
     """Good input of a target, to be changed."""
+    if target in OF_SERVERS:
+        return OF_SERVERS[target]()
     files = {path: data for path, data in pristine().items() if path.parent == NEW}
     text = files[NEW / MANIFEST]
     if target == "manifest":

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import importlib.util
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,8 +31,11 @@ from psrpc.errors import InvalidArgument, PsError, RemoteFailure, Unreachable
 from psrpc.manifest import MANIFEST, Manifest
 from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
 from psrpc.status import error_from_rpc
+from psrpc.v1 import coordinator_pb2 as coordinator_pb
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from tests.fuzz import coordinator_calls, shard_calls
+from tests.fuzz.calls import split
 from tests.fuzz.targets import TARGETS, manifest, overrides, plan, seeds
 from tests.pserver.shards import (
     INITIAL,
@@ -99,6 +103,31 @@ def test_any_bytes_are_read_or_refused(name: str) -> None:
     for seed in seeds(name):
         TARGETS[name](seed)
     anything()
+
+
+@pytest.mark.parametrize("name", ["data_port", "shard_calls"])
+def test_a_shard_takes_or_refuses_what_is_nearly_good(name: str) -> None:
+    rng = random.Random(name)
+    for seed in seeds(name):
+        for _ in range(8):
+            at, more = rng.randrange(len(seed)), rng.randbytes(rng.randrange(4))
+            change = (at, rng.choice(["set", "del", "dup", "cut"]), more)
+            TARGETS[name](edited(seed, [change]))
+
+
+def test_good_calls_of_the_fuzzers_reach_a_shard_and_a_coordinator() -> None:
+    """Otherwise they would fuzz nothing but the first check."""
+    shard = shard_calls.Shard()
+    messages = [message for _, message in split(seeds("shard_calls")[0])]
+    pushed = shard.servicer.push_gradients(iter(messages), shard_calls.context())
+    assert pushed.result.outcome == pb.PUSH_OUTCOME_APPLIED
+    with coordinator_calls.training() as job:
+        for seed in seeds("coordinator_calls")[:2]:
+            for kind, message in split(seed):
+                method = coordinator_calls.METHODS[kind]
+                request = getattr(coordinator_pb, method.input_type.name)
+                job.call(method.name, request.FromString(message))
+        assert job.servicer.status().batches == 1
 
 
 def replaced(document: Any, steps: list[int], value: Any) -> Any:
@@ -272,7 +301,10 @@ def test_nothing_unaligned_passes_the_engines_door(offset: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
-@pytest.mark.parametrize("name", ["codec", "manifest", "overrides"])
+@pytest.mark.parametrize(
+    "name",
+    ["codec", "coordinator_calls", "data_port", "manifest", "overrides", "shard_calls", "ticket"],
+)
 def test_the_fuzzer_runs(name: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", name, "-runs=300", f"-artifact_prefix={tmp_path}/"],

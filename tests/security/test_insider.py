@@ -359,9 +359,9 @@ def test_an_operator_ends_a_session(certs: Path, tmp_path: Path) -> None:
 # -- other roles ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", [Role.READER, Role.SHARD])
+@pytest.mark.parametrize("role", [Role.WORKER, Role.READER, Role.SHARD, Role.OPERATOR])
 def test_a_role_calls_what_is_its_own_alone(certs: Path, tmp_path: Path, role: Role) -> None:
-    """Whatever else it calls is refused before it is read."""
+    """All other calls are refused before they are read."""
     pair = (certs / f"{role}.key").read_bytes(), (certs / f"{role}.crt").read_bytes()
     with cluster(certs, tmp_path) as job:
         job.train_to(8)
