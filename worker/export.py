@@ -62,7 +62,7 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
 
 def _advice(job: str, to: str, needed: list[str]) -> str:
     """How what was exported is loaded; empty where its name is enough."""
-    from worker.export_check import endpoints, why_not_loaded
+    from worker.export_check import endpoints, loading, why_not_loaded
 
     written = location(to)
     if save_name(to) == "saved_model":
@@ -70,11 +70,21 @@ def _advice(job: str, to: str, needed: list[str]) -> str:
         # In two statements: what is loaded must not be collected before it is called.
         line = f"model = tf.saved_model.load({to!r}); model.serve(x)"
         return f"to use {to}: {line}" if called else ""
-    if not needed:
+    if save_name(to) != "keras":
         return ""
-    refused = ""
+    refused, options = "", {}
     if isinstance(written, Path):
-        refused = why_not_loaded(written, job_module(Path(job).absolute()))
+        module = job_module(Path(job).absolute())
+        refused = why_not_loaded(written, module)
+        if not refused:
+            options, refused = loading(written, module, needed)
+    if refused and options:
+        given = "".join(f", {name}={value}" for name, value in options.items())
+        own = f", custom_objects={_named(needed)}" if needed else ""
+        return (
+            f"keras.models.load_model({to!r}{own}) fails: {refused}; load it with "
+            f"keras.models.load_model({to!r}{given}{own})"
+        )
     if refused:
         return (
             f"keras.models.load_model cannot load {to}: {refused}; build the model as the job does "
@@ -82,11 +92,16 @@ def _advice(job: str, to: str, needed: list[str]) -> str:
             "or **kwargs in __init__ that it passes on, and export again; a SavedModel (--to DIR/) "
             "needs none of it"
         )
-    given = ", ".join(f"{name!r}: {name}" for name in needed)
+    if not needed:
+        return ""
     return (
         f"{to} names what is the job's own: load it with keras.models.load_model({to!r}, "
-        f"custom_objects={{{given}}}); a SavedModel (--to DIR/) needs none of it"
+        f"custom_objects={_named(needed)}); a SavedModel (--to DIR/) needs none of it"
     )
+
+
+def _named(needed: list[str]) -> str:
+    return f"{{{', '.join(f'{name!r}: {name}' for name in needed)}}}"
 
 
 def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> list[str]:
@@ -134,6 +149,10 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
     if tables and kind != "saved_model" and isinstance(model, keras.Model):
         model, held = plain_keras(model, tables, to)
     check_held(held, tables)
+    if isinstance(model, keras.Model) and model.compiled and model.optimizer is None:
+        # For its losses' sake, by :func:`worker.compiled.complete`; Keras loads no such file, as
+        # an optimizer's variables are part of what was compiled.
+        model.compiled = False
     save = _saver(model, kind, to, _signature(replica.example), bool(tables))
     try:
         # Whole or not at all: written beside its place and moved there.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -85,6 +86,31 @@ def why_not_loaded(path: Path, module: ModuleType) -> str:
         except TypeError as error:
             return f"{made.__name__}.__init__() {error}"
     return ""
+
+
+def loading(path: Path, module: ModuleType, needed: Sequence[str]) -> tuple[dict[str, bool], str]:
+    """Loads a ``.keras`` file as its user does, compiled where it says so, given what it needs of
+    ``module``; the model takes its place in memory once more.
+
+    Returns:
+        Options that ``keras.models.load_model`` needs, and in a line why it fails without them;
+        both empty where it does not fail, and without options where none helps.
+    """
+    gc.collect()  # the model that was exported, which is in cycles
+    own = {name: getattr(module, name) for name in needed if hasattr(module, name)}
+    reason = ""
+    for options in _OPTIONS:
+        try:
+            keras.models.load_model(path, custom_objects=own, **options)
+        except Exception as error:  # the user's own classes raise anything
+            reason = reason or f"{type(error).__name__}: {' '.join(str(error).split())}"
+        else:
+            return options, reason
+    return {}, reason
+
+
+_OPTIONS: Sequence[dict[str, bool]] = ({}, {"compile": False}, {"safe_mode": False})
+"""From what asks for least."""
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:

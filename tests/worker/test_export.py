@@ -295,6 +295,87 @@ class Net(keras.Model):
     assert f"load_model({again!r}, custom_objects={{'Net': Net}})" in capfd.readouterr().out
 
 
+OUTPUTS = """
+import keras
+import numpy as np
+from worker import Arrays, Job
+
+class AddsLoss(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x))
+        return x
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean((y["a"] - y_pred["a"]) ** 2)
+
+def own(y, p):
+    return keras.ops.mean((y - p) ** 2, -1)
+
+def build():
+    x = keras.Input((4,))
+    h = AddsLoss()(x) if CASE == "add_loss" else x
+    a, b = (keras.layers.Dense(1, name=name)(h) for name in "ab")
+    if CASE in ("single", "add_loss"):
+        return keras.Model(x, a)
+    kind = OwnLoss if CASE == "compute_loss" else keras.Model
+    model = kind(x, [a, b] if CASE == "list" else {"a": a, "b": b})
+    if CASE == "compiled":
+        model.compile("sgd", {"a": own, "b": "mse"}, metrics={"a": ["mae"]})
+    if CASE == "function":
+        model.compile("sgd", {"a": lambda y, p: (y - p) ** 2, "b": "mse"})
+    return model
+
+LOSSES = {"compiled": None, "function": None, "compute_loss": None, "list": ["mse", "mae"],
+          "dict": {"a": "mse", "b": "mae"}}
+one = np.ones([6, 1], np.float32)
+y = {"list": (one, one), "single": one, "add_loss": one}.get(CASE, {"a": one, "b": one})
+job = Job(model=build, loss=LOSSES.get(CASE, "mse"), batch_size=2,
+          optimizer=None if CASE in ("compiled", "function") else "sgd",
+          metrics={"a": ["mae"]} if CASE == "dict" else [],
+          train=Arrays(np.ones([6, 4], np.float32), y))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`:UserWarning")
+@pytest.mark.parametrize(
+    ("case", "compiled"),
+    {
+        "dict": False,
+        "list": False,
+        "single": False,
+        "add_loss": False,
+        "compute_loss": False,
+        "compiled": True,
+        "function": True,
+    }.items(),
+)
+def test_plain_keras_loads_the_export_of_any_loss(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], case: str, compiled: bool
+) -> None:
+    """As the advice says, if there is any: compiled whole, or not at all."""
+    path = tmp_path / "outputs.py"
+    path.write_text(OUTPUTS.replace("CASE", repr(case)))
+    replica = Replica(load_job(path).job)
+    checkpoint = write_checkpoint(tmp_path, replica)
+    to = f"{tmp_path}/m.keras"
+    assert export_main(str(path), str(checkpoint), to) == 0
+    said = capfd.readouterr().out
+    advised = re.findall(r"load it with (keras.*?\))(?:;|$)", said, re.MULTILINE)
+    assert bool(advised) == (case in ("add_loss", "compute_loss", "compiled", "function"))
+    if case == "function":
+        assert f"keras.models.load_model({to!r}) fails: " in said
+        assert "lambda" in said
+    call = advised[0] if advised else f"keras.models.load_model({to!r})"
+    names = {**load_job(path).job.model.__globals__, "keras": keras}
+    loaded = eval(call, names)
+    assert (getattr(loaded, "optimizer", None) is not None) == loaded.compiled
+    assert loaded.compiled == (compiled and "compile=False" not in call)
+    replica.assign(flat_values(replica, scale=1))
+    for mine, its in zip(replica.model.variables, loaded.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), its.numpy())
+
+
 def test_how_a_saved_model_is_called_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
