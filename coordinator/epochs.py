@@ -27,7 +27,9 @@ ROWS_PER_S = 2000.0
 class EpochRow:
     """One epoch, which counts from 0; ``step`` is the global step by which so many epochs are done,
     in order. A result is empty until it is known; a learning rate is None where a schedule says
-    it; ``checkpoint`` is the name of that which was evaluated, if it was one."""
+    it; ``checkpoint`` is the name of that which was evaluated, if it was one. ``eval_step`` is the
+    global step of the state that was evaluated, which workers without rounds have come further with
+    than ``step``."""
 
     epoch: int
     step: int
@@ -35,6 +37,7 @@ class EpochRow:
     evaluation: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float | None = None
     checkpoint: str = ""
+    eval_step: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, though a loss may be NaN."""
@@ -45,6 +48,7 @@ class EpochRow:
             "evaluation": dict(self.evaluation),
             "learning_rate": self.learning_rate,
             "checkpoint": self.checkpoint,
+            "eval_step": self.eval_step,
         }
 
     def flat(self) -> dict[str, float | None]:
@@ -55,6 +59,7 @@ class EpochRow:
             "step": self.step,
             **self.training,
             **{f"val_{name}": value for name, value in self.evaluation.items()},
+            **({} if self.eval_step is None else {"eval_step": self.eval_step}),
             "learning_rate": self.learning_rate,
         }
 
@@ -118,12 +123,20 @@ class EpochHistory:
             self._put(row)
         return row
 
-    def evaluated(self, epoch: int, values: Mapping[str, float], checkpoint: str = "") -> None:
-        """The loss and metrics of evaluation data, and the checkpoint that has what was evaluated;
-        empty where it was none."""
+    def evaluated(
+        self,
+        epoch: int,
+        values: Mapping[str, float],
+        checkpoint: str = "",
+        eval_step: int | None = None,
+    ) -> None:
+        """The loss and metrics of evaluation data, the checkpoint that has what was evaluated,
+        empty where it was none, and its global step."""
         row = self._rows.get(epoch)
         if row is not None:
-            self._put(replace(row, evaluation=dict(values), checkpoint=checkpoint))
+            self._put(
+                replace(row, evaluation=dict(values), checkpoint=checkpoint, eval_step=eval_step)
+            )
 
     def write(self, now: float | None = None) -> None:
         """Writes the file, if there is anything new and it is time to; without ``now`` it is."""
@@ -154,15 +167,18 @@ class EpochHistory:
 
 def as_csv(rows: Sequence[EpochRow]) -> str:
     """A table, a line for each epoch: epoch, step, what is known of training data and, after
-    ``val_``, of evaluation data, and the learning rate; what is not known is empty."""
+    ``val_``, of evaluation data, the step of the state that was evaluated, and the learning rate;
+    what is not known is empty."""
     flat = [row.flat() for row in rows]
     names = dict.fromkeys(name for row in flat for name in row)
     first = ["epoch", "step"]
-    values = [name for name in names if name not in (*first, "learning_rate")]
+    last = ["eval_step"] if "eval_step" in names else []
+    last.append("learning_rate")
+    values = [name for name in names if name not in (*first, *last)]
     # The rows that know more than others may come last.
     values.sort(key=lambda name: (name.startswith("val_"), name.removeprefix("val_") != "loss"))
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*first, *values, "learning_rate"], lineterminator="\n")
+    writer = csv.DictWriter(out, [*first, *values, *last], lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return out.getvalue()

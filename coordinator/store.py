@@ -204,7 +204,7 @@ _EPOCH = record(
         "evaluation": mapped(real_or_nan),
         "learning_rate": maybe(real),
     },
-    {"checkpoint": text},
+    {"checkpoint": text, "eval_step": maybe(whole())},
 )
 
 _ID = whole(0, _LARGEST_ID)

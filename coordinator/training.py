@@ -334,7 +334,7 @@ class Training:
             self._trained(epoch, summed)
             return
         checkpoint = result.snapshot if is_checkpoint(result.snapshot) else ""
-        self.history.evaluated(epoch, values, checkpoint)
+        self.history.evaluated(epoch, values, checkpoint, result.global_step)
         self._look_back()
         step = result.global_step
         self.notes.note_evaluation(evaluation, self.run.generation, step, values)

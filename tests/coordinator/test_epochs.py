@@ -115,7 +115,24 @@ def test_evaluations_stand_beside_it_and_the_final_one_is_the_last_epochs(tmp_pa
             ("3", "", "0.125", "0.875"),
         ]
         head = (tmp_path / "history.csv").read_text().splitlines()[0]
-        assert head == "epoch,step,loss,val_loss,val_accuracy,learning_rate"
+        assert head == "epoch,step,loss,val_loss,val_accuracy,eval_step,learning_rate"
+
+
+def test_the_step_of_the_state_that_was_evaluated_is_told_and_stored(tmp_path: Path) -> None:
+    """Workers that wait for none are further than the epoch's end by the time of a snapshot."""
+    with Store(tmp_path / "ledger.sqlite") as store:
+        training = begin(make_bench(tmp_path, store, eval_records=2), 1, 0, 1)
+        evaluations = training.orders.evaluations
+        evaluations._queue.clear()
+        evaluations.add("epoch-1", "a", 5)
+        evaluations.snapshot_taken("a")
+        evaluations.lease("w")
+        evaluations.report("w", "epoch-1", 0, 2, ())
+        training.merged("epoch-1", {"loss": 0.5})
+        training.history.write()
+        assert [(r["step"], r["eval_step"]) for r in rows(tmp_path)] == [("2", "5"), ("4", "")]
+        assert training.history.rows[0].flat()["eval_step"] == 5
+        assert [row["eval_step"] for row in store.epochs()] == [5, None]
 
 
 def test_a_coordinator_that_was_restarted_goes_on_with_its_history(tmp_path: Path) -> None:
