@@ -72,7 +72,8 @@ def _advice(job: str, to: str, needed: list[str]) -> str:
         return f"to use {to}: {line}" if called else ""
     if save_name(to) != "keras":
         return ""
-    refused, options = "", {}
+    options: dict[str, bool] = {}
+    refused = ""
     if isinstance(written, Path):
         module = job_module(Path(job).absolute())
         refused = why_not_loaded(written, module)
