@@ -108,6 +108,23 @@ def list_checkpoints(
     return rows
 
 
+def best_checkpoint(run_dir: Path) -> tuple[Manifest, Objective, float] | None:
+    """The best of a run that keeps it, by what, and its result; None where there is none, or the
+    run cannot say."""
+    objective = _objective_of(run_dir)
+    if objective is None:
+        return None
+    try:
+        found, scores = _find(run_dir), _scores(run_dir, objective)
+    except PsError:
+        return None
+    best = best_of(_kept(found), objective, scores)
+    for _, manifest in found.manifests:
+        if manifest.name == best:
+            return manifest, objective, scores[manifest.generation, manifest.global_step]
+    return None
+
+
 def _rows(tables: Mapping[str, int], evicted: Mapping[str, int]) -> str:
     shown = []
     for name, count in tables.items():

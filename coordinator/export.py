@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.checkpoint_cli import best_checkpoint
 from coordinator.table_export import export_evicted, export_tables, export_variables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.document import record, text
@@ -153,7 +154,7 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
             code="PS404",
         )
     best = read_summary(source).get("best") if step is None else None
-    if best is not None:
+    if best is not None and best.get("restored", True):
         directory = source / best["checkpoint"]
         try:
             check_file_name(directory.name, "the checkpoint of the best epoch")
@@ -169,6 +170,7 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
     if step is None and checkpoints.is_dir():
         choice = newest_good(checkpoints)
         remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
+        remarks += _better(source, choice.manifest)
         return choice.directory, choice.manifest, remarks
     if step is not None:
         found = find_checkpoints(checkpoints)
@@ -183,6 +185,23 @@ def _choose(source: Path, step: int | None) -> tuple[Path, Manifest, list[str]]:
     manifest = read_manifest(source)
     verify(source, manifest)
     return source, manifest, []
+
+
+def _better(run_dir: Path, chosen: Manifest) -> list[str]:
+    """Says which checkpoint was best, where the run keeps it and another one was ``chosen``."""
+    found = best_checkpoint(run_dir)
+    if found is None or found[0].name == chosen.name:
+        return []
+    manifest, objective, score = found
+    step = manifest.global_step
+    # Of a step that a resumed run has come to once more, --step takes the newest.
+    of_step = [m for _, m in find_checkpoints(run_dir / CHECKPOINTS).manifests]
+    one = sum(m.global_step == step for m in of_step) == 1
+    takes = f"--step {step}" if one else f"{run_dir / CHECKPOINTS / manifest.name} in place of it"
+    return [
+        f"{chosen.name} is the newest checkpoint; step {step} was best "
+        f"({objective.metric} {score:.4g}); {takes} takes it"
+    ]
 
 
 def _job_of(run_dir: Path) -> str:

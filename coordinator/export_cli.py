@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=int,
         metavar="N",
-        help="of a run: this checkpoint; default: the newest good one",
+        help="of a run: this checkpoint; default: the newest good one, or that of "
+        "the best epoch where stop_early has restore_best",
     )
     parser.add_argument(
         "--job", metavar="FILE", help="the job file, if it is not where it was when the run began"

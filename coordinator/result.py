@@ -175,7 +175,17 @@ def _after_early_stop(summary: Mapping[str, Any]) -> str | None:
 
 def _best(summary: Mapping[str, Any]) -> str | None:
     best = summary.get("best")
-    return None if best is None else f"{best['epoch']}, in {best['checkpoint']}"
+    if best is None:
+        return None
+    said = f"{best['epoch']}, in {best['checkpoint']}"
+    if best.get("restored", True) or best["checkpoint"] == summary.get("checkpoint"):
+        return said
+    value = best.get(best.get("by", ""))
+    result = f" ({best['by']} {value:.4g})" if isinstance(value, int | float) else ""
+    step = best.get("global_step")
+    # Of a run that an earlier version began.
+    takes = "" if step is None else f"; coordinator export takes it with --step {step}"
+    return f"{said}{result}{takes}"
 
 
 def export_command(summary: Mapping[str, Any], run_dir: Path) -> str:

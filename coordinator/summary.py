@@ -62,7 +62,7 @@ def summarize(course: Course) -> dict[str, Any]:
         ],
         "history": [_plain(row.flat()) for row in training.history.rows],
         "checkpoint": course.checkpoints.newest,
-        "best": _best(course) if course.phase == "done" else None,
+        "best": _best(course),
         "refused": refused(course),
         "skipped": progress.skipped,
         "failed": progress.failed,
@@ -99,12 +99,24 @@ def _of_policy(followed: Followed) -> dict[str, Any]:
 
 
 def _best(course: Course) -> dict[str, Any] | None:
-    """The epoch that the run comes to, of a job that restores its best."""
-    best = course.training.best
-    if best is None:
+    """The epoch that the run comes to, of a job that restores its best when it is done, or the best
+    of those whose checkpoints are kept, ``by`` what: its state is not what an export takes."""
+    training, description = course.training, course.run.description
+    best = training.best if course.phase == "done" else None
+    restored = best is not None
+    objective = description.stop_early.objective if restored and description.stop_early else None
+    if not restored:
+        best, objective = training.kept, description.keep_best
+    if best is None or objective is None:
         return None
-    checkpoint = f"{CHECKPOINTS}/{best.checkpoint}"
-    return {"epoch": best.epoch + 1, "checkpoint": checkpoint, **_plain(best.evaluation)}
+    return {
+        **_plain(best.evaluation),
+        "epoch": best.epoch + 1,
+        "checkpoint": f"{CHECKPOINTS}/{best.checkpoint}",
+        "global_step": best.eval_step,
+        "by": objective.metric,
+        "restored": restored,
+    }
 
 
 def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:

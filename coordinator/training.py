@@ -24,6 +24,7 @@ from coordinator.orders import Orders
 from coordinator.outset import Outset
 from coordinator.plateau import Review, Stopped, best_epoch, results_of, review
 from coordinator.progress import Progress, mean_loss
+from coordinator.retention import Objective
 from coordinator.rounds import Rounds
 from coordinator.run import Run
 from coordinator.saving import is_checkpoint
@@ -130,11 +131,16 @@ class Training:
         stop = self.run.description.stop_early
         if stop is None or not stop.restore_best:
             return None
-        rows = self.history.rows
-        best = best_epoch(
-            results_of([row.evaluation for row in rows], stop.objective), stop.objective
-        )
-        return rows[best - 1] if best is not None and rows[best - 1].checkpoint else None
+        best = _best_of(self.history.rows, stop.objective)
+        return best if best is not None and best.checkpoint else None
+
+    @property
+    def kept(self) -> EpochRow | None:
+        """The best epoch of those that have a checkpoint, of a job that keeps it."""
+        objective = self.run.description.keep_best
+        if objective is None:
+            return None
+        return _best_of([row for row in self.history.rows if row.checkpoint], objective)
 
     @property
     def rate_due(self) -> float | None:
@@ -473,3 +479,8 @@ class Training:
             named = {f"train_{name}": value for name, value in values.items()}
             self._curves.epoch(named, row.step)
             log.info("epoch trained", epoch=epoch + 1, step=row.step, **named)
+
+
+def _best_of(rows: Sequence[EpochRow], objective: Objective) -> EpochRow | None:
+    best = best_epoch(results_of([row.evaluation for row in rows], objective), objective)
+    return None if best is None else rows[best - 1]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from psrpc.document import anything, listed, mapped, maybe, real, record, text, whole
+from psrpc.document import anything, flag, listed, mapped, maybe, real, record, text, whole
 from psrpc.storage import read_json, unreadable
 from psrpc.told import told
 
@@ -150,7 +150,13 @@ _SUMMARY = record(
         "mean_staleness": _REAL,
         "policy": maybe(record({}, {"policy": _COUNT, "words": maybe(text)}, more=True)),
         "eval": maybe(mapped(_REAL)),
-        "best": maybe(record({"epoch": whole(), "checkpoint": text}, more=True)),
+        "best": maybe(
+            record(
+                {"epoch": whole(), "checkpoint": text},
+                {"global_step": _COUNT, "by": text, "restored": flag},
+                more=True,
+            )
+        ),
         "evaluations": maybe(listed(_evaluation)),
         "staleness_counts": maybe(listed(whole())),
         "warnings": _NAMES,

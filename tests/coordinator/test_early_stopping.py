@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.result import _rows
 from coordinator.snapshots import ShardFile
 from coordinator.summary import summarize
 from coordinator.work import Ended, Evaluate, Merge, MetricVariable, Round, Train, Wait, Work
@@ -228,8 +229,33 @@ def test_a_run_comes_to_the_checkpoint_of_its_best_epoch(tmp_path: Path, policy:
     best = summarize(loop.coordinator.course)["best"]
     step = 4 if policy.rounds else 8
     checkpoint = f"checkpoints/step-{step:08d}"
-    assert best == {"epoch": 2, "checkpoint": checkpoint, "loss": 4.0}
+    assert best == {
+        "epoch": 2,
+        "checkpoint": checkpoint,
+        "global_step": step,
+        "loss": 4.0,
+        "by": "loss",
+        "restored": True,
+    }
     assert (tmp_path / checkpoint / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_the_best_epoch_that_a_run_keeps_is_told(tmp_path: Path, policy: Policy) -> None:
+    """With what exports it, which takes the newest by itself."""
+    objective = {"metric": "loss", "lower": True}
+    loop = begin(tmp_path, policy, evaluate_every_epoch=True, keep_best=objective, epochs=4)
+    loop.run()
+    summary = summarize(loop.coordinator.course)
+    best = summary["best"]
+    assert (best["epoch"], best["loss"], best["restored"]) == (2, 4.0, False)
+    assert best["checkpoint"] != summary["checkpoint"]
+    assert (tmp_path / best["checkpoint"] / MANIFEST).exists()
+    told = dict(_rows(summary, tmp_path))["best epoch"]
+    assert told == (
+        f"2, in {best['checkpoint']} (loss 4); coordinator export takes it with --step "
+        f"{best['global_step']}"
+    )
 
 
 def test_an_evaluation_whose_snapshot_fails_is_ordered_again(tmp_path: Path) -> None:

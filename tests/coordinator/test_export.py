@@ -11,10 +11,13 @@ import pytest
 
 from coordinator import export, export_cli
 from coordinator.export import find_source
+from coordinator.run_directory import LEDGER
 from coordinator.saving import checkpoint_name
+from coordinator.store import Store
 from psrpc.checkpoint import Manifest, ManifestFile, commit
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.plan import VariableSpec, make_plan
+from tests.coordinator.parts import description_json
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -154,6 +157,27 @@ def test_a_run_that_restores_its_best_epoch_exports_that(run_dir: Path) -> None:
     assert source.global_step == 500
     assert source.remarks == ("step-00000500 is of the best epoch, 2",)
     assert find_source(run_dir, step=1000, job=None).global_step == 1000
+
+
+def test_another_checkpoint_that_was_best_is_said(run_dir: Path) -> None:
+    description = description_json(keep_best={"metric": "auc", "lower": False})
+    job = {"job": str(run_dir.parent.parent / "job.py"), "description": description}
+    (run_dir / "job.json").write_text(json.dumps(job))
+    with Store(run_dir / LEDGER) as store:
+        for step, auc in ((0, 0.5), (500, 0.8784), (1000, 0.75)):
+            store.put_evaluation(f"epoch-{step}", 1, step, {"auc": auc})
+    best = {"epoch": 2, "checkpoint": "checkpoints/step-00000500", "restored": False}
+    (run_dir / "summary.json").write_text(json.dumps({"phase": "done", "best": best}))
+    source = find_source(run_dir, step=None, job=None)
+    assert source.global_step == 1000
+    assert source.remarks == (
+        "step-00001000 is the newest checkpoint; step 500 was best (auc 0.8784); --step 500 "
+        "takes it",
+    )
+    assert find_source(run_dir, step=500, job=None).remarks == ()
+    with Store(run_dir / LEDGER) as store:
+        store.put_evaluation("final", 1, 1000, {"auc": 0.9})
+    assert find_source(run_dir, step=None, job=None).remarks == ()
 
 
 def test_a_best_epoch_that_is_damaged_is_not_passed_over_in_silence(run_dir: Path) -> None:
