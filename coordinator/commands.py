@@ -24,6 +24,7 @@ class UpOptions:
 
     Attributes:
         job: the job file, as the user wrote it.
+        run_dir_given: ``run_dir`` is the user's choice.
         overrides: ``key=value``, in order.
         intra_op_threads: threads of one TensorFlow operation in a worker; None means the job's
             own number, and where it has none an even share of the machine's cores.
@@ -42,6 +43,7 @@ class UpOptions:
     shards: int
     workers: int
     run_dir: Path
+    run_dir_given: bool = False
     mode: str | None = None
     replicas: int | None = None
     resume: bool = False
@@ -121,7 +123,10 @@ def resume_command(options: UpOptions) -> str:
 
 
 def start_command(options: UpOptions, *more: str) -> str:
-    """What to type for such a run, in a run directory of its own unless ``more`` names one."""
+    """What to type for such a run, in a run directory of its own unless ``more`` or the user names
+    one."""
+    if options.run_dir_given and "--run-dir" not in more:
+        more = (*more, "--run-dir", str(options.run_dir))
     command = ["coordinator", "up", options.job, *more]
     command += ["--shards", str(options.shards), "--workers", str(options.workers)]
     security = options.security

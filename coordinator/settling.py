@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from coordinator.store import (
     Store,
     damaged_ledger,
 )
-from psrpc.errors import AlreadyExists, InvalidJob, JobDone
+from psrpc.errors import AlreadyExists, CheckpointError, InvalidJob, JobDone
 from psrpc.logs import get_logger
 from psrpc.manifest import find_checkpoints
 from psrpc.plan import Plan
@@ -79,9 +80,10 @@ def settle(
     """The run to serve, which is stored.
 
     A directory without a run gets one. A run that has not ended goes on, with the same job; its
-    shards may be there still. One that has ended, or is to go on as another job, is resumed. The
-    policy that it followed last stands, unless it is resumed with another one than it was started
-    with. With ``auto_resume`` each of these is done where it is due.
+    shards may be there still. One that has ended before anything was saved begins anew, since
+    nothing is trained before the first checkpoint. One that has ended, or is to go on as another
+    job, is resumed. The policy that it followed last stands, unless it is resumed with another one
+    than it was started with. With ``auto_resume`` each of these is done where it is due.
 
     Raises:
         JobDone: the run is done, and ``auto_resume`` asks for no more than that.
@@ -98,6 +100,8 @@ def settle(
         run_id = known["run_id"]
         if options.auto_resume:
             resume = _resumes(directory.path, store, known, identity)
+        elif not resume and _ended_unsaved(directory.path, store, storage):
+            _check_same_name(directory.path, known, identity)
         elif not resume:
             _check_goes_on(directory.path, known, identity, ended)
         if ended is None and not _difference(known, identity):
@@ -112,9 +116,14 @@ def settle(
     remarks: list[str] = []
     twice = store.get(TWICE) or 0
     if resume:
-        chosen = _check_checkpoint(
-            directory.path, description, plan, run_id if known else None, storage
-        )
+        try:
+            chosen = _check_checkpoint(
+                directory.path, description, plan, run_id if known else None, storage
+            )
+        except CheckpointError as error:
+            if known is None or _saved(directory.path, store, storage):
+                raise
+            raise _nothing_to_resume(directory.path, error) from None
         run_id = chosen.run_id
         # A ledger that is new, in place of one that was damaged, knows of none of them.
         generation = max(generation, _highest_generation(directory.path, storage))
@@ -225,10 +234,11 @@ def check_ledger(path: Path, *, resume: bool) -> None:
     """
     if not (path / LEDGER).exists():
         return
-    store, ended = Store(path / LEDGER), None
+    store, ended, begins_anew = Store(path / LEDGER), None, False
     try:
         store.open_to_read()
         ended = store.get(ENDED)
+        begins_anew = _ended_unsaved(path, store)
         store.check()
     except DamagedLedger as error:
         raise damaged_ledger(error) from None
@@ -236,7 +246,7 @@ def check_ledger(path: Path, *, resume: bool) -> None:
         pass
     finally:
         store.close()
-    if not resume:
+    if not resume and not begins_anew:
         _check_not_ended(path, ended)
 
 
@@ -247,6 +257,26 @@ def _check_not_ended(path: Path, ended: Any) -> None:
             "go on with it, or choose another --run-dir",
             code="PS123",
         )
+
+
+def _ended_unsaved(path: Path, store: Store, storage: Storage = DISK) -> bool:
+    """Whether a run has ended, but not well, with nothing saved that a new beginning could lose."""
+    phase = (store.get(ENDED) or {}).get("phase")
+    return phase not in (None, "done") and not _saved(path, store, storage)
+
+
+def _saved(path: Path, store: Store, storage: Storage) -> bool:
+    """Whether there is or was a checkpoint, good or not."""
+    found = find_checkpoints(path / CHECKPOINTS, storage)
+    return bool(store.newest_checkpoint() or found.manifests or found.refused)
+
+
+def _nothing_to_resume(path: Path, error: CheckpointError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot resume: the run of {path} has saved nothing, and nothing of it was trained; "
+        f"--run-dir {shlex.quote(str(path))} without --resume begins it anew",
+        code=error.code,
+    )
 
 
 def _check_goes_on(
@@ -275,18 +305,22 @@ def _resumes(
         InvalidJob: it is of a job file of another name.
     """
     ended, key = store.get(ENDED), _difference(known, identity)
-    if key == "job":
+    _check_same_name(path, known, identity)
+    if not key and (ended or {}).get("phase") == "done":
+        raise JobDone(
+            f"the job of run directory {path} is done; --set epochs=N, of all epochs, goes on"
+        )
+    return bool(ended is not None or key) and store.newest_checkpoint() is not None
+
+
+def _check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    if known["job"] != identity["job"]:
         raise InvalidJob(
             f"run directory {path} holds a run of job {known['job']!r}, and this is job "
             f"{identity['job']!r}; choose another --run-dir, or say --resume to go on from what "
             "the other has trained",
             code="PS124",
         )
-    if not key and (ended or {}).get("phase") == "done":
-        raise JobDone(
-            f"the job of run directory {path} is done; --set epochs=N, of all epochs, goes on"
-        )
-    return bool(ended is not None or key) and store.newest_checkpoint() is not None
 
 
 def _highest_generation(run_dir: Path, storage: Storage) -> int:

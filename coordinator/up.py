@@ -154,6 +154,7 @@ def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpO
         shards=args.shards,
         workers=args.workers,
         run_dir=run_dir,
+        run_dir_given=args.run_dir is not None,
         mode=args.mode,
         replicas=args.replicas,
         resume=args.resume,

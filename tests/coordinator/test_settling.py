@@ -13,7 +13,7 @@ from coordinator.history import Followed
 from coordinator.run import RestoredCheckpoint, Run
 from coordinator.run_directory import LEDGER, RunDirectory
 from coordinator.serve import ServeOptions
-from coordinator.settling import settle
+from coordinator.settling import check_ledger, settle
 from coordinator.store import ENDED, GENERATION, POLICIES, SINCE, Store
 from psrpc.errors import AlreadyExists, CheckpointError, InvalidJob
 from psrpc.plan import make_plan
@@ -87,10 +87,40 @@ def test_another_job_is_refused(tmp_path: Path, difference: dict[str, Any], what
 def test_a_run_that_has_ended_has_to_be_resumed(tmp_path: Path) -> None:
     settled(tmp_path)
     put(tmp_path, ENDED, {"phase": "failed", "reason": "diverged"})
+    with Store(tmp_path / LEDGER) as store:
+        store.put_checkpoint("step-00000004", 1, 4)
+    with pytest.raises(AlreadyExists, match=r"has ended \(failed\); say --resume"):
+        check_ledger(tmp_path, resume=False)
     with pytest.raises(AlreadyExists, match=r"has ended \(failed\); say --resume"):
         settled(tmp_path)
-    with pytest.raises(CheckpointError, match="cannot resume"):
+    with pytest.raises(CheckpointError, match=r"cannot resume: .* another --run-dir"):
         settled(tmp_path, resume=True)
+
+
+def test_a_run_that_was_stopped_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
+    """By the same command, or by one with what was wrong put right."""
+    first, _ = settled(tmp_path)
+    put(tmp_path, ENDED, {"phase": "failed", "reason": "stopped"})
+    check_ledger(tmp_path, resume=False)
+    with pytest.raises(CheckpointError) as raised:
+        settled(tmp_path, resume=True)
+    assert str(raised.value) == (
+        f"cannot resume: the run of {tmp_path} has saved nothing, and nothing of it was trained; "
+        f"--run-dir {tmp_path} without --resume begins it anew"
+    )
+    with pytest.raises(InvalidJob, match="holds a run of job"):
+        settled(tmp_path, changes={"name": "another"})
+    again, stored = settled(tmp_path, changes={"job_sha256": "cd" * 32})
+    assert again.restored is None
+    assert again.token != first.token
+    assert stored[ENDED] is None
+
+
+def test_a_run_that_is_done_does_not_begin_anew(tmp_path: Path) -> None:
+    settled(tmp_path)
+    put(tmp_path, ENDED, {"phase": "done", "reason": ""})
+    with pytest.raises(AlreadyExists, match=r"has ended \(done\); say --resume"):
+        settled(tmp_path)
 
 
 def test_shards_of_another_job_are_not_let_in(

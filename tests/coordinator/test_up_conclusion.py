@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,11 +295,15 @@ def test_a_run_that_was_stopped_before_it_began_says_so_and_how_to_begin_anew(
 ) -> None:
     outcome = Outcome(130, "stopped by a signal", own=True)
     assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 130
-    assert capsys.readouterr().err == (
+    said = (
         "stopped by a signal\n"
         "nothing had been trained, and nothing is saved; begin anew with: "
-        "coordinator up job.py --shards 1 --workers 1\n"
+        "coordinator up job.py{} --shards 1 --workers 1\n"
     )
+    assert capsys.readouterr().err == said.format("")
+    asked = replace(options(), run_dir_given=True)
+    assert up.conclude(outcome, asked, earlier=up.Earlier(), made=True) == 130
+    assert capsys.readouterr().err == said.format(" --run-dir runs/x")
 
 
 @pytest.mark.parametrize(
