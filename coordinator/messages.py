@@ -74,6 +74,7 @@ def read_report(message: pb.BatchReport) -> Report:
         message.skipped,
         message.too_stale,
         tuple(message.receipts),
+        told(message.not_finite),
     )
 
 

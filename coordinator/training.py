@@ -422,8 +422,9 @@ class Training:
     def _batch_done(self, worker: str, report: Report, now: float) -> None:
         self.progress.done(worker, report, now)
         if report.skipped:
+            look = f"; look at the data: {report.not_finite}" if report.not_finite else ""
             self._warnings.add(
-                f"{report.batch} was skipped: its gradient is NaN or infinite ({worker})"
+                f"{report.batch} were skipped: their gradient is NaN or infinite ({worker}){look}"
             )
         verdict = self._guard.batch(report.batch, report.skipped, report.staleness)
         self._failure = self._failure or verdict

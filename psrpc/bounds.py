@@ -90,7 +90,7 @@ BOUNDS: Mapping[str, Mapping[str, int]] = {
         "settings_sha256": NAME,
         "secret": NAME,
     },
-    "BatchReport": {"receipts": MAX_SHARDS},
+    "BatchReport": {"receipts": MAX_SHARDS, "not_finite": TEXT},
     "BatchReport.receipts": {"": NAME},
     "Transport": {"why": TEXT},
     "HeartbeatWorkerRequest": {

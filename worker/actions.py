@@ -99,10 +99,12 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Answers ``Compute``: the mean loss over the batch; whether all of the gradient is finite."""
+    """Answers ``Compute``: the mean loss over the batch; whether all of the gradient is finite; and
+    if it is not, what of the data is not either, in words, where that is known."""
 
     loss: float
     finite: bool
+    not_finite: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,7 @@ def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
             skipped=not computed.finite,
             too_stale=bool(pushed.too_stale),
             receipts=pushed.receipts,
+            not_finite=computed.not_finite,
         )
     )
 
@@ -234,6 +235,7 @@ class _Rounds:
             pushed.staleness,
             skipped=not computed.finite,
             receipts=pushed.receipts,
+            not_finite=computed.not_finite,
         )
         lease = yield Commit(work.round, done)
         return lease

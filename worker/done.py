@@ -20,6 +20,7 @@ class DoneBatch:
     skipped: bool = False
     too_stale: bool = False
     receipts: tuple[bytes, ...] = ()
+    not_finite: str = ""
 
     def message(self) -> coordinator_pb2.BatchReport:
         """As it travels."""
@@ -33,6 +34,7 @@ class DoneBatch:
             skipped=self.skipped,
             too_stale=self.too_stale,
             receipts=self.receipts,
+            not_finite=self.not_finite,
         )
 
 

@@ -134,6 +134,10 @@ class GradientSource(Protocol):
     def settle(self, unused: Iterable[int] = ()) -> None:
         """The last gradient was used by all shards but ``unused``, which never will use it."""
 
+    def not_finite(self, batch: BatchId, /) -> str:
+        """Which records of ``batch``, whose gradient was not finite, are not finite either, in
+        words; empty where they are, or cannot be told."""
+
     def take_back(self) -> None:
         """No shard has used the last gradient, if it was not settled, and none will."""
 

@@ -24,6 +24,7 @@ from worker.inputs import whole_inputs
 from worker.job import Job
 from worker.local_sgd import LocalSgd
 from worker.local_steps import LocalReader
+from worker.record_names import not_finite
 from worker.replica import Replica
 from worker.row_sets import ReceivedRows
 from worker.waits import Waits
@@ -135,6 +136,9 @@ class KerasSource:
 
     def settle(self, unused: Iterable[int] = ()) -> None:
         self._made.settle(unused)
+
+    def not_finite(self, batch: BatchId) -> str:
+        return not_finite(self._job.train, self._job.seed, batch)
 
     def take_back(self) -> None:
         self._made.take_back()

@@ -276,15 +276,19 @@ class Performer:
         if self._slow_down > 1:
             self._standing.pause((self._slow_down - 1) * computed_s)
             times.took("compute")
+        not_finite = ""
         if not result.finite:
+            not_finite = self._source.not_finite(action.batch)
             log.warning(
-                "the gradient is NaN or infinite; the batch is skipped", batch=str(action.batch)
+                "the gradient is NaN or infinite; the batch is skipped",
+                batch=str(action.batch),
+                **({"data": not_finite} if not_finite else {}),
             )
         self._gradients = result.gradients
         self._totals = _totals(result, action.batch.count)
         if rows is not None:
             self._row_gradients = result.rows
-        return Computed(result.loss, result.finite)
+        return Computed(result.loss, result.finite, not_finite)
 
     def _fetch_rows(self, batch: BatchId, given: object) -> ReceivedRows | None:
         """The rows of embedding tables that ``batch`` needs."""

@@ -39,6 +39,61 @@ def name_in_batch(source: DataSource, seed: int, batch: BatchId) -> Callable[[in
     return lambda place: "" if named is None else named(seed, batch.epoch, batch.first + place)
 
 
+def not_finite(source: DataSource, seed: int, batch: BatchId) -> str:
+    """What of a batch of training data is NaN or infinite, by its records; empty where nothing is,
+    or the source gives it no more."""
+    try:
+        parts = source.read(seed, batch)
+        name = name_in_batch(source, seed, batch)
+        found = [
+            f"{label} {_bad_records(array, batch.count, name)}"
+            for part, value in zip(("x", "y", "sample_weight"), parts, strict=False)
+            for label, array in _labelled(part, value)
+            if not _finite(array)
+        ]
+    except Exception:
+        # Code of the user's; it has been run for this batch before, and an error is no answer.
+        return ""
+    return "; ".join(found)
+
+
+def _labelled(label: str, nest: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a nest, with what they are called in it."""
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            yield from _labelled(f"{label}[{key!r}]", value)
+    elif isinstance(nest, list | tuple):
+        for index, value in enumerate(nest):
+            yield from _labelled(f"{label}[{index}]", value)
+    else:
+        yield label, nest
+
+
+def _values(array: Any) -> Any:
+    return array.values if isinstance(array, Ragged) else np.asarray(array)
+
+
+def _finite(array: Any) -> bool:
+    array = _values(array)
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
+def _bad_records(array: Any, count: int, name: Callable[[int], str]) -> str:
+    """``has a NaN in record 37``: the first few of those that an array has."""
+    values = [_values(array[place : place + 1]) for place in range(count)]
+    bad = [place for place, value in enumerate(values) if not _finite(value)]
+    what = "a NaN" if any(np.isnan(values[place]).any() for place in bad) else "an infinite value"
+    names = [named for named in map(name, bad[:_NAMED]) if named]
+    if not names:
+        return f"has {what}"
+    more = f" and {len(bad) - len(names)} more" if len(bad) > len(names) else ""
+    return f"has {what} in {', '.join(names)}{more}"
+
+
+_NAMED = 3
+"""Records that are named; of more their number."""
+
+
 def _place(error: OutsideVocabulary, x: Any, count: int) -> int | None:
     """Which of the records has the id. A model may join, cut or change ids before a layer has them,
     so it is looked for in the records, too."""

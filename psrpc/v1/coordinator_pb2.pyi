@@ -309,7 +309,7 @@ class RegisterWorkerResponse(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class BatchReport(_message.Message):
-    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale", "receipts")
+    __slots__ = ("batch", "attempt", "loss", "staleness", "skipped", "too_stale", "receipts", "not_finite")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,7 @@ class BatchReport(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     TOO_STALE_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    NOT_FINITE_FIELD_NUMBER: _ClassVar[int]
     batch: _types_pb2.BatchId
     attempt: int
     loss: float
@@ -324,7 +325,8 @@ class BatchReport(_message.Message):
     skipped: bool
     too_stale: bool
     receipts: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ..., too_stale: _Optional[bool] = ..., receipts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    not_finite: str
+    def __init__(self, batch: _Optional[_Union[_types_pb2.BatchId, _Mapping]] = ..., attempt: _Optional[int] = ..., loss: _Optional[float] = ..., staleness: _Optional[int] = ..., skipped: _Optional[bool] = ..., too_stale: _Optional[bool] = ..., receipts: _Optional[_Iterable[bytes]] = ..., not_finite: _Optional[str] = ...) -> None: ...
 
 class WorkerTimes(_message.Message):
     __slots__ = ("data", "compute", "barrier", "network", "apply")

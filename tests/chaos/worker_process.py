@@ -145,6 +145,9 @@ class WitnessSource:
     def settle(self, unused: Iterable[int] = ()) -> None:
         pass
 
+    def not_finite(self, _batch: BatchId) -> str:
+        return ""
+
     def take_back(self) -> None:
         pass
 

@@ -116,5 +116,6 @@ def test_what_is_leased_comes_with_its_proofs() -> None:
 def test_a_report_of_a_batch() -> None:
     done = DoneBatch(ATTEMPT.batch, 7, 0.5, 3, skipped=True, receipts=(b"0" * 16, b"1" * 16))
     stale = DoneBatch(ATTEMPT.batch, 7, 0.5, 3, too_stale=True)
-    for each in (done, stale):
+    bad = DoneBatch(ATTEMPT.batch, 7, 0.5, skipped=True, not_finite="x has a NaN in record 37")
+    for each in (done, stale, bad):
         assert told(read_report(each.message())) == told(each)

@@ -68,7 +68,18 @@ def test_a_round_that_is_skipped_whole_only_raises_the_version(tmp_path: Path) -
         parts.round(loss=float("nan"), skipped=True)
         assert (training.span.step, training.span.batches, training.span.examples) == (1, 2, 0)
         assert training.progress.skipped == 2
-        assert "epoch 1 positions 0..3 was skipped" in parts.warnings.kept[0]
+        assert "epoch 1 positions 0..3 were skipped" in parts.warnings.kept[0]
+
+
+def test_data_that_is_not_finite_is_named_with_the_batch_that_was_skipped(tmp_path: Path) -> None:
+    with bench(tmp_path) as parts:
+        parts.begin()
+        parts.step(skipped=True, not_finite="x has a NaN in record 37")
+        [said, *_] = parts.warnings.kept
+        assert said.endswith(
+            "were skipped: their gradient is NaN or infinite (w); look at the data: x has a NaN in "
+            "record 37"
+        )
 
 
 def test_commits_belong_to_sync_jobs(tmp_path: Path) -> None:

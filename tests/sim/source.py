@@ -193,6 +193,9 @@ class Source:
     def settle(self, unused: Iterable[int] = ()) -> None:
         return
 
+    def not_finite(self, _batch: BatchId) -> str:
+        return ""
+
     def take_back(self) -> None:
         return
 

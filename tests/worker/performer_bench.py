@@ -101,6 +101,9 @@ class Source(WithoutTables):
 
     def settle(self, unused: Iterable[int] = ()) -> None: ...
 
+    def not_finite(self, _batch: BatchId) -> str:
+        return ""
+
     def take_back(self) -> None: ...
 
     def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from psrpc.errors import InvalidJob
 from tests.psrpc.rows import TABLES
 from worker import Arrays, Csv, Function, Npz, Ragged
 from worker.data import DataSource
-from worker.record_names import name_in_batch, naming_record
+from worker.record_names import name_in_batch, naming_record, not_finite
 from worker.rows import Call, IdRule, find_rows
 
 RECORDS, BAD, WHERE = 60, 999_999, 27
@@ -32,6 +33,48 @@ def csv_of(folder: Path) -> DataSource:
 def npz_of(folder: Path) -> DataSource:
     np.savez(folder / "ids.npz", x=IDS, y=LABELS)
     return Npz(folder / "ids.npz", x="x", y="y")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        ({}, {}, ""),
+        ({27: np.nan}, {}, "x has a NaN in record 27"),
+        ({}, {27: np.inf}, "y has an infinite value in record 27"),
+        ({27: np.nan}, {27: np.nan}, "x has a NaN in record 27; y has a NaN in record 27"),
+    ],
+)
+def test_data_that_is_not_finite_is_named_by_its_records(
+    x: dict[int, float], y: dict[int, float], said: str
+) -> None:
+    features, labels = np.ones((RECORDS, 2), np.float32), np.ones(RECORDS, np.float32)
+    for place, value in x.items():
+        features[place, 1] = value
+    for place, value in y.items():
+        labels[place] = value
+    source = Arrays(features, labels)
+    found = [not_finite(source, 3, batch) for batch in SHUFFLED]
+    assert found.count("") == len(found) - (2 if said else 0)
+    assert set(found) == {"", said}
+
+
+def test_of_many_records_that_are_not_finite_the_first_are_named() -> None:
+    bad = np.full(RECORDS, np.nan, np.float32)
+    values = Ragged(bad, np.arange(RECORDS + 1))
+    said = not_finite(Arrays({"a": values, "id": IDS}, bad), 3, SHUFFLED[0])
+    assert re.fullmatch(
+        r"x\['a'\] has a NaN in (record \d+, ){2}record \d+ and 7 more; "
+        r"y has a NaN in (record \d+, ){2}record \d+ and 7 more",
+        said,
+    )
+
+
+def test_data_that_is_not_given_once_more_is_not_named() -> None:
+    class Once:
+        def read(self, _seed: int, _batch: BatchId) -> Any:
+            raise RuntimeError
+
+    assert not_finite(Once(), 3, SHUFFLED[0]) == ""  # type: ignore[arg-type]
 
 
 def find(x: Any, ids: Any, count: int, name: Any) -> None:
