@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -209,5 +210,28 @@ def _load_keras(model: Any, source: Path, what: str) -> None:
         # A .keras file too: its architecture is not needed, and custom code neither.
         model.load_weights(source)
     except (ValueError, OSError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidJob(f"{what} does not fit the model: {reason}") from None
+        raise InvalidJob(f"{what} does not fit the model: {_keras_reason(error)}") from None
+
+
+def _keras_reason(error: Exception) -> str:
+    """In a line, why Keras does not load weights: the layers and shapes that differ, where it says
+    them, or its own words without the values of variables."""
+    text = " ".join(_VALUES.sub("", str(error)).split())
+    shapes, path = _SHAPES.search(text), _PATH.search(text)
+    *_, unloaded = text.split("List of objects that could not be loaded:")
+    layers = _LAYER.findall(unloaded)
+    if not (shapes and path and layers):
+        return text
+    ours, theirs = shapes.groups()
+    names = "layer" if len(layers) == 1 else "layers"
+    return (
+        f"{path[1]} has shape {theirs} there and {ours} in the model; what is there does not fit "
+        f"{names} {listed(layers)}"
+    )
+
+
+_VALUES = re.compile(r", value=\[.*?\](?=>)", re.DOTALL)
+_SHAPES = re.compile(r"variable\.shape=(\(.*?\)), Received: value\.shape=(\(.*?\))")
+_PATH = re.compile(r"<Variable path=([^,>]+)")
+_LAYER = re.compile(r"<\w+ name=([^,>]+)")
+"""Of Keras's message; where it has another form, the message is shown as it is."""
