@@ -111,6 +111,9 @@ class SleepingSource(WithoutTables):
     def settle(self, unused: Iterable[int] = ()) -> None:
         pass
 
+    def not_finite(self, _batch: BatchId) -> str:
+        return ""
+
     def take_back(self) -> None:
         pass
 

@@ -128,7 +128,8 @@ def test_the_step_of_the_state_that_was_evaluated_is_told_and_stored(tmp_path: P
         evaluations.snapshot_taken("a")
         evaluations.lease("w")
         evaluations.report("w", "epoch-1", 0, 2, ())
-        training.merged("epoch-1", {"loss": 0.5})
+        evaluations.lease("w")
+        training.merged("w", "epoch-1", {"loss": 0.5})
         training.history.write()
         assert [(r["step"], r["eval_step"]) for r in rows(tmp_path)] == [("2", "5"), ("4", "")]
         assert training.history.rows[0].flat()["eval_step"] == 5
