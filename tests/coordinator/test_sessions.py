@@ -105,7 +105,7 @@ def test_a_secret_has_32_bytes(job: Job, length: int) -> None:
         )
 
 
-@pytest.mark.parametrize("session", [b"", b"x", b"x" * 4096])
+@pytest.mark.parametrize("session", [b"", b"x", b"x" * 255])
 def test_a_session_that_is_not_known_here(job: Job, session: bytes) -> None:
     stranger = WorkerDouble(job.client, 9)
     stranger.name, stranger.session = job.first.name, session
