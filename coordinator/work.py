@@ -31,8 +31,8 @@ class Report:
     """The fate of one batch, as a worker tells it. ``loss`` is the mean over the batch and may be
     NaN; ``staleness`` is the greatest over the shards. Of a batch that is ``too_stale`` some shard
     refused the gradient, so it has to be computed again. ``receipts`` are the shards' own words.
-    ``not_finite`` says in words what of the data of a batch that was ``skipped`` is not finite, where
-    that is known."""
+    ``not_finite`` says in words what of the data of a batch that was ``skipped`` is not finite,
+    where that is known."""
 
     batch: BatchId
     attempt: int
