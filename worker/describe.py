@@ -343,7 +343,7 @@ def _check_outputs(
     from worker.compiled import overrides_loss
     from worker.evaluator import metric_results
     from worker.inputs import calling, check_input_names
-    from worker.labels import check_labels, counting, output_shape
+    from worker.labels import check_labels, check_weights, counting, output_shape
     from worker.lookups import NoRows, look_up
     from worker.output_names import check_label_names
 
@@ -363,6 +363,8 @@ def _check_outputs(
         if shape is not None and isinstance(batch[1], np.ndarray):
             with user_code(name):
                 check_labels(source, job.loss, batch[1], shape)
+                if len(batch) > 2 and isinstance(batch[2], np.ndarray):
+                    check_weights(job.loss, batch[2], shape)
     metrics = build_metrics(job, model, head[1], outputs)
     names = [tracker.name for tracker in loss_trackers(model)]
     for metric in layer_metrics(model):

@@ -68,6 +68,51 @@ def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[
             _check_classes(kind, first, labels, outputs[-1], ignored)
 
 
+def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -> None:
+    """Refuses sample weights that cannot be multiplied with what a built-in loss gives, one value
+    for each element of the output but those of its last axis.
+
+    Args:
+        weights: some of them ``[n, ...]``.
+        outputs: as in :func:`check_labels`.
+
+    Raises:
+        InvalidJob: names the loss, both shapes and the one that is expected.
+    """
+    kind = None if loss is None else loss_name(loss)
+    if kind is None or kind in _OF_WHOLE_BATCH or not outputs:
+        return
+    values, given = outputs[:-1], weights.shape[1:]
+    if _multiplied(values, given):
+        return
+    each, whole = _axes((1,) * len(values)), _axes(values)
+    expected = each if each == whole else f"{each}, one for each record, or {whole}"
+    raise InvalidJob(
+        f"sample weights of shape {_axes(given)} do not fit the loss {kind}, which has shape "
+        f"{whole} for a model whose output has shape {_axes(outputs)}; expected {expected}"
+    )
+
+
+_OF_WHOLE_BATCH = ("dice", "tversky")
+"""Losses that give one value for a whole batch, or have axes of their own."""
+
+
+def _multiplied(values: tuple[int, ...], weights: tuple[int, ...]) -> bool:
+    """Whether Keras multiplies values and weights of these shapes per example, record by record:
+    it adds or removes a last axis of 1 where one has an axis more."""
+    longer, shorter = sorted((values, weights), key=len, reverse=True)
+    if len(longer) == len(shorter) + 1 and longer[-1] == 1:
+        longer = longer[:-1]
+    # Others would be spread over records, if by chance there are as many.
+    return len(longer) == len(shorter) and all(
+        1 in pair or pair[0] == pair[1] for pair in zip(longer, shorter, strict=True)
+    )
+
+
+def _axes(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(['n', *map(str, shape)])}]"
+
+
 def _text(label: Any) -> str:
     return label.decode(errors="replace") if isinstance(label, bytes) else str(label)
 
@@ -154,7 +199,7 @@ def _shapes(nest: Any) -> str:
         return f"{{{', '.join(f'{key!r}: {_shapes(each)}' for key, each in nest.items())}}}"
     if isinstance(nest, list | tuple):
         return f"({', '.join(map(_shapes, nest))})"
-    return f"[{', '.join(['n', *map(str, nest.shape[1:])])}]"
+    return _axes(nest.shape[1:])
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -242,6 +242,33 @@ def test_weights_and_several_inputs() -> None:
     assert document["variables"][0]["shape"] == [5, 3]
 
 
+def pixels(*shape: int) -> dict[str, Any]:
+    """A job of images and weights of this shape."""
+    x = np.ones((60, 6, 6, 1), np.float32)
+    return {
+        "model": lambda: keras.Sequential(
+            [keras.Input((6, 6, 1)), layers.Conv2D(1, 3, padding="same", activation="sigmoid")]
+        ),
+        "loss": "binary_crossentropy",
+        "metrics": [],
+        "train": Arrays(x, x, np.ones(shape, np.float32)),
+        # As many as the rows of an image: NumPy would spread the weights over those.
+        "batch_size": 6,
+    }
+
+
+def test_weights_that_the_loss_cannot_be_multiplied_with_are_refused() -> None:
+    with pytest.raises(InvalidJob) as raised:
+        described(**pixels(60))
+    assert str(raised.value) == (
+        "train: sample weights of shape [n] do not fit the loss binary_crossentropy, which has shape "
+        "[n, 6, 6] for a model whose output has shape [n, 6, 6, 1]; expected [n, 1, 1], one for "
+        "each record, or [n, 6, 6]"
+    )
+    for shape in ((60, 1, 1), (60, 6, 6), (60, 6, 1), (60, 1, 1, 1)):
+        assert described(**pixels(*shape))["train_records"] == 60
+
+
 def test_an_error_of_a_library_is_one_line() -> None:
     with pytest.raises(UserCodeFailed) as raised:
         described(train=Arrays(np.ones((60, 9), np.float32), np.arange(60) % 3))
