@@ -208,8 +208,11 @@ def _describe_reduce_lr(
 def _check_evaluated(field: str, text: str, name: str, metrics: Sequence[str]) -> None:
     known = ["loss", *metrics]
     if name not in known:
+        plain = name.removeprefix("val_")
+        hint = f" (write {plain!r}: all are of evaluations)" if plain in known else ""
         raise InvalidJob(
-            f"{field} is {text!r}, but evaluations have no {name!r}; they have {', '.join(known)}"
+            f"{field} is {text!r}, but evaluations have no {name!r}; they have "
+            f"{', '.join(known)}{hint}"
         )
 
 

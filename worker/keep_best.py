@@ -9,7 +9,7 @@ from psrpc.errors import InvalidJob
 Direction = Literal["min", "max"]
 
 _LESS = ("loss", "error", "crossentropy")
-_MORE = ("accuracy", "auc", "precision", "recall")
+MORE = ("accuracy", "auc", "precision", "recall")
 """Parts of the names of Keras metrics that say which way is better."""
 
 
@@ -32,7 +32,7 @@ def parse_objective(field: str, text: object) -> tuple[str, Direction]:
     if colon and direction in ("min", "max") and name:
         return name, "min" if direction == "min" else "max"
     less = any(part in text for part in _LESS)
-    more = any(part in text for part in _MORE)
+    more = any(part in text for part in MORE)
     if colon or not text or less == more:
         plain = text.rpartition(":")[2] or "accuracy"
         raise InvalidJob(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from psrpc.config_keys import did_you_mean
 from psrpc.errors import InvalidSetting
 from worker.job_checks import show
-from worker.keep_best import parse_objective
+from worker.keep_best import MORE, parse_objective
 
 STOP_EARLY: Mapping[str, Any] = {"patience": 0, "min_delta": 0.0, "restore_best": False}
 """Settings and their defaults: those of ``keras.callbacks.EarlyStopping``."""
@@ -45,6 +46,13 @@ def parse_reduce_lr(text: object) -> dict[str, Any]:
 
 def _parse(field: str, text: object, defaults: Mapping[str, Any]) -> dict[str, Any]:
     words = text.split() if isinstance(text, str) else [text]
+    if words and (short := _SHORT.fullmatch(str(words[0]))):
+        direction, name, number = short.groups()
+        less = direction == "min" if direction else not any(part in name for part in MORE)
+        raise InvalidSetting(
+            f"{field} is {text!r}; expected a result and settings, such as "
+            f"'{'min' if less else 'max'}:{name} patience={number}'"
+        )
     name, direction = parse_objective(field, words[0] if words else "")
     found: dict[str, Any] = {"metric": name, "lower": direction == "min", **defaults}
     given = set()
@@ -58,6 +66,10 @@ def _parse(field: str, text: object, defaults: Mapping[str, Any]) -> dict[str, A
         given.add(key)
         found[key] = _value(field, key, value, defaults[key])
     return found
+
+
+_SHORT = re.compile(r"(?:(min|max):)?([A-Za-z_]\w*)[:=](\d+)")
+"""Patience without its name."""
 
 
 def _value(field: str, key: str, text: str, default: Any) -> Any:

@@ -261,8 +261,8 @@ def test_weights_that_the_loss_cannot_be_multiplied_with_are_refused() -> None:
     with pytest.raises(InvalidJob) as raised:
         described(**pixels(60))
     assert str(raised.value) == (
-        "train: sample weights of shape [n] do not fit the loss binary_crossentropy, which has shape "
-        "[n, 6, 6] for a model whose output has shape [n, 6, 6, 1]; expected [n, 1, 1], one for "
+        "train: sample weights of shape [n] do not fit the loss binary_crossentropy, which has "
+        "shape [n, 6, 6] for a model whose output has shape [n, 6, 6, 1]; expected [n, 1, 1], one for "
         "each record, or [n, 6, 6]"
     )
     for shape in ((60, 1, 1), (60, 6, 6), (60, 6, 1), (60, 1, 1, 1)):

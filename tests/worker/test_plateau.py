@@ -47,6 +47,25 @@ def test_defaults_are_those_of_keras() -> None:
         assert getattr(slower, name) == REDUCE[name], name
 
 
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("loss:3", "min:loss patience=3"),
+        ("min:val_loss:3", "min:val_loss patience=3"),
+        ("accuracy=5", "max:accuracy patience=5"),
+    ],
+)
+def test_patience_without_its_name_is_answered_with_how_it_is_written(
+    text: str, instead: str
+) -> None:
+    for parse, field in ((parse_stop_early, "stop_early"), (parse_reduce_lr, "reduce_lr")):
+        with pytest.raises(InvalidJob) as raised:
+            parse(text)
+        assert str(raised.value) == (
+            f"{field} is {text!r}; expected a result and settings, such as {instead!r}"
+        )
+
+
 def test_settings_stand_behind_the_name() -> None:
     found = parse_stop_early("max:accuracy patience=3 min_delta=1e-3 restore_best=true")
     assert found == {
