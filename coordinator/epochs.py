@@ -17,6 +17,7 @@ from coordinator.history import global_step
 from coordinator.job_warnings import JobWarnings
 from coordinator.run import Run
 from coordinator.store import Store
+from psrpc.plural import counted
 from psrpc.storage import replace_text
 
 ROWS_PER_S = 2000.0
@@ -191,6 +192,25 @@ def learning_rate(run: Run, epoch: int) -> float | None:
     if rate is None or (run.warmup_updates and epoch < run.description.warmup_epochs):
         return None
     return rate * run.followed[-1].rate
+
+
+def reduced_rate(run: Run, index: int) -> str:
+    """What the learning rate became with the policy at ``index`` of those that ``run`` has
+    followed, and why, in words; empty where it stayed as it was."""
+    now, reduce = run.followed[index], run.description.reduce_lr
+    first = first_learning_rate(run)
+    if (
+        reduce is None
+        or first is None
+        or now.rate == (run.followed[index - 1].rate if index else 1)
+    ):
+        return ""
+    epoch = now.batches // run.description.per_epoch + 1
+    return (
+        f"learning rate {first * now.rate:.4g} from epoch {epoch} on "
+        f"(val_{reduce.objective.metric} has not improved for "
+        f"{counted(max(reduce.patience, 1), 'epoch')})"
+    )
 
 
 def first_learning_rate(run: Run) -> float | None:

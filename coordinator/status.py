@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coordinator.course import LEASE_S, Course
+from coordinator.epochs import reduced_rate
 from coordinator.gauges import (
     counts,
     counts_of_worker,
@@ -76,8 +77,9 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
                 policy=followed.number,
                 settings=str(followed.settings),
                 global_step=followed.step,
+                learning_rate=reduced_rate(run, index),
             )
-            for followed in run.followed
+            for index, followed in enumerate(run.followed)
         ],
         version_skew=version_skew(course),
         staleness_counts=staleness_counts(course),

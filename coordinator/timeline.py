@@ -46,7 +46,8 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
     if status.generation > max(last.generation, 1):
         found.append(Event("restart", f"generation {status.generation}"))
     if status.policy > max(last.policy, 1):
-        found.append(Event("mode", f"policy {status.policy}: {status.settings}"))
+        rate = status.policies[-1].learning_rate if status.policies else ""
+        found.append(Event("mode", rate or f"policy {status.policy}: {status.settings}"))
     if status.switching and status.switching != last.switching:
         found.append(Event("mode", f"under way: {status.switching}"))
     found += _members(

@@ -764,14 +764,16 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., state: _Optional[str] = ..., batches: _Optional[int] = ..., batches_per_s: _Optional[float] = ..., silent_s: _Optional[float] = ..., waiting_for: _Optional[str] = ..., incarnation: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., times: _Optional[_Union[WorkerTimes, _Mapping]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., slowness: _Optional[float] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableShard, _Mapping]]] = ..., transports: _Optional[_Iterable[_Union[Transport, _Mapping]]] = ...) -> None: ...
 
 class PolicyChange(_message.Message):
-    __slots__ = ("policy", "settings", "global_step")
+    __slots__ = ("policy", "settings", "global_step", "learning_rate")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     policy: int
     settings: str
     global_step: int
-    def __init__(self, policy: _Optional[int] = ..., settings: _Optional[str] = ..., global_step: _Optional[int] = ...) -> None: ...
+    learning_rate: str
+    def __init__(self, policy: _Optional[int] = ..., settings: _Optional[str] = ..., global_step: _Optional[int] = ..., learning_rate: _Optional[str] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("evaluation", "global_step", "results")

@@ -11,7 +11,9 @@ import pytest
 
 from coordinator.result import _rows
 from coordinator.snapshots import ShardFile
+from coordinator.status import write_status
 from coordinator.summary import summarize
+from coordinator.timeline import events_between
 from coordinator.work import Ended, Evaluate, Merge, MetricVariable, Round, Train, Wait, Work
 from psrpc.errors import StaleGeneration
 from psrpc.manifest import MANIFEST
@@ -200,6 +202,25 @@ def test_the_learning_rate_is_reduced_when_an_epoch_begins(tmp_path: Path) -> No
     loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=4, total_updates=8)
     loop.run()
     assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
+
+
+def test_a_lower_learning_rate_is_told(tmp_path: Path) -> None:
+    loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=5, total_updates=10)
+    loop.run(lambda: len(loop.trained) == 2)
+    before = write_status(loop.coordinator.course)
+    loop.run(lambda: len(loop.trained) == 14)
+    then = write_status(loop.coordinator.course)
+    loop.run()
+    after = write_status(loop.coordinator.course)
+    assert [
+        event.text
+        for one, other in ((before, then), (then, after))
+        for event in events_between(one, other)
+        if event.kind == "mode"
+    ] == [
+        "learning rate 0.25 from epoch 4 on (val_loss has not improved for 1 epoch)",
+        "learning rate 0.125 from epoch 5 on (val_loss has not improved for 1 epoch)",
+    ]
 
 
 def test_the_learning_rate_of_a_restarted_coordinator_is_the_same(tmp_path: Path) -> None:

@@ -262,8 +262,8 @@ def test_weights_that_the_loss_cannot_be_multiplied_with_are_refused() -> None:
         described(**pixels(60))
     assert str(raised.value) == (
         "train: sample weights of shape [n] do not fit the loss binary_crossentropy, which has "
-        "shape [n, 6, 6] for a model whose output has shape [n, 6, 6, 1]; expected [n, 1, 1], one for "
-        "each record, or [n, 6, 6]"
+        "shape [n, 6, 6] for a model whose output has shape [n, 6, 6, 1]; expected [n, 1, 1], one "
+        "for each record, or [n, 6, 6]"
     )
     for shape in ((60, 1, 1), (60, 6, 6), (60, 6, 1), (60, 1, 1, 1)):
         assert described(**pixels(*shape))["train_records"] == 60
