@@ -18,11 +18,11 @@ from worker.data import Batch, map_arrays
 from worker.inputs import calling, check_input_names
 from worker.job import Job
 from worker.keras_names import check_names
-from worker.labels import loss_name
+from worker.labels import check_labels_by_output, loss_name, naming_losses
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
 from worker.loss_scale import initial_scale, inner
-from worker.output_names import check_label_names, check_output_names
+from worker.output_names import by_output, check_label_names, check_output_names
 from worker.ragged import as_tensor
 
 _NOT_RUN = {
@@ -78,7 +78,13 @@ def _complete(
     records = map_arrays(as_tensor, example)
     with calling(model, example[0]), look_up(NoRows()), keras.StatelessScope():
         outputs = model(records[0], training=False)
-    with user_code("the loss"), look_up(NoRows()):
+    losses: dict[Any, Any] = {}
+    if not overrides_loss(model):
+        losses = by_output(model, outputs, job.loss)
+        labels = by_output(model, outputs, example[1])
+        with user_code("train"):
+            check_labels_by_output(losses, labels, by_output(model, outputs, outputs))
+    with naming_losses(losses), look_up(NoRows()):
         build_loss(job, model)(records, outputs, training=False)
 
 

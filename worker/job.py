@@ -60,7 +60,8 @@ class Job:
             value per example or their mean; losses that layers add (regularizers) are added to it.
             Labels come in the rank of the output, ``[n]`` as ``[n, 1]`` where that is its shape, as
             in ``fit``. Of a model with several outputs one for all, a dict of those by the outputs'
-            names, or a list in their order, as ``keras.Model.compile`` takes it. None takes the
+            names, or a list in their order, as ``keras.Model.compile`` takes it; where the
+            outputs are a dict, that is the order of their sorted names. None takes the
             loss that the model is compiled with, or its own ``compute_loss``. For a ``tf.Module`` a
             function ``f(module, x, y)`` that returns the mean loss over the batch, a scalar;
             ``f(module, x, y, sample_weight)`` when the data has weights.

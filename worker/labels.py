@@ -29,7 +29,9 @@ _HINTS = {
 }
 
 
-def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[int, ...]) -> None:
+def check_labels(
+    source: DataSource | None, loss: Loss, example: Array, outputs: tuple[int, ...]
+) -> None:
     """Refuses labels whose kind, shape or values a built-in Keras loss cannot use. Of
     sources in memory every label is looked at, of others ``example`` alone. A user's own function
     takes anything.
@@ -66,6 +68,44 @@ def check_labels(source: DataSource, loss: Loss, example: Array, outputs: tuple[
         ignored = getattr(loss, "ignore_class", None)
         for first, labels in _labels(source, example):
             _check_classes(kind, first, labels, outputs[-1], ignored)
+
+
+def check_labels_by_output(
+    losses: Mapping[Any, Loss | None], labels: Mapping[Any, Any], outputs: Mapping[Any, Any]
+) -> None:
+    """As :func:`check_labels`, for a few records of a model with several outputs, all by name."""
+    for name, loss in losses.items():
+        label, output = labels.get(name), outputs.get(name)
+        shape = None if output is None else output_shape(output)
+        if loss is None or shape is None or not isinstance(label, np.ndarray):
+            continue
+        try:
+            check_labels(None, loss, label, shape)
+        except InvalidJob as error:
+            raise InvalidJob(f"output {name!r}: {error}") from None
+
+
+@contextmanager
+def naming_losses(losses: Mapping[Any, Any]) -> Iterator[None]:
+    """As ``user_code``, for the losses of several outputs, and says which output has which."""
+    try:
+        with user_code("the loss"):
+            yield
+    except UserCodeFailed as error:
+        if not losses:
+            raise
+        said = ", ".join(f"{name!r} has {_called(loss)}" for name, loss in losses.items())
+        raise UserCodeFailed(
+            f"{error}; of the outputs {said} (a list goes by the sorted names of outputs in a "
+            "dict)",
+            error.user_traceback,
+        ) from None
+
+
+def _called(loss: Any) -> str:
+    if isinstance(loss, str):
+        return loss
+    return getattr(loss, "__name__", None) or getattr(loss, "name", None) or type(loss).__name__
 
 
 def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -> None:
@@ -139,7 +179,7 @@ def _check_classes(
         )
 
 
-def _labels(source: DataSource, example: Array) -> Iterator[tuple[int | None, Array]]:
+def _labels(source: DataSource | None, example: Array) -> Iterator[tuple[int | None, Array]]:
     if not isinstance(source, Arrays | Npz):
         yield None, example
         return

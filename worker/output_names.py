@@ -74,6 +74,23 @@ def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
             )
 
 
+def by_output(model: Any, outputs: Any, given: Any) -> dict[Any, Any]:
+    """What is ``given`` to several outputs, by their names: a dict, or a list in their order, which
+    of outputs in a dict is that of the sorted names, as Keras takes it. Empty where that does not
+    fit, or there is one output."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(outputs, Mapping):
+        names = sorted(outputs)
+    elif isinstance(outputs, list | tuple):
+        names = _names(model, outputs) or list(range(len(outputs)))
+    else:
+        return {}
+    if not isinstance(given, list | tuple):
+        return dict.fromkeys(names, given)
+    return dict(zip(names, given, strict=True)) if len(names) == len(given) else {}
+
+
 def _names(model: Any, outputs: Any) -> list[Any] | None:
     """None where outputs have no names."""
     names = outputs if isinstance(outputs, Mapping) else getattr(model, "output_names", None)

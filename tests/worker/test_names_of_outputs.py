@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from psrpc.errors import InvalidJob
+from psrpc.job_file import UserCodeFailed
 from tests.worker.describe_bench import described
 from worker import Arrays
 
@@ -51,6 +52,41 @@ class Called(keras.Model):  # type: ignore[misc]
 
     def call(self, x: Any) -> Any:
         return {"price": self.price(x["a"]), "kind": self.kind(x["b"])}
+
+
+def test_labels_of_an_output_are_checked_as_those_of_one() -> None:
+    """Keras spreads ``[n, 1]`` over ``[n, 3]`` without a word."""
+    for model in (house(), in_a_list):
+        with pytest.raises(InvalidJob) as raised:
+            described(
+                model=model,
+                loss={"price": "mse", "kind": "mse"},
+                metrics=[],
+                train=Arrays({"a": A, "b": B}, {"price": PRICE, "kind": PRICE}),
+            )
+        assert str(raised.value) == (
+            "train: output 'kind': labels of shape (1,) per example do not fit the loss "
+            "mean_squared_error and a model whose output has shape (3,); expected labels of shape (3,)"
+        )
+
+
+def test_a_list_of_losses_goes_by_the_sorted_names_of_outputs_in_a_dict() -> None:
+    fields: dict[str, Any] = {"model": house(), "metrics": [], "train": data()}
+    assert described(loss=[SPARSE, "mse"], **fields)["metrics"] == ["loss"]
+    with pytest.raises(InvalidJob, match=r"train: output 'kind': labels of shape .* mean_squared_"):
+        described(loss=["mse", SPARSE], **fields)
+
+
+def test_an_error_of_a_loss_says_which_output_has_which() -> None:
+    def own(_y: Any, _p: Any) -> Any:
+        raise ValueError("no")
+
+    with pytest.raises(UserCodeFailed) as raised:
+        described(model=house(), loss=[own, "mse"], metrics=[], train=data())
+    assert str(raised.value) == (
+        "the loss raised ValueError: no; of the outputs 'kind' has own, 'price' has mse (a list "
+        "goes by the sorted names of outputs in a dict)"
+    )
 
 
 def one(width: int = 4, units: int = 3) -> keras.Model:
