@@ -66,7 +66,8 @@ def test_labels_of_an_output_are_checked_as_those_of_one() -> None:
             )
         assert str(raised.value) == (
             "train: output 'kind': labels of shape (1,) per example do not fit the loss "
-            "mean_squared_error and a model whose output has shape (3,); expected labels of shape (3,)"
+            "mean_squared_error and a model whose output has shape (3,); expected labels of shape "
+            "(3,)"
         )
 
 
