@@ -251,12 +251,7 @@ class Cluster:
         Args:
             poisoned: the batch that an insider to whom it was leased has skipped.
         """
-        self.gate.opened.set()
-        for thread in self._threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive(), (self.status().phase, self.status().waiting_for)
-        assert not self.errors, self.errors
-        status = self.status()
+        status = self.wait_for_the_end()
         options = replace(self.options, poisoned=poisoned)
         assert status.phase == "done", status.reason
         assert status.batches == options.total_batches
@@ -264,6 +259,15 @@ class Cluster:
         assert check_final_state(self.run.run_dir, options) == []
         assert check_cuts(self.run.run_dir, options) == []
         return status
+
+    def wait_for_the_end(self) -> pb.GetJobStatusResponse:
+        """The status of the job once all its processes have ended without an error."""
+        self.gate.opened.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), (self.status().phase, self.status().waiting_for)
+        assert not self.errors, self.errors
+        return self.status()
 
     def stop(self) -> None:
         """Ends what is left of a job that a test gave up."""

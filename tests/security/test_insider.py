@@ -287,6 +287,20 @@ def test_reports_of_what_another_worker_pushed_do_not_count(certs: Path, tmp_pat
         assert {w.worker: w.batches for w in status.workers}[victim.name] == 1
 
 
+@pytest.mark.parametrize("lie", ["too stale", "skipped"])
+def test_a_report_does_not_undo_what_was_pushed(certs: Path, tmp_path: Path, lie: str) -> None:
+    """Shards remember the batch, and receipts say how it came."""
+    with cluster(certs, tmp_path) as job, Insider(job) as insider:
+        job.train_to(8)
+        attempt = insider.join().lease().train.batches[0]
+        receipts = [insider.push(attempt, shard).receipt for shard in range(2)]
+        report = insider.report(attempt, receipts)
+        report.too_stale, report.skipped = lie == "too stale", lie == "skipped"
+        insider.lease((report,))
+        insider.leave()
+        job.finish()
+
+
 def test_results_of_an_evaluation_count_for_its_holder_alone(certs: Path, tmp_path: Path) -> None:
     with cluster(certs, tmp_path, eval_records=8) as job, Insider(job) as insider:
         job.gate.evaluations = True
@@ -431,6 +445,18 @@ def test_a_worker_can_skip_what_is_leased_to_it_and_that_shows(certs: Path, tmp_
         insider.lease((insider.report(attempt, receipts),))
         insider.leave()
         job.finish(poisoned=job.options.number(batch_of(attempt)))
+
+
+def test_a_worker_can_skip_on_one_shard_alone_and_that_shows(certs: Path, tmp_path: Path) -> None:
+    """The other one has its gradient; the batch counts as skipped, and once."""
+    with cluster(certs, tmp_path) as job, Insider(job) as insider:
+        job.train_to(8)
+        attempt = insider.join().lease().train.batches[0]
+        receipts = [insider.push(attempt, shard, skipped=shard == 1).receipt for shard in range(2)]
+        insider.lease((insider.report(attempt, receipts),))
+        insider.leave()
+        status = job.wait_for_the_end()
+        assert (status.phase, status.batches, status.skipped) == ("done", 32, 1)
 
 
 def test_a_worker_can_poison_with_finite_gradients_for_its_own_leases(
