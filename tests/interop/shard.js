@@ -103,8 +103,9 @@ class Shard {
    * @param {string} address HOST:PORT.
    * @param {string} plan JSON, byte for byte as the coordinator sent it.
    * @param {{shard: number, incarnation: string, generation: string, policy: string}} place
-   * @param {{session: string, grants: Object<string, string>}} lease the worker's session, and by
-   *   a batch's first position the grant of attempt 1, all in base64.
+   * @param {{session: string, initialize: string, grants: Object<string, string>}} lease the
+   *   worker's session, its grant to initialize the shard, and by a batch's first position the grant
+   *   of attempt 1, all in base64.
    */
   constructor(address, plan, place, lease) {
     this.arenas = arenasOf(plan, place.shard);
@@ -115,6 +116,7 @@ class Shard {
       shardIncarnation: place.incarnation,
       session: Buffer.from(lease.session, "base64"),
     };
+    this.initializeGrant = Buffer.from(lease.initialize, "base64");
     this.grants = lease.grants;
     this.stub = new ParameterServer(address, grpc.credentials.createInsecure(), {
       "grpc.enable_http_proxy": 0,
@@ -134,7 +136,8 @@ class Shard {
 
   /** Sets all values; `tensors` is arena name -> {encoding, bytes}, see encodings.js. */
   initialize(tensors) {
-    const header = { fence: this.fence, extents: extentsOf(this.arenas, tensors) };
+    const extents = extentsOf(this.arenas, tensors);
+    const header = { fence: this.fence, extents, grant: this.initializeGrant };
     return this.upload("initialize", streamOf(header, this.arenas, tensors));
   }
 

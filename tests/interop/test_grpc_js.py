@@ -26,6 +26,7 @@ from pserver.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.batch import BatchId
 from psrpc.clock import ManualClock
+from psrpc.credentials import receipt_of
 from psrpc.encoding import round_to
 from psrpc.plan import VariableSpec, make_plan
 from psrpc.v1 import types_pb2 as types
@@ -126,6 +127,7 @@ def lease() -> dict[str, Any]:
     signed = AUTHORITY.sign(decision.SerializeToString())
     return {
         "session": _base64(AUTHORITY.open_session("javascript", "")),
+        "initialize": _base64(AUTHORITY.grant_initialize("javascript", 1)),
         "grants": {
             str(batch.first): _base64(AUTHORITY.grant("javascript", 1, Attempt(batch, 1)))
             for batch in batches
@@ -173,9 +175,15 @@ def play(scenario: str, engine: ShardEngine) -> Any:
     return json.loads(done.stdout)
 
 
-def push_result(outcome: str, version: int, staleness: int = 0) -> dict[str, str]:
-    """The message as the client prints it: numbers of 64 bits as strings."""
+def push_result(
+    outcome: str, version: int, step: int, staleness: int = 0, *, skipped: bool = False
+) -> dict[str, Any]:
+    """The message as the client prints it, of the batch of ``step``: numbers of 64 bits as strings,
+    bytes as numbers."""
+    batch = BatchId(0, 4 * step, 4)
+    receipt = receipt_of(AUTHORITY.keys.grant, "javascript", 1, batch, 1, SHARD, skipped)
     return {
+        "receipt": {"type": "Buffer", "data": list(receipt)},
         "outcome": f"PUSH_OUTCOME_{outcome}",
         "version": str(version),
         "staleness": str(staleness),
@@ -197,10 +205,10 @@ def test_one_call_for_each_thing() -> None:
     assert start["version"] == "0"
     assert_equal(received(start), values())
     assert pushes == [
-        push_result("APPLIED", 1),
-        push_result("APPLIED", 2, staleness=1),
-        push_result("ALREADY_APPLIED", 2),
-        push_result("SKIPPED", 2),
+        push_result("APPLIED", 1, 0),
+        push_result("APPLIED", 2, 1, staleness=1),
+        push_result("ALREADY_APPLIED", 2, 1),
+        push_result("SKIPPED", 2, 2, skipped=True),
     ]
     expected.after(gradients(0))
     assert (end["version"], end["generation"]) == ("2", "1")
@@ -215,7 +223,7 @@ def test_many_exchanges_in_one_call() -> None:
     first, second, pushed, pulled, skipped = play("exchanges", engine_of())
     expected = Expected()
     for step, answer in enumerate((first, second)):
-        assert answer["push"] == push_result("APPLIED", step + 1)
+        assert answer["push"] == push_result("APPLIED", step + 1, step)
         assert answer["pull"]["version"] == str(step + 1)
         assert_equal(received(answer), expected.after(gradients(step)))
     assert pushed["push"]["version"] == "3"
