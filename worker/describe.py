@@ -345,7 +345,7 @@ def _check_outputs(
     from worker.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
     from worker.compiled import overrides_loss
     from worker.evaluator import metric_results
-    from worker.inputs import calling, check_input_names
+    from worker.inputs import calling, check_input_names, check_inputs
     from worker.labels import check_labels, check_weights, counting, output_shape
     from worker.lookups import NoRows, look_up
     from worker.output_names import check_label_names
@@ -361,6 +361,12 @@ def _check_outputs(
     for name, source, batch in sources:
         with user_code(name):
             check_input_names(model, batch[0])
+            if name == "eval":
+                # Workers would find out at the end of the first epoch.
+                check_inputs(model, batch[0])
+                few_x = _head(batch)[0]
+                with calling(model, few_x, "eval"), look_up(NoRows()):
+                    model(map_arrays(as_tensor, few_x), training=False)
             if not overrides_loss(model):
                 check_label_names(job, model, outputs, batch[1])
         if shape is not None and isinstance(batch[1], np.ndarray):

@@ -70,15 +70,16 @@ def _optional(declared: Any) -> bool:
 
 
 @contextmanager
-def calling(model: Any, x: Any) -> Iterator[None]:
+def calling(model: Any, x: Any, of: str = "") -> Iterator[None]:
     """As ``user_code("the model")``, and says which shape of ``x`` is not that of its input.
 
     Args:
         model: a ``keras.Model`` that is called within the block.
         x: a few records, as in :func:`check_inputs`.
+        of: where they are from, if not from the training data.
     """
     try:
-        with user_code("the model"):
+        with user_code(f"the model, called with data of {of}," if of else "the model"):
             yield
     except UserCodeFailed as error:
         found = "".join(_other_shapes(model, x))

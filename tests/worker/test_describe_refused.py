@@ -187,6 +187,13 @@ def test_data_of_another_kind_than_the_input_is_refused(
     assert says in str(raised.value)
 
 
+def test_evaluation_data_of_another_shape_is_refused_before_training() -> None:
+    """It was found out at the end of the first epoch."""
+    wrong = Arrays(np.zeros((20, 2, 2), np.float32), np.zeros(20, np.int64))
+    with pytest.raises(InvalidJob, match=r"data of eval, .*x of the data has shape \[n, 2, 2\]"):
+        described(eval=wrong)
+
+
 def test_fractions_for_an_input_of_whole_numbers_are_refused() -> None:
     def fields(x: float) -> dict[str, Any]:
         data = Arrays(np.full((60, 4), x, np.float32), np.arange(60) % 3)
