@@ -442,7 +442,7 @@ def _without_gradient(
     import keras
     import tensorflow as tf
 
-    from worker.step_graph import check_custom_gradients, check_graph
+    from worker.step_graph import check_custom_gradients, check_graph, check_random
     from worker.variables import seed_variables
 
     seeds = seed_variables(model)
@@ -471,6 +471,7 @@ def _without_gradient(
             map_arrays(as_tensor, example),
             *(([], []) if asked is None else asked.specs()),
         )
+    check_random(traced.graph)
     if isinstance(model, keras.Model):
         check_graph(traced.graph, model)
         named = zip(found, traced.inputs, strict=False)

@@ -42,6 +42,23 @@ def check_graph(graph: tf.Graph, model: keras.Model) -> None:
                 )
 
 
+def check_random(graph: tf.Graph) -> None:
+    """Refuses a training step that draws random numbers from a generator of the process: a batch
+    that another worker does, or that is done again, would get others.
+
+    Raises:
+        InvalidJob: names the operation, and what to draw from instead.
+    """
+    drawing = next((op for op in graph.get_operations() if op.type in _DRAWS), None)
+    if drawing is not None:
+        raise InvalidJob(
+            f"the forward pass or the loss draws random numbers by itself ({drawing.type}, as "
+            "tf.random does), so the model would depend on which worker has which batch; draw "
+            "from a keras.random.SeedGenerator that is an attribute of a layer",
+            code="PS108",
+        )
+
+
 def check_custom_gradients(values: Mapping[str, tf.Tensor]) -> None:
     """Refuses variables without a gradient that a custom gradient reads. It gives gradients of its
     arguments, and of variables, which are tensors here.
@@ -95,6 +112,20 @@ def _has_custom_gradient(operation: tf.Operation) -> bool:
     kind: bytes = operation.node_def.attr["_gradient_op_type"].s
     return kind.startswith(b"CustomGradient")
 
+
+_DRAWS = {
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "StatefulUniformFullInt",
+    "TruncatedNormal",
+}
+"""Operations with a state that is not in their arguments."""
 
 _TFSM = keras.layers.TFSMLayer
 """Its function reads variables themselves, which do not change where they are not trained."""

@@ -125,7 +125,7 @@ value, and has the gradient of that.
   among their arguments, and layers quantized to float8.
 - Random numbers come from a `keras.random.SeedGenerator` that is an attribute of a layer, as those
   of Keras's layers do. Workers set its state by the batch, so a batch that is done again draws the
-  same. `keras.random` without a seed is refused.
+  same. `keras.random` without a seed and `tf.random` are refused.
 - Metrics that are attributes of layers are evaluated, as `fit` evaluates them, beside those of the
   job. In training they are not read.
 - `stateful=True` is refused: batches come in another order, and to several workers.

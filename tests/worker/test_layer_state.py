@@ -124,6 +124,13 @@ class OfTensorFlow(keras.layers.Layer):  # type: ignore[misc]
         return x * self.scale
 
 
+class Noisy(keras.layers.Layer):  # type: ignore[misc]
+    """Draws from TensorFlow's own generator, which no batch sets."""
+
+    def call(self, x: Any) -> Any:
+        return x + tf.random.normal(tf.shape(x))
+
+
 def count(seen: tf.Variable) -> None:
     seen.assign_add(1.0)
 
@@ -214,6 +221,7 @@ def with_layer(make: Callable[[], Any]) -> Callable[[], keras.Model]:
         (with_layer(lambda: OfTensorFlow(count)), "assigns variable 'seen:0', a tf.Variable that"),
         (with_layer(lambda: OfTensorFlow(tf.function(count))), "assigns variable 'seen:0'"),
         (with_layer(lambda: OfTensorFlow(count_sometimes)), "assigns variable 'seen:0'"),
+        (with_layer(Noisy), r"draws random numbers by itself \(RandomStandardNormal"),
     ],
 )
 def test_what_would_be_lost_is_refused(model: Callable[[], keras.Model], says: str) -> None:
