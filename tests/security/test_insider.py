@@ -158,7 +158,7 @@ def test_another_worker_cannot_be_impersonated(certs: Path, tmp_path: Path, mine
             insider.session[:64] + body.SerializeToString(),
         ):
             fence = insider.fence(session=token)
-            assert_denied(partial(insider.push, attempt, skipped=True, fence=fence), "PS304")
+            assert_denied(partial(insider.push, attempt, skipped=True, fence=fence), "PS309")
         assert_denied(lambda: insider.push(attempt, skipped=True), "PS305")
         elsewhere.session = victim.session
         elsewhere.see_shards(b"")
@@ -420,7 +420,7 @@ def test_a_shard_can_vouch_for_others_but_opens_no_session_and_decides_nothing(
             token = key * 2 + body.SerializeToString()
             attempt = insider.lease().train.batches[0]
             fence = insider.fence(session=token)
-            assert_denied(lambda: insider.push(attempt, skipped=True, fence=fence), "PS304")
+            assert_denied(lambda: insider.push(attempt, skipped=True, fence=fence), "PS309")
             signed = types.SignedDecision(decision=b"", signature=key * 2)
             assert_denied(lambda: insider.pull(None, decision=signed), "PS306")
             other = types.Attempt(batch=types.BatchId(epoch=0, first=124, count=4), attempt=999)
