@@ -157,10 +157,9 @@ class _Pages:
         self._registry.register(_Collector(collect))
         self._security = security
         self._encrypted = encrypted
-        me = security.identity
-        # Whoever resolves a name to an address of ours, and asks for it by another, is a browser
-        # that was led here.
-        self._names = {host, socket.gethostname(), *([me.server_name] if me else [])}
+        # In plaintext a page of another site can make its own name point here. With certificates it
+        # cannot: the browser has none, and services are asked by names that only their network knows.
+        self._names = None if encrypted else {host, socket.gethostname()}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="collect")
         self._collecting = asyncio.Lock()
         self._next: asyncio.Future[list[Family]] | None = None
@@ -171,8 +170,9 @@ class _Pages:
 
     async def respond(self, head: Head, certificate: bytes | None) -> Answer:
         """See :data:`psrpc.http_server.Respond`."""
-        if head.host is not None and not known_host(head.host, self._names):
-            expected = ", ".join(sorted(self._names))
+        names = self._names
+        if names is not None and head.host is not None and not known_host(head.host, names):
+            expected = ", ".join(sorted(names))
             return _words(421, f"ask by IP address, localhost or one of {expected}")
         if self._encrypted and (refused := self._refusal(head, certificate)):
             return _words(403, refused)
