@@ -158,7 +158,7 @@ class _Pages:
         self._security = security
         self._encrypted = encrypted
         # In plaintext a page of another site can make its own name point here. With certificates it
-        # cannot: the browser has none, and services are asked by names that only their network knows.
+        # cannot: the browser has none, and services are asked by names of their network.
         self._names = None if encrypted else {host, socket.gethostname()}
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="collect")
         self._collecting = asyncio.Lock()
