@@ -142,7 +142,8 @@ def test_a_sign_of_life_of_a_generation_before_says_nothing_of_this_ones_revocat
     tmp_path: Path,
 ) -> None:
     coordinator, worker = start(tmp_path)
-    Worker(coordinator, 9)
+    # One that has never asked for work is revoked on no shard.
+    Worker(coordinator, 9).batches()
     coordinator.engine.leave_worker("worker-1", "", fatal=False)
     coordinator.settle()
     coordinator.shards[1].kill()
