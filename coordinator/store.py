@@ -250,11 +250,7 @@ class Store:
 
     def open(self) -> None:
         """Opens the file, or makes it, for its owner alone."""
-        with contextlib.suppress(OSError):
-            # SQLite gives its other files the mode of this one.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        for suffix in _SUFFIXES:
-            make_private(self._path.with_name(self._path.name + suffix))
+        self._make_private()
         self._connect(str(self._path))
         try:
             self._run("PRAGMA journal_mode = WAL")
@@ -273,6 +269,13 @@ class Store:
     def open_to_read(self) -> None:
         """Opens the file as it is, also while a coordinator has it; nothing may be put."""
         self._connect(f"{self._path.absolute().as_uri()}?mode=ro")
+
+    def _make_private(self) -> None:
+        with contextlib.suppress(OSError):
+            # SQLite gives its other files the mode of this one.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        for suffix in _SUFFIXES:
+            make_private(self._path.with_name(self._path.name + suffix))
 
     def _connect(self, database: str) -> None:
         for suffix in _SUFFIXES:

@@ -54,8 +54,8 @@ def rows(store: Store, table: str) -> int:
     return int(found[0])
 
 
-def test_the_newest_decision_is_the_one_of_the_newest_generation() -> None:
-    with Store(Path(":memory:")) as store:
+def test_the_newest_decision_is_the_one_of_the_newest_generation(tmp_path: Path) -> None:
+    with Store(tmp_path / "ledger.sqlite") as store:
         store.put_decision(Decision(1, 9, ()))
         store.put_decision(Decision(2, 7, ()))
         assert store.last_decision(1) == Decision(2, 7, ())
@@ -85,11 +85,11 @@ def test_the_store_does_not_grow_and_has_its_space_beforehand(tmp_path: Path) ->
 
 
 def test_only_the_newest_members_and_checkpoints_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "KEPT_CHECKPOINTS", 10)
     monkeypatch.setattr(store_module, "KEPT_INCARNATIONS", 10)
-    with Store(Path(":memory:")) as store:
+    with Store(tmp_path / "ledger.sqlite") as store:
         for number in range(15):
             store.put_incarnation("worker", f"worker-{number}", number, 1, "host")
             store.put_checkpoint(f"step-{number:08d}", 1, number)
@@ -100,8 +100,8 @@ def test_only_the_newest_members_and_checkpoints_are_remembered(
         assert rows(store, "checkpoints") == 10
 
 
-def test_several_values_are_kept_or_none() -> None:
-    with Store(Path(":memory:")) as store:
+def test_several_values_are_kept_or_none(tmp_path: Path) -> None:
+    with Store(tmp_path / "ledger.sqlite") as store:
         store.put_all({"a": 1, "b": [2]})
         with pytest.raises(TypeError):
             store.put_all({"a": 3, "b": object()})

@@ -56,6 +56,9 @@ class FaultyStore(Store):
             self._file.connection.rollback()
             self._connection = self._file.connection
 
+    def _make_private(self) -> None:
+        """Memory has no file."""
+
     def _reserve(self) -> None:
         """Memory needs no reserve."""
 
