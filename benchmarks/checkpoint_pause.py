@@ -31,7 +31,8 @@ from pserver.fence import Fence, ShardIdentity
 from pserver.requests import InitializeRequest, PushRequest, SnapshotOrder
 from pserver.snapshots import SnapshotFiles, SnapshotWriter
 from pserver.staging import Attempt
-from pserver.updates.engine import EngineKind, make_engine
+from pserver.updates.engine import EngineKind
+from pserver.updates.factory import make_engine
 from psrpc.batch import BatchId
 from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
 from psrpc.process import apply_malloc_settings

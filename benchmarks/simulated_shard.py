@@ -22,7 +22,7 @@ from pserver.requests import (
     Values,
 )
 from pserver.staging import Attempt
-from pserver.updates.engine import make_engine
+from pserver.updates.factory import make_engine
 from psrpc.encoding import Gradient
 from psrpc.plan import Plan, aligned_empty
 from psrpc.policy import Policy

@@ -17,7 +17,8 @@ from pserver.fence import ShardIdentity
 from pserver.metrics import families
 from pserver.server import ShardServer
 from pserver.snapshots import SnapshotFiles, SnapshotWriter
-from pserver.updates.engine import UpdateEngine, make_engine
+from pserver.updates.engine import UpdateEngine
+from pserver.updates.factory import make_engine
 from psrpc.encoding import wire_encoding
 from psrpc.errors import InvalidJob
 from psrpc.logs import get_logger

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pserver.updates.allowlist import placement_for
-from pserver.updates.engine import EngineKind, NDArray, Slots, UpdateEngine, make_engine
+from pserver.updates.engine import EngineKind, NDArray, Slots, UpdateEngine
+from pserver.updates.factory import make_engine
 from psrpc.encoding import Encoding, round_to, wire_dtype
 from psrpc.plan import ArenaPlan, Plan, VariableSpec, aligned_empty, make_plan
 

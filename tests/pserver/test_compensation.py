@@ -26,7 +26,8 @@ from pserver.requests import (
     Values,
 )
 from pserver.staging import Attempt
-from pserver.updates.engine import EngineKind, make_engine
+from pserver.updates.engine import EngineKind
+from pserver.updates.factory import make_engine
 from psrpc.batch import BatchId
 from psrpc.checkpoint import ManifestFile, commit, load_state
 from psrpc.encoding import Encoding, round_to

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from pserver.updates.allowlist import AVERAGES, placement_for
-from pserver.updates.engine import EngineKind, make_engine
+from pserver.updates.engine import EngineKind
+from pserver.updates.factory import make_engine
 from pserver.updates.keras_slots import slot_names
 from psrpc.encoding import Encoding, round_to
 from psrpc.plan import Placement, VariableSpec, make_plan

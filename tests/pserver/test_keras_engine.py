@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.updates.engine import NDArray, make_engine
+from pserver.updates.engine import NDArray
+from pserver.updates.factory import make_engine
 from psrpc.encoding import Encoding, wire_dtype
 from psrpc.errors import InvalidArgument
 from psrpc.plan import Placement, VariableSpec, aligned_empty, make_plan
@@ -188,7 +189,7 @@ def test_a_shard_leaves_gpus_and_cores_to_the_workers() -> None:
     """A small shard's update is fastest on one thread."""
     script = (
         "import json, os, sys\n"
-        "from pserver.updates.engine import make_engine\n"
+        "from pserver.updates.factory import make_engine\n"
         "from psrpc.plan import VariableSpec, make_plan\n"
         "plan = make_plan([VariableSpec('w', (3,), 'float32', 'trainable')], 1, 'cut')\n"
         "make_engine('keras', json.loads(sys.argv[1]), plan, 0)\n"

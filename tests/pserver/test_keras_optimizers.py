@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from pserver.updates.allowlist import weight_decay_exclusions
-from pserver.updates.engine import make_engine
+from pserver.updates.factory import make_engine
 from pserver.updates.schedules import make_schedule
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.plan import Placement, VariableSpec, make_plan

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pserver.updates import numpy_engine
-from pserver.updates.engine import Slots, make_engine, scalar
+from pserver.updates.engine import Slots, scalar
+from pserver.updates.factory import make_engine
 from pserver.updates.schedules import make_schedule
 from psrpc.encoding import Encoding
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob

@@ -12,7 +12,8 @@ from pserver.engine import ShardEngine
 from pserver.fence import ShardIdentity
 from pserver.requests import Snapshot, SnapshotOrder
 from pserver.server import ShardServer
-from pserver.updates.engine import EngineKind, make_engine
+from pserver.updates.engine import EngineKind
+from pserver.updates.factory import make_engine
 from psrpc.batch import BatchId
 from psrpc.plan import Plan, aligned_empty
 from psrpc.policy import Policy

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pserver.updates.engine import AVERAGES
+from pserver.updates.allowlist import AVERAGES
 from psrpc.checkpoint import ManifestFile, ShardState, commit, write_shard_file
 from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.plan import ArenaPlan, make_plan
