@@ -12,6 +12,7 @@ import hmac
 import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -35,7 +36,6 @@ from psrpc.identity import Identity, Role
 from psrpc.logs import get_logger
 from psrpc.peer_certificate import Peer
 from psrpc.revocation import CRL, RevocationList, read_revocations
-from psrpc.security_options import BY_OPTIONS, Asked
 
 log = get_logger()
 
@@ -46,6 +46,19 @@ SHORTEST_TOKEN = 16
 
 SOON = timedelta(days=7)
 """Certificates that expire within this time are warned of."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """By which options, and from where, a process was told, in words."""
+
+    certs: str = "--certs"
+    token_file: str = "--token-file"
+    insecure: str = "--insecure"
+
+
+BY_OPTIONS = Asked()
+"""All of it on the command line."""
 
 
 class Security:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
 CERTS_VARIABLE = "PSERVER_CERTS"
 TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
 INSECURE_VARIABLE = "PSERVER_INSECURE"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """By which options, and from where, a process was told, in words."""
-
-    certs: str = "--certs"
-    token_file: str = "--token-file"
-    insecure: str = "--insecure"
-
-
-BY_OPTIONS = Asked()
-"""All of it on the command line."""
 
 
 def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
@@ -77,7 +63,7 @@ def from_arguments(
         InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
             it has a setting that there is not.
     """
-    from psrpc.security import Security
+    from psrpc.security import Asked, Security
 
     check_names(environment)
     return Security.from_options(

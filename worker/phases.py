@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 from psrpc.errors import InvalidJob, InvalidSetting
 from psrpc.policy import SETTINGS, Mode, Policy, fitting
 
-if TYPE_CHECKING:
-    from worker.job import Job
+
+class PolicyFields(Protocol):
+    """The fields of :class:`worker.job.Job` that phases depend on, beside :data:`SETTINGS`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def then(self) -> Mode | None: ...
+    @property
+    def then_after(self) -> int | None: ...
+    @property
+    def local_steps(self) -> int: ...
+    @property
+    def scale_lr(self) -> object: ...
+    @property
+    def warmup_epochs(self) -> float: ...
+    @property
+    def prefetch_rows(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +43,7 @@ class Phases:
     then: Policy | None
 
 
-def phases_of(job: Job) -> Phases:
+def phases_of(job: PolicyFields) -> Phases:
     """The policies of ``job``. With a rule, a setting belongs to each phase whose mode it fits.
 
     Raises:
@@ -45,7 +65,7 @@ def phases_of(job: Job) -> Phases:
     return Phases(policies[0], job.then_after, policies[1])
 
 
-def without_effect(job: Job, mode: Mode, given: Mapping[str, Any]) -> dict[str, Any]:
+def without_effect(job: PolicyFields, mode: Mode, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a job file that are made for its own mode, by name, with their defaults: what
     to leave out when it is run in ``mode`` beside the fields ``given``. A rule is among
     them, since it begins with the mode of the file."""
@@ -62,7 +82,7 @@ def without_effect(job: Job, mode: Mode, given: Mapping[str, Any]) -> dict[str, 
     return {name: default for name, default in _defaults(job).items() if name in names}
 
 
-def _modes(job: Job) -> tuple[Mode, ...]:
+def _modes(job: PolicyFields) -> tuple[Mode, ...]:
     """Of the phases, in order.
 
     Raises:
@@ -91,7 +111,7 @@ def _modes(job: Job) -> tuple[Mode, ...]:
     return (job.mode, job.then)
 
 
-def _check_local_steps(job: Job, policies: list[Policy]) -> None:
+def _check_local_steps(job: PolicyFields, policies: list[Policy]) -> None:
     if job.local_steps == 1:
         return
     if any(policy.balance for policy in policies):
@@ -112,7 +132,7 @@ def _check_local_steps(job: Job, policies: list[Policy]) -> None:
         )
 
 
-def _check_rate(job: Job, policies: list[Policy]) -> None:
+def _check_rate(job: PolicyFields, policies: list[Policy]) -> None:
     if job.scale_lr is None:
         if job.warmup_epochs:
             raise InvalidSetting(
@@ -127,7 +147,7 @@ def _check_rate(job: Job, policies: list[Policy]) -> None:
         )
 
 
-def _check_prefetch(job: Job, policies: list[Policy]) -> None:
+def _check_prefetch(job: PolicyFields, policies: list[Policy]) -> None:
     if not isinstance(job.prefetch_rows, bool):
         raise InvalidSetting(f"prefetch_rows is {job.prefetch_rows!r}; expected true or false")
     if job.prefetch_rows and all(policy.rounds for policy in policies):
@@ -142,7 +162,7 @@ def _check_prefetch(job: Job, policies: list[Policy]) -> None:
         )
 
 
-def _refuse(job: Job, name: str, value: Any) -> None:
+def _refuse(job: PolicyFields, name: str, value: Any) -> None:
     """Raises what a policy of the first mode says of a setting that does not fit it."""
     setting: dict[str, Any] = {name: value}
     try:
@@ -152,10 +172,10 @@ def _refuse(job: Job, name: str, value: Any) -> None:
         raise InvalidSetting(f"{error}{also}", code=error.code) from None
 
 
-def _changed(job: Job, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(job: PolicyFields, settings: Mapping[str, Any]) -> dict[str, Any]:
     defaults = _defaults(job)
     return {name: value for name, value in settings.items() if value != defaults[name]}
 
 
-def _defaults(job: Job) -> dict[str, Any]:
+def _defaults(job: PolicyFields) -> dict[str, Any]:
     return {field.name: field.default for field in fields(job) if field.default is not MISSING}
