@@ -1,62 +1,47 @@
-"""What each worker should do now. Deterministic: it acts on its course alone."""
+"""Finds work for each worker. Deterministic."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from coordinator.job_state import JobState
 from coordinator.lifecycle import ENDED
+from coordinator.stuck import Stuck
 from coordinator.work import Initialize, Wait, Work
-from psrpc.logs import get_logger
-
-if TYPE_CHECKING:
-    from coordinator.course import Course
-
-log = get_logger()
 
 
 class Assignments:
-    """Finds work by the phase of the job. ``initializer`` is who initializes the shards, None
-    while nobody does. Not thread-safe."""
+    """Finds work by the phase of the job. Not thread-safe."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
-        self.initializer: str | None = None
-
-    def begin(self) -> None:
-        """A generation has begun."""
-        self.initializer = None
+    def __init__(self, job: JobState, stuck: Stuck, waiting_for: Callable[[], str]) -> None:
+        self._job = job
+        self._stuck = stuck
+        self._waiting_for = waiting_for
 
     def find(self, name: str, received: int) -> Work:
         """What ``name`` should do now; ``received`` as in LeaseWork."""
-        course = self._course
-        if course.phase in ENDED:
-            return course.end()
+        job = self._job
+        if job.phase in ENDED:
+            return job.end()
         reason, until = "", None
-        broken = course.stuck.why_no_lease(name)
+        broken = self._stuck.why_no_lease(name)
         if broken:
             return Wait(broken)
-        if course.phase == "initializing" and not course.generations.formation.initialized:
-            if self.initializer in (None, name):
-                self.initializer = name
+        if job.phase == "initializing" and not job.generations.formation.initialized:
+            if job.initializer in (None, name):
+                job.initializer = name
                 return Initialize()
-        elif course.phase in ("training", "finishing"):
-            task = course.training.orders.evaluations.lease(name)
+        elif job.phase in ("training", "finishing"):
+            task = job.training.orders.evaluations.lease(name)
             if task is not None:
-                course.training.idle_worker(name)
+                job.training.idle_worker(name)
                 # Those who waited for its clock need not.
-                course.bell.ring()
+                job.bell.ring()
                 return task
-            if course.phase == "training":
-                active = course.members.active_workers
-                work = course.training.lease(name, course.now(), received, active)
+            if job.phase == "training":
+                active = job.members.active_workers
+                work = job.training.lease(name, job.now(), received, active)
                 if not isinstance(work, Wait):
                     return work
                 reason, until = work.reason, work.until
-        return Wait(course.waiting_for() or reason or "work", until)
-
-    def release(self, name: str) -> None:
-        """Every shard refuses ``name``: others get what it held."""
-        opened = self._course.training.release(name)
-        if self.initializer == name:
-            self.initializer = None
-        log.info("work is open again", of=name, batches=opened)
+        return Wait(self._waiting_for() or reason or "work", until)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from coordinator.job_state import JobState
 from coordinator.lifecycle import ENDED
 from coordinator.switching import Switch
 from psrpc.errors import JobFailed, NotReady
 from psrpc.logs import get_logger
 from psrpc.policy import Policy
-
-if TYPE_CHECKING:
-    from coordinator.course import Course
 
 log = get_logger()
 
@@ -20,8 +18,14 @@ class Changes:
     """Begins a change when a person or the job's rule wants one, and takes it as far as it comes.
     ``switch`` is the one that is under way. Not thread-safe."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(
+        self, job: JobState, advance: Callable[[], None], waiting_for: Callable[[], str]
+    ) -> None:
+        """``advance`` takes the job as far as the facts allow; ``waiting_for`` says what it waits
+        for."""
+        self._job = job
+        self._advance = advance
+        self._waiting_for = waiting_for
         self.switch: Switch | None = None
 
     def __str__(self) -> str:
@@ -35,40 +39,40 @@ class Changes:
             JobFailed: the job is over, or has nothing more to train.
             NotReady: another change is under way, or nobody trains yet.
         """
-        course = self._course
+        job = self._job
         if self.switch is not None:
             if self.switch.settings == settings:
                 return self.switch.number
             raise NotReady(f"{self.switch} is under way ({self.switch.stage}); try again after it")
-        if course.phase not in (*ENDED, "stopping") and settings == course.run.settings:
-            return course.run.policy
-        if course.phase in ("waiting", "recovering", "initializing"):
-            awaited = course.waiting_for() or "training to begin"
+        if job.phase not in (*ENDED, "stopping") and settings == job.run.settings:
+            return job.run.policy
+        if job.phase in ("waiting", "recovering", "initializing"):
+            awaited = self._waiting_for() or "training to begin"
             raise NotReady(
-                f"the job is {course.phase}: it waits for {awaited}; its policy can be changed then"
+                f"the job is {job.phase}: it waits for {awaited}; its policy can be changed then"
             )
-        if course.phase != "training" or course.training.trained:
-            why = course.reason or "all its batches are done"
-            raise JobFailed(f"the job is {course.phase} ({why}); its policy cannot be changed")
-        number = course.run.policy + 1
+        if job.phase != "training" or job.training.trained:
+            why = job.reason or "all its batches are done"
+            raise JobFailed(f"the job is {job.phase} ({why}); its policy cannot be changed")
+        number = job.run.policy + 1
         self._start(settings)
-        course.advance()
+        self._advance()
         return number
 
     def advance(self) -> None:
         """Call it at every change and tick while the job trains."""
-        training, rule = self._course.training, self._course.run.rule
+        training, rule = self._job.training, self._job.run.rule
         if self.switch is None and rule is not None and training.rule_due:
             self._start(rule.policy, by_rule=True)
         if self.switch is None and training.rate_due is not None:
-            self._start(self._course.run.settings, by_rule=True, rate=training.rate_due)
+            self._start(self._job.run.settings, by_rule=True, rate=training.rate_due)
         if self.switch is None:
             return
-        followed = self.switch.due(training, self._course.now())
-        if followed is None or not self._course.generations.go_over(followed):
+        followed = self.switch.due(training, self._job.now())
+        if followed is None or not self._job.generations.go_over(followed):
             return
         if rule is not None and not self.switch.by_rule:
-            self._course.warnings.add(
+            self._job.warnings.add(
                 f"the job's rule ({rule.policy} after epoch {rule.epoch}) is not followed: its "
                 "policy was changed by hand"
             )
@@ -81,19 +85,19 @@ class Changes:
             # What is to be done before it may have to be done again.
             self.switch = None
         if self.switch is not None:
-            self.switch.begin(self._course.training)
+            self.switch.begin(self._job.training)
 
     def drop(self) -> None:
         """Nothing more is trained."""
         if self.switch is not None:
-            phase = self._course.phase
+            phase = self._job.phase
             why = "all batches are done" if phase == "finishing" else f"the job is {phase}"
-            self._course.warnings.add(f"{self.switch} does not come about: {why}")
+            self._job.warnings.add(f"{self.switch} does not come about: {why}")
             self.switch = None
 
     def _start(self, settings: Policy, by_rule: bool = False, rate: float | None = None) -> None:
-        run = self._course.run
+        run = self._job.run
         rate = run.followed[-1].rate if rate is None else rate
         self.switch = Switch(run.policy + 1, settings, by_rule, rate)
-        self.switch.begin(self._course.training)
+        self.switch.begin(self._job.training)
         log.info("the policy is to change", to=str(settings), by_rule=by_rule)

@@ -11,38 +11,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from coordinator.assignments import Assignments
-from coordinator.bell import Bell
 from coordinator.changes import Changes
 from coordinator.checkpointing import Checkpointing
 from coordinator.curves import Curves
 from coordinator.departures import Departures
 from coordinator.disk import DiskWork
 from coordinator.gauges import read_gauges
-from coordinator.generations import Generations, Standing
-from coordinator.job_warnings import JobWarnings
-from coordinator.lifecycle import ENDED, FORMING, Facts, Phase, next_phase
-from coordinator.membership import WorkerSilent, known_members
+from coordinator.generations import Standing
+from coordinator.job_state import JobState
+from coordinator.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
+from coordinator.membership import WorkerSilent
 from coordinator.recovery import Holding, went_back
 from coordinator.run import Run
-from coordinator.stopping import DRAINED, STOPPED, Stopping
+from coordinator.stopping import DRAINED, Stopping
 from coordinator.store import ENDED as ENDED_KEY
 from coordinator.store import Store
-from coordinator.streams import CommandStreams, Stream
+from coordinator.streams import Stream
 from coordinator.stuck import Stuck
-from coordinator.training import Training
 from coordinator.waits import Waits, held_up, waiting_for
-from coordinator.work import Command, Ended, Report
+from coordinator.work import Command, Report
 from psrpc.clock import Clock
 from psrpc.errors import StaleGeneration
 from psrpc.logs import get_logger
 
 log = get_logger()
 
-LEASE_S = 10.0
-"""Silence after which a shard or worker is taken for gone."""
 
-
-class Course:
+class Course(JobState):
     """One run of a job from its first shard to its end. ``bell`` rings at every change."""
 
     def __init__(
@@ -57,75 +52,20 @@ class Course:
     ) -> None:
         """``history`` is the file of all epochs, None for none. ``at_end`` is called when the job
         is over, before that is stored: what it leaves is there if the store says so."""
-        self.members = known_members(
-            run.plan.shards, LEASE_S, store.incarnations("shard"), store.incarnations("worker")
-        )
-        self.phase: Phase = "recovering" if run.generation else "waiting"
-        self.reason = ""
-        self.bell = Bell()
-        self.streams = CommandStreams(run.plan.shards)
+        self._curves = curves or Curves(run.run_dir / "tensorboard")
+        super().__init__(run, store, clock, disk, self._curves, history, self.advance)
         self.began = clock.now()
-        self._clock = clock
         self._store = store
         self._at_end = at_end
-        self._curves = curves or Curves(run.run_dir / "tensorboard")
-        self.warnings = JobWarnings()
-        self.warnings.add(*run.remarks, *run.description.remarks)
-        self.training = Training(
-            run, store, self._curves, self.streams.send, disk, self.warnings, clock, history
-        )
-        self.generations = Generations(run, store, disk, self.streams.send_to, self.advance)
-        self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint())
-        self.departures = Departures(self, run.plan.shards)
-        self.stuck = Stuck(self)
         self._waits = Waits()
-        self.assignments = Assignments(self)
-        self.begun = 0
-        """The generation that training was rebuilt for."""
+        self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint(), self.advance)
+        self.departures = Departures(self, run.plan.shards, self.advance)
+        self.stuck = Stuck(self, self.departures.dismiss)
+        self.changes = Changes(self, self.advance, self.waiting_for)
+        self.assignments = Assignments(self, self.stuck, self.waiting_for)
         self.stopping: Stopping | None = None
-        self.drained = False
-        """Whether this coordinator is to leave a run that has not ended."""
-        self.changes = Changes(self)
-
-    @property
-    def run(self) -> Run:
-        """The run, as of the present generation."""
-        return self.generations.run
-
-    @property
-    def complete(self) -> bool:
-        """Whether all shards have begun the present generation, so that it can be trained in."""
-        return self.generations.formation.complete and self.begun == self.run.generation
-
-    @property
-    def standing(self) -> tuple[int, int]:
-        """Generation and global step for those who look on; together they never go back. While a
-        generation is formed they are those of the one before, if that is known."""
-        if self.begun:
-            return self.begun, self.training.span.step
-        run = self.run
-        if not self.generations.formed:
-            return run.generation + 1, 0
-        return run.generation, run.restored.global_step if run.restored else 0
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is trained, the last one once all are; 0 before training begins, and while
-        a coordinator that was started again does not know it. Counts from 1, as evaluations do."""
-        return min(self.training.span.epoch + 1, self.run.description.epochs) if self.begun else 0
-
-    @property
-    def restored(self) -> str:
-        """The name of the checkpoint that shards restore, or restored for the present generation;
-        empty if none did, and before that is settled."""
-        found = self.generations
-        return found.restoring if self.phase in FORMING else found.source.rpartition("/")[2]
 
     # Time, and the end.
-
-    def now(self) -> float:
-        """Monotonic time, in seconds."""
-        return self._clock.now()
 
     def tick(self) -> None:
         """What time alone brings: who has fallen silent, what is awaited, curves to write."""
@@ -141,7 +81,7 @@ class Course:
         self.training.progress.saw_skew(gauges.version_skew)
         self._curves.flush(gauges)
         self.training.history.write(now)
-        self._waits.look(held_up(self), now)
+        self._waits.look(self.held_up(), now)
         self.advance()
 
     def fail(self, reason: str) -> None:
@@ -199,11 +139,6 @@ class Course:
         """Whether all that are there have been told that the job is over."""
         return not (self.members.shards_there(self.now()) or self.members.active_workers)
 
-    def end(self) -> Ended:
-        """What everyone is told when the job is over. That a person has stopped it is no failure
-        of theirs: who starts them again whenever they fail has nothing to do."""
-        return Ended(self.phase == "failed" and self.reason != STOPPED, self.reason)
-
     # Shards.
 
     def shard_replaced(self, shard: int) -> None:
@@ -244,17 +179,6 @@ class Course:
 
     # Work.
 
-    def check_generation(self, generation: int) -> None:
-        """Raises StaleGeneration unless this is the present generation."""
-        if generation != self.run.generation:
-            raise StaleGeneration(
-                f"the message is of generation {generation}; it is {self.run.generation}"
-            )
-
-    def stands(self, generation: int) -> bool:
-        """Whether all shards stand at this generation, so that it is trained in."""
-        return generation == self.run.generation and self.complete
-
     def check_standing(self, generation: int) -> None:
         """Raises StaleGeneration unless all shards stand at this generation."""
         self.check_generation(generation)
@@ -264,7 +188,11 @@ class Course:
 
     def waiting_for(self) -> str:
         """What the job waits for, in words; empty while it goes on."""
-        return waiting_for(self)
+        return waiting_for(self, self.stopping, self.changes, self.stuck, self.departures)
+
+    def held_up(self) -> str:
+        """What the job waits for, in words; empty while batches are being done, too."""
+        return held_up(self, self.waiting_for())
 
     def record(self, name: str, reports: Sequence[Report]) -> None:
         """Batches that ``name`` has done (async). Raises InvalidArgument."""
@@ -323,7 +251,11 @@ class Course:
             self.advance()
         elif self.phase == "initializing" and facts.initialized:
             self.training.orders.order_first(self.training.span.step)
-        elif self.phase == "stopping" and self.stopping is not None and self.stopping.over(self):
+        elif (
+            self.phase == "stopping"
+            and self.stopping is not None
+            and self.stopping.over(self, self.checkpoints.newest)
+        ):
             if self.stopping.drains:
                 self._leave()
             else:
@@ -349,7 +281,7 @@ class Course:
         lost = went_back(self.begun, before, self.training.span.step, self.generations.source)
         if lost:
             self.warnings.add(lost)
-        self.assignments.begin()
+        self.initializer = None
         self.changes.begin()
         log.info("generation begun", generation=self.begun, step=self.training.span.step)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from coordinator.figures import CAUSES, WorkerTimes
-from coordinator.gauges import Gauges
 from coordinator.run import Followed
 from coordinator.tensorboard import EventWriter
 
@@ -40,6 +40,23 @@ MOST_STEPS = 4096
 
 MAX_CHARTED = 64
 """Workers that get a curve of their own: the first ones. Each is a chart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """One moment of a job. All counts are so far; those of shards and workers are of the processes
+    that are there. ``times`` and ``speeds`` (examples/s) are by active worker, ``counts`` by what
+    they count. ``policies`` are those that were followed, with the first."""
+
+    now: float
+    steps_per_s: float = 0.0
+    examples_per_s: float = 0.0
+    version_skew: int = 0
+    staleness_counts: tuple[int, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    times: Mapping[str, WorkerTimes] = field(default_factory=lambda: MappingProxyType({}))
+    speeds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    policies: tuple[Followed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,7 +330,7 @@ class Engine:
 
     def report_initialized(self, caller: Caller) -> None:
         """A worker has initialized every shard. Raises StaleGeneration."""
-        if self._admit(caller) and self.course.assignments.initializer == caller.name:
+        if self._admit(caller) and self.course.initializer == caller.name:
             self.course.initialized()
 
     def report_evaluated(

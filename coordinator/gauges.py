@@ -2,69 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
-from coordinator.figures import WorkerTimes, add_counts
+from coordinator.curves import Gauges
+from coordinator.figures import add_counts
+from coordinator.job_state import JobState
 from coordinator.membership import Shard
-from coordinator.run import Followed
 from coordinator.stragglers import slowness
 
-if TYPE_CHECKING:
-    from coordinator.course import Course
 
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """One moment of a job. All counts are so far; those of shards and workers are of the processes
-    that are there. ``times`` and ``speeds`` (examples/s) are by active worker, ``counts`` by what
-    they count. ``policies`` are those that were followed, with the first."""
-
-    now: float
-    steps_per_s: float = 0.0
-    examples_per_s: float = 0.0
-    version_skew: int = 0
-    staleness_counts: tuple[int, ...] = ()
-    counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    times: Mapping[str, WorkerTimes] = field(default_factory=lambda: MappingProxyType({}))
-    speeds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    policies: tuple[Followed, ...] = ()
-
-
-def read_gauges(course: Course) -> Gauges:
+def read_gauges(job: JobState) -> Gauges:
     """Changes nothing but the windows of the rates."""
-    now, progress = course.now(), course.training.progress
-    active = [w for w in course.members.workers.values() if w.state == "active"]
+    now, progress = job.now(), job.training.progress
+    active = [w for w in job.members.workers.values() if w.state == "active"]
     return Gauges(
         now=now,
         steps_per_s=progress.steps.rate(now),
         examples_per_s=progress.records.rate(now),
-        version_skew=version_skew(course),
-        staleness_counts=staleness_counts(course),
-        counts=counts(course),
+        version_skew=version_skew(job),
+        staleness_counts=staleness_counts(job),
+        counts=counts(job),
         times={worker.name: worker.times for worker in active},
         speeds={
             worker.name: progress.workers[worker.name].records.rate(now)
             for worker in active
             if worker.name in progress.workers
         },
-        policies=course.run.followed,
+        policies=job.run.followed,
     )
 
 
-def version_skew(course: Course) -> int:
+def version_skew(job: JobState) -> int:
     """Greatest minus least version of the shards, at the last moment of which all have told; 0
     until all have told twice in the present generation.
 
     Shards tell about once a second, each in its own moment. In between a version is taken to have
     grown in a straight line, or a fast job's shards would seem to be far apart.
     """
-    shards = course.members.shards
-    if not course.complete or any(
-        shard.figures.generation != course.run.generation or shard.earlier is None
-        for shard in shards
+    shards = job.members.shards
+    if not job.complete or any(
+        shard.figures.generation != job.run.generation or shard.earlier is None for shard in shards
     ):
         return 0
     moment = min(shard.told for shard in shards)
@@ -92,43 +69,43 @@ def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, floa
     return updates, nbytes
 
 
-def staleness_counts(course: Course) -> tuple[int, ...]:
+def staleness_counts(job: JobState) -> tuple[int, ...]:
     """Applied pushes by staleness, over all shards."""
-    return add_counts(shard.figures.staleness_counts for shard in course.members.shards)
+    return add_counts(shard.figures.staleness_counts for shard in job.members.shards)
 
 
-def counts_of_worker(course: Course, name: str) -> tuple[int, ...]:
+def counts_of_worker(job: JobState, name: str) -> tuple[int, ...]:
     """Applied pushes of one worker by staleness, over all shards."""
-    return add_counts(shard.figures.workers.get(name, ()) for shard in course.members.shards)
+    return add_counts(shard.figures.workers.get(name, ()) for shard in job.members.shards)
 
 
-def ratios(course: Course) -> dict[str, float]:
+def ratios(job: JobState) -> dict[str, float]:
     """How slowly each active worker computes, see :func:`coordinator.stragglers.slowness`."""
-    progress = course.training.progress.workers
+    progress = job.training.progress.workers
     return slowness(
         {
             worker.name: progress[worker.name].pace.s_per_example
-            for worker in course.members.workers.values()
+            for worker in job.members.workers.values()
             if worker.state == "active" and worker.name in progress
         }
     )
 
 
-def late(course: Course) -> list[str]:
+def late(job: JobState) -> list[str]:
     """Who is late with what all others wait for, in words."""
-    schedule = course.training.schedule
-    return schedule.stragglers(course.now()) if schedule is not None else []
+    schedule = job.training.schedule
+    return schedule.stragglers(job.now()) if schedule is not None else []
 
 
-def refused(course: Course) -> int:
+def refused(job: JobState) -> int:
     """Pushes that shards have refused, whatever for."""
-    return sum(shard.figures.refused for shard in course.members.shards)
+    return sum(shard.figures.refused for shard in job.members.shards)
 
 
-def counts(course: Course) -> dict[str, int]:
+def counts(job: JobState) -> dict[str, int]:
     """How often a policy has done what plain training never does, by what that is."""
-    shards = [shard.figures for shard in course.members.shards]
+    shards = [shard.figures for shard in job.members.shards]
     return {
-        **asdict(course.training.tally),
+        **asdict(job.training.tally),
         "uncompensated": sum(figures.uncompensated for figures in shards),
     }

@@ -12,7 +12,10 @@ Phase = Literal[
 ENDED: tuple[Phase, ...] = ("done", "failed")
 
 FORMING: tuple[Phase, ...] = ("waiting", "recovering")
-"""A generation is formed, or cannot be yet: nobody trains."""
+"""A generation is formed, or cannot be yet: no worker trains."""
+
+STOPPED = "stopped by a signal"
+"""Why a job has failed that a person has stopped: not a failure of any process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ from psrpc.errors import (
 ShardState = Literal["missing", "starting", "ready", "silent", "left"]
 WorkerState = Literal["active", "silent", "left"]
 
+LEASE_S = 10.0
+"""Silence after which a shard or worker is taken for gone."""
+
 STARTING_S = 3.0
 """Silence after which a shard that has no command stream is not counted on: three signs of life.
 Before it has had one it holds nothing, and its place is free then."""

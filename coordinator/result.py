@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.stopping import STOPPED
+from coordinator.lifecycle import STOPPED
 from coordinator.summary import write_summary
 from coordinator.wording import duration
 from psrpc.told import told

@@ -31,7 +31,7 @@ from coordinator.description import (
 )
 from coordinator.disk import ThreadedDisk
 from coordinator.engine import Engine
-from coordinator.lifecycle import ENDED
+from coordinator.lifecycle import ENDED, STOPPED
 from coordinator.metrics import families
 from coordinator.remembered import remembered
 from coordinator.run_directory import (
@@ -44,7 +44,6 @@ from coordinator.run_directory import (
 )
 from coordinator.server import Server
 from coordinator.settling import check_ledger, settle
-from coordinator.stopping import STOPPED
 from coordinator.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
 from coordinator.summary import still_holds, summarize, write_summary
 from psrpc.certificates import CA_KEY

@@ -10,8 +10,8 @@ from typing import Any
 
 from coordinator.audit import AuditLog
 from coordinator.board import Board
-from coordinator.course import LEASE_S
 from coordinator.engine import Caller, Engine
+from coordinator.membership import LEASE_S
 from coordinator.messages import (
     read_figures,
     read_file,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.course import LEASE_S, Course
+from coordinator.course import Course
 from coordinator.epochs import reduced_rate
 from coordinator.gauges import (
     counts,
@@ -14,11 +14,10 @@ from coordinator.gauges import (
     staleness_counts,
     version_skew,
 )
-from coordinator.membership import Shard, Worker
+from coordinator.membership import LEASE_S, Shard, Worker
 from coordinator.messages import write_times
 from coordinator.progress import WorkerProgress
 from coordinator.stragglers import name_stragglers
-from coordinator.waits import held_up
 from psrpc.v1 import coordinator_pb2 as pb
 
 EVALUATIONS = 1000
@@ -64,7 +63,7 @@ def write_status(course: Course) -> pb.GetJobStatusResponse:
         refused=refused(course),
         skipped=progress.skipped,
         failed=progress.failed,
-        waiting_for=held_up(course),
+        waiting_for=course.held_up(),
         waited_s=course.waited_s,
         reason=course.reason,
         warnings=course.warnings.kept,

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from coordinator.job_state import JobState
 from coordinator.save_request import SaveRequest
 from coordinator.training import Training
 from coordinator.wording import step_of
 from psrpc.plural import counted
-
-if TYPE_CHECKING:
-    from coordinator.course import Course
-
-STOPPED = "stopped by a signal"
 
 DRAINED = "drained by a signal: the run has not ended, and the same command goes on with it"
 
@@ -33,12 +27,13 @@ class Stopping:
         self._save_by = now + FINISH_S + SAVE_S
         self._save: SaveRequest | None = None
 
-    def over(self, course: Course) -> bool:
+    def over(self, job: JobState, newest: str) -> bool:
         """Whether all is saved, or never will be, or it has taken too long, which is a warning.
-        Call it at every change and tick while the job stops."""
-        now, training = course.now(), course.training
-        if course.members.shards_hoped_for(now) < course.run.plan.shards or not course.complete:
-            return self._give_up(course, "a shard is gone")
+        Call it at every change and tick while the job stops. ``newest`` is the checkpoint that was
+        committed last, empty if there is none."""
+        now, training = job.now(), job.training
+        if job.members.shards_hoped_for(now) < job.run.plan.shards or not job.complete:
+            return self._give_up(job, newest, "a shard is gone")
         if self._save is None:
             if not training.idle and now < self._finish_by:
                 return False
@@ -49,16 +44,16 @@ class Stopping:
         if now < self._save_by:
             return False
         return self._give_up(
-            course, f"after {SAVE_S:.0f} s it waits for {self.waiting_for(training)}"
+            job, newest, f"after {SAVE_S:.0f} s it waits for {self.waiting_for(training)}"
         )
 
-    def _give_up(self, course: Course, why: str) -> bool:
-        step, newest = course.training.span.step, course.checkpoints.newest
+    def _give_up(self, job: JobState, newest: str, why: str) -> bool:
+        step = job.training.span.step
         lost = step - (step_of(newest) or 0)
         if lost > 0:
             steps = counted(lost, "step is", "steps are")
             who = "the coordinator leaves, and the" if self.drains else "the job stops, and its"
-            course.warnings.add(
+            job.warnings.add(
                 f"{who} state of step {step} is not saved: {why}; a run that goes on without these "
                 f"shards does so from {newest or 'its start'}: {steps} done again"
             )

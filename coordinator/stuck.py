@@ -1,20 +1,18 @@
 """Workers that cannot go on although they give signs of life: others do what they hold.
 
-Deterministic: it acts on its course alone. docs/design/0015-broken-routes.md.
+Deterministic. docs/design/0015-broken-routes.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from coordinator.job_state import JobState
 from coordinator.lifecycle import FORMING
 from coordinator.routes import Routes, read_routes
 from coordinator.standstill import stands_still
 from coordinator.wording import shards
 from psrpc.logs import get_logger
-
-if TYPE_CHECKING:
-    from coordinator.course import Course
 
 log = get_logger()
 
@@ -28,8 +26,10 @@ _NONE = Routes({}, {})
 class Stuck:
     """Knows who is stuck and why. Not thread-safe."""
 
-    def __init__(self, course: Course) -> None:
-        self._course = course
+    def __init__(self, job: JobState, dismiss: Callable[[str, str], None]) -> None:
+        """``dismiss`` has shards refuse a worker from now on, for a reason."""
+        self._job = job
+        self._dismiss = dismiss
         self._routes = _NONE
         self._reasons: dict[str, str] = {}
         self._since: dict[str, float] = {}
@@ -37,9 +37,9 @@ class Stuck:
     def look(self, now: float) -> None:
         """Judges all workers and hands over what the stuck ones hold. Call it now and then, and
         when a worker reports another route than before."""
-        course = self._course
-        members = course.members
-        if not course.complete or course.phase in FORMING or members.shard_away:
+        job = self._job
+        members = job.members
+        if not job.complete or job.phase in FORMING or members.shard_away:
             # What is held up now is held up by that.
             self._routes, reasons = _NONE, {}
             for worker in members.workers.values():
@@ -47,7 +47,7 @@ class Stuck:
         else:
             # What a worker said in an older generation is of shards that may have been replaced.
             workers = members.workers.values()
-            known = [w for w in workers if not w.unreachable or course.stands(w.generation)]
+            known = [w for w in workers if not w.unreachable or job.stands(w.generation)]
             self._routes = read_routes(known, members.shards)
             reasons = self._judge(now)
         for name in reasons.keys() - self._reasons.keys():
@@ -59,12 +59,12 @@ class Stuck:
         self._since = {name: self._since.get(name, now) for name in reasons}
         self._hand_over(now)
         if changed:
-            course.bell.ring()
+            job.bell.ring()
 
     def why_no_lease(self, worker: str) -> str:
         """What ``worker`` has to do before it gets work, in words that go on from "waiting for";
         empty if it may have some."""
-        known = self._course.members.workers.get(worker)
+        known = self._job.members.workers.get(worker)
         if known is None or not known.unreachable:
             return ""
         return f"{worker} to reach {shards(sorted(known.unreachable))}"
@@ -75,7 +75,7 @@ class Stuck:
 
     def lines(self, now: float) -> list[str]:
         """Who is stuck and why, in words; shards that no worker reaches come first."""
-        members = self._course.members
+        members = self._job.members
         # Who has gone since the last look is no longer stuck, and may be forgotten.
         there = {name: w for name, w in members.workers.items() if w.state == "active"}
         lines = self._routes.lines(there, members.shards, now)
@@ -87,14 +87,14 @@ class Stuck:
 
     def waiting_for(self) -> str:
         """Which shards no worker reaches, in words; empty when there are none."""
-        members = self._course.members
+        members = self._job.members
         return "; ".join(
             f"a worker to reach {members.shards[shard]}" for shard in sorted(self._routes.unreached)
         )
 
     def _judge(self, now: float) -> dict[str, str]:
         reasons = {}
-        for worker in self._course.members.workers.values():
+        for worker in self._job.members.workers.values():
             if worker.state != "active":
                 continue
             if worker.unreachable:
@@ -112,20 +112,20 @@ class Stuck:
     def _hand_over(self, now: float) -> None:
         """Lets others do what stuck workers hold; where shards have to refuse a worker first, it is
         dismissed, and joins anew under another name."""
-        course, reasons = self._course, self._reasons
-        schedule = course.training.schedule
-        if schedule is None or not course.complete:
+        job, reasons = self._job, self._reasons
+        schedule = job.training.schedule
+        if schedule is None or not job.complete:
             return
         for name in reasons:
             # It changes nothing on a shard.
-            course.training.orders.evaluations.release(name)
+            job.training.orders.evaluations.release(name)
         to_dismiss = set(schedule.hand_over(reasons.keys()))
-        if course.phase == "initializing":
-            to_dismiss |= reasons.keys() & {course.assignments.initializer}
-        workers = [w for w in course.members.workers.values() if w.state == "active"]
+        if job.phase == "initializing":
+            to_dismiss |= reasons.keys() & {job.initializer}
+        workers = [w for w in job.members.workers.values() if w.state == "active"]
         if all(w.name in reasons or w.unreachable for w in workers):
             # There is no one to do it instead, and the cause is not the worker's.
             return
         for name in sorted(to_dismiss):
             if name not in self._routes.broken or now - self._since[name] >= GRACE_S:
-                course.departures.dismiss(name, reasons[name])
+                self._dismiss(name, reasons[name])

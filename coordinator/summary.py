@@ -11,10 +11,10 @@ from typing import Any
 
 from coordinator.course import Course
 from coordinator.gauges import counts, counts_of_worker, refused, staleness_counts
+from coordinator.lifecycle import STOPPED
 from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
-from coordinator.stopping import STOPPED
 from psrpc.runs import CHECKPOINTS, SUMMARY
 from psrpc.storage import replace_text
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from coordinator.children import Exited
 from coordinator.commands import Cluster
 from coordinator.fleet import Death, Fleet, is_worker, stamp
+from coordinator.lifecycle import STOPPED
 from coordinator.outcome import Outcome
 from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
 from coordinator.screen import Screen
-from coordinator.stopping import STOPPED
 from coordinator.vitals import COORDINATOR
 from psrpc.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
 from psrpc.runs import SUMMARY, read_summary

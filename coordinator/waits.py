@@ -2,56 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from coordinator.changes import Changes
+from coordinator.departures import Departures
+from coordinator.job_state import JobState
 from coordinator.lifecycle import ENDED, FORMING
+from coordinator.stopping import Stopping
+from coordinator.stuck import Stuck
 from psrpc.logs import get_logger
 from psrpc.waiting import FIRST_S, Announcer
-
-if TYPE_CHECKING:
-    from coordinator.course import Course
 
 log = get_logger()
 
 
-def waiting_for(course: Course) -> str:
+def waiting_for(
+    job: JobState,
+    stopping: Stopping | None,
+    changes: Changes,
+    stuck: Stuck,
+    departures: Departures,
+) -> str:
     """What the job waits for; empty while it goes on."""
-    if course.phase in ENDED:
+    if job.phase in ENDED:
         return ""
-    training = course.training
+    training = job.training
     orders = training.orders
-    parts = [course.members.waiting_for_shards()]
-    if course.phase in FORMING:
-        parts.append(course.generations.waiting_for())
-    elif course.stopping is not None:
-        parts.append(course.stopping.waiting_for(training))
-    elif not course.members.active_workers:
+    parts = [job.members.waiting_for_shards()]
+    if job.phase in FORMING:
+        parts.append(job.generations.waiting_for())
+    elif stopping is not None:
+        parts.append(stopping.waiting_for(training))
+    elif not job.members.active_workers:
         parts.append("a worker to register")
-    elif course.phase == "initializing":
-        if not course.generations.formation.initialized:
-            parts.append(f"{course.assignments.initializer or 'a worker'} to initialize the shards")
+    elif job.phase == "initializing":
+        if not job.generations.formation.initialized:
+            parts.append(f"{job.initializer or 'a worker'} to initialize the shards")
         parts.append(orders.snapshots.waiting_for())
-    elif course.phase == "finishing":
+    elif job.phase == "finishing":
         parts += [orders.snapshots.waiting_for(), orders.saving.waiting_for()]
         parts.append(orders.evaluations.waiting_for())
-    elif course.changes.switch is not None:
-        parts.append(course.changes.switch.waiting_for(training))
+    elif changes.switch is not None:
+        parts.append(changes.switch.waiting_for(training))
     else:
         parts.append(training.waiting_for())
-    if course.phase not in FORMING:
-        parts.append(course.stuck.waiting_for())
-        parts.append(course.departures.waiting_for())
+    if job.phase not in FORMING:
+        parts.append(stuck.waiting_for())
+        parts.append(departures.waiting_for())
     return "; ".join(part for part in parts if part)
 
 
-def held_up(course: Course) -> str:
-    """Like :func:`waiting_for`, but empty while batches are being done: that every one is in
-    somebody's hands is how it should be."""
-    last = course.training.progress.last_done
-    busy = last is not None and course.now() - last < FIRST_S
-    if course.phase == "training" and busy:
-        return course.members.waiting_for_shards()
-    return waiting_for(course)
+def held_up(job: JobState, awaited: str) -> str:
+    """``awaited``, but empty while batches are being done: that every one is in a worker's hands is
+    how it should be."""
+    last = job.training.progress.last_done
+    busy = last is not None and job.now() - last < FIRST_S
+    if job.phase == "training" and busy:
+        return job.members.waiting_for_shards()
+    return awaited
 
 
 class Waits:

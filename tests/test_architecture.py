@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,13 @@ def test_packages_point_one_way(module: str) -> None:
             name == ok or name.startswith(ok + ".") or ok.startswith(name + ".") for ok in allowed
         ):
             pytest.fail(f"{module} imports {name}; it may import {sorted(allowed)}")
+
+
+def test_modules_form_no_circle() -> None:
+    """Imports within functions and for type checkers count."""
+    known = MODULES.keys()
+    graph = {name: (imports(path) & known) - {name} for name, path in MODULES.items()}
+    TopologicalSorter(graph).prepare()
 
 
 @pytest.mark.parametrize("module", MODULES)

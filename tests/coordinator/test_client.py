@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.client import CoordinatorClient
-from coordinator.course import LEASE_S
+from coordinator.membership import LEASE_S
 from coordinator.servicer import HEARTBEAT_S
 from psrpc.errors import CoordinatorUnreachable
 from psrpc.v1 import coordinator_pb2 as pb

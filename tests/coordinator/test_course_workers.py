@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.course import LEASE_S
+from coordinator.membership import LEASE_S
 from coordinator.work import (
     Initialize,
     Revocation,

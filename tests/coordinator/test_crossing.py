@@ -14,8 +14,8 @@ import pytest
 
 from coordinator import crossing
 from coordinator.client import CoordinatorClient
-from coordinator.course import LEASE_S
 from coordinator.crossing import Crossing, LoopThread, Pulse
+from coordinator.membership import LEASE_S
 from psrpc.clock import ManualClock
 from psrpc.credentials import SECRET_BYTES
 from psrpc.errors import DeadlinePassed, NotReady

@@ -15,9 +15,9 @@ from coordinator.curves import (
     MOST_STEPS,
     POINTS_PER_FLUSH,
     Curves,
+    Gauges,
 )
 from coordinator.figures import WorkerTimes
-from coordinator.gauges import Gauges
 from coordinator.run import Followed
 from coordinator.tensorboard import EventWriter
 from psrpc.policy import ASYNC, Policy

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.disk import Choice
-from coordinator.stopping import STOPPED
+from coordinator.lifecycle import STOPPED
 from coordinator.store import GENERATION
 from coordinator.summary import summarize
 from psrpc.errors import CheckpointError

@@ -8,11 +8,11 @@ from typing import NoReturn
 import pytest
 
 from coordinator.checkpoints import Checkpoints
-from coordinator.course import LEASE_S
-from coordinator.membership import STARTING_S
+from coordinator.lifecycle import STOPPED
+from coordinator.membership import LEASE_S, STARTING_S
 from coordinator.saving import PAUSE_S
 from coordinator.snapshots import ShardFile
-from coordinator.stopping import FINISH_S, SAVE_S, STOPPED
+from coordinator.stopping import FINISH_S, SAVE_S
 from coordinator.store import ENDED
 from coordinator.work import (
     Decision,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from coordinator.course import Course
 from coordinator.description import JobDescription
 from coordinator.epochs import EpochRow
-from coordinator.stopping import STOPPED
+from coordinator.lifecycle import STOPPED
 from pserver.engine import ShardEngine
 from pserver.tables.tables import Tables
 from psrpc.runs import CHECKPOINTS

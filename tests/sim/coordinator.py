@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.course import Course
-from coordinator.curves import Curves
+from coordinator.curves import Curves, Gauges
 from coordinator.engine import POLL_S, Caller, Engine, pause_s
-from coordinator.gauges import Gauges
 from coordinator.lifecycle import ENDED
 from coordinator.messages import read_holding, write_command, write_lease
 from coordinator.run import Run
