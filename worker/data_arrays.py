@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -165,10 +166,12 @@ class Npz:
         y: the key of the labels.
         sample_weight: the key of the weights, optional.
         map: as for :class:`Arrays`.
-        records: ``(start, stop)`` to use a part of the file alone; None uses all.
+        records: ``(start, stop)`` to use a part of the file alone, such as ``(0, 100)`` for the
+            first hundred; a pair, counted from 0, without ``stop`` itself. None uses all.
 
     Raises:
-        InvalidJob: on first use: no such file, no ``.npz`` file, no such key in it.
+        InvalidJob: ``records`` is no such pair; on first use: no such file, no ``.npz`` file, no
+            such key in it, fewer records than ``stop``.
     """
 
     def __init__(
@@ -181,6 +184,8 @@ class Npz:
         map: Map | None = None,
         records: tuple[int, int] | None = None,
     ) -> None:
+        if records is not None:
+            _check_records(records)
         self._path = path
         self._keys = (x, y, sample_weight)
         self._map = map
@@ -256,9 +261,26 @@ class Npz:
         array = Ragged(*(file[one] for one in key)) if isinstance(key, tuple) else file[key]
         if self._records is not None:
             start, stop = self._records
-            check_range(f"Npz: array {key!r}", start, stop, len(array))
+            if stop > len(array):
+                raise InvalidData(
+                    f"Npz: records is {self._records}, and array {key!r} of {str(self._path)!r} "
+                    f"has {counted(len(array), 'record')}; expected a stop of at most {len(array)}"
+                )
             array = take(array, np.arange(start, stop))  # no view: the rest is let go
         return array
+
+
+def _check_records(records: object) -> None:
+    """Refuses all but a pair of whole numbers, the first of which is the smaller."""
+    pair = records if isinstance(records, tuple | list) and len(records) == 2 else ()
+    whole = [one for one in pair if isinstance(one, Integral) and not isinstance(one, bool)]
+    if len(whole) == 2 and 0 <= whole[0] < whole[1]:
+        return
+    first = f"records=(0, {records})" if isinstance(records, Integral) and records > 0 else ""
+    raise InvalidData(
+        f"Npz: records is {_shown(records)}; expected a pair (start, stop) of whole numbers with "
+        f"0 <= start < stop{f': {first} takes the first {records}' if first else ''}"
+    )
 
 
 def _as_array(values: Any) -> Array | Ragged:

@@ -180,12 +180,33 @@ def test_npz_takes_several_inputs_and_a_part_of_the_file(npz: Path) -> None:
     assert y.tolist() == [4, 5]
 
 
+@pytest.mark.parametrize(
+    "records", [100, (5,), (3, 3), (4, 2), (-2, 4), (0.0, 5.0), (0, 5, 1), "05"]
+)
+def test_records_of_an_npz_are_a_pair(records: Any) -> None:
+    """The file has nothing to do with it, and is not even there."""
+    with pytest.raises(InvalidJob) as raised:
+        Npz("a.npz", records=records)
+    said = str(raised.value)
+    assert said.startswith(f"Npz: records is {records!r}; expected a pair (start, stop)")
+    assert said.endswith(": records=(0, 100) takes the first 100") == (records == 100)
+
+
+def test_records_of_an_npz_may_be_numpys(npz: Path) -> None:
+    start, stop = np.array([2, 5])
+    assert Npz(npz, records=(start, stop)).read_range(0, 3)[1].tolist() == [2, 3, 4]
+
+
 def test_npz_says_what_is_wrong(npz: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="no file"):
         Npz(tmp_path / "absent.npz").read_range(0, 1)
     with pytest.raises(InvalidJob, match="has no array 'label'; it has x, z, y"):
         _ = Npz(npz, y="label").num_records
-    with pytest.raises(InvalidJob, match=r"array 'x' has 10 records; \[5, 20\) is not a part"):
+    with pytest.raises(
+        InvalidJob,
+        match=r"records is \(5, 20\), and array 'x' of '.*' has 10 records; expected a stop of at "
+        "most 10",
+    ):
         _ = Npz(npz, records=(5, 20)).num_records
     for name, content in (("text.npz", b"hello"), ("cut.npz", npz.read_bytes()[:200])):
         (tmp_path / name).write_bytes(content)
