@@ -291,6 +291,14 @@ def _check_fits(directory: Path, manifest: Manifest, description: JobDescription
     if manifest.job != description.name:
         whose = f", which is of job {manifest.job!r} and not of {description.name!r}"
     for name, theirs, ours in wanted:
+        if theirs != ours and name == "batch_size" and description.local_steps > 1:
+            # The checkpoint has the product alone.
+            raise InvalidJob(
+                f"cannot resume from {directory}{whose}: its batch_size x local_steps is {theirs}, "
+                f"the job's is {description.batch_size} x {description.local_steps} = {ours}; "
+                "batches would be lost or repeated. Set them back, or start a new run",
+                code="PS405",
+            )
         if theirs != ours and name == "data":
             raise InvalidJob(
                 f"cannot resume from {directory}{whose}: the training data (train=) has changed, "

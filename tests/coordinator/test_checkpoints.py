@@ -93,6 +93,10 @@ def test_one_that_a_shard_could_not_load_is_not_chosen_again(tmp_path: Path) -> 
             r"the training data \(train=\) has changed, and has \d+ record",
         ),
         ({"batch_size": 5}, "its batch_size is 4, the job's is 5"),
+        (
+            {"batch_size": 4, "local_steps": 2},
+            "its batch_size x local_steps is 4, the job's is 4 x 2 = 8;.* Set them back",
+        ),
         ({"seed": 1}, "its seed is 0, the job's is 1"),
         ({"name": "other", "seed": 1}, "is of job 'tiny' and not of 'other': its seed is 0"),
     ],
