@@ -122,12 +122,18 @@ class JobDescription:
     @property
     def remarks(self) -> list[str]:
         """What a person should know of how the job is done."""
-        if not self.unsummed_metrics:
-            return []
-        return [
-            f"the states of {', '.join(self.unsummed_metrics)} do not add up over batches: the "
-            "history has no value of training data, and one worker evaluates all records"
-        ]
+        found = []
+        if self.batch_size > self.train_records:
+            found.append(
+                f"batch_size is {self.batch_size}, and train holds "
+                f"{counted(self.train_records, 'record')}: each epoch is one batch of all of them"
+            )
+        if self.unsummed_metrics:
+            found.append(
+                f"the states of {', '.join(self.unsummed_metrics)} do not add up over batches: the "
+                "history has no value of training data, and one worker evaluates all records"
+            )
+        return found
 
     @property
     def mode(self) -> Mode:

@@ -74,7 +74,7 @@ def changed_policy(stands: Policy, values: Mapping[str, Any], job: JobDescriptio
 def check_for_job(policy: Policy, job: JobDescription) -> None:
     """Raises InvalidJob if this job cannot be trained so."""
     needed = job.unit * policy.open
-    if needed > job.train_records:
+    if policy.open > 1 and needed > job.train_records:
         raise InvalidSetting(
             f"a round of {policy.open} micro-batches (replicas) has {counted(needed, 'record')}, "
             f"and train holds {job.train_records}; use fewer replicas"

@@ -252,7 +252,9 @@ def _check_data(job: Job) -> tuple[int, int]:
     }
     factors = {name: factor for name, factor in factors.items() if factor > 1}
     needed = math.prod(factors.values())
-    if records < needed:
+    # A batch that is larger than the data is one of all of it, which the coordinator remarks on; a
+    # round or local steps would have fewer batches than the job asks for.
+    if records < needed and set(factors) != {"batch_size"}:
         raise InvalidJob(
             f"train holds {counted(records, 'record')}, less than one global batch of {needed} "
             f"({' x '.join(f'{name} {factor}' for name, factor in factors.items())}); use more "

@@ -53,6 +53,14 @@ def test_a_field_that_is_wrong_is_named(changes: dict[str, Any], what: str) -> N
         describe(**changes)
 
 
+def test_a_batch_that_is_larger_than_the_data_is_remarked_on() -> None:
+    [said] = describe(batch_size=12, train_records=10).remarks
+    assert said == (
+        "batch_size is 12, and train holds 10 records: each epoch is one batch of all of them"
+    )
+    assert describe(batch_size=10, train_records=10).remarks == []
+
+
 @pytest.mark.parametrize("every", [0, "60", "60x", "-1s", True])
 def test_an_interval_of_checkpoints_that_is_none_is_named(every: object) -> None:
     with pytest.raises(InvalidJob, match=r"has checkpoint_every = .*; expected steps \(500\)"):

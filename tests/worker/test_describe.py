@@ -110,6 +110,14 @@ def test_how_tensors_travel_is_told() -> None:
     document = described(wire_dtype="float16", compression="topk", topk=0.1)
     told = [document[name] for name in ("wire_dtype", "compression", "topk")]
     assert told == ["float16", "topk", 0.1]
+@pytest.mark.parametrize("rounds", [{}, {"mode": "sync", "replicas": 1}])
+def test_a_batch_may_be_larger_than_the_data(rounds: dict[str, Any]) -> None:
+    """It is what is left over in the epoch, as the last batch of any epoch is."""
+    document = described(train=classes(9), **rounds)
+    assert (document["train_records"], document["batch_size"]) == (9, 10)
+    assert document["total_updates"] == 1
+
+
 
 
 @pytest.mark.parametrize("setting", [{"wire_dtype": "bfloat16"}, {"compression": "int8"}])

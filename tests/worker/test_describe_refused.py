@@ -56,7 +56,10 @@ def own(_y: Any, p: Any) -> Any:
     [
         ({"train": classes(0)}, "train holds no records"),
         ({"eval": classes(0)}, "eval holds no records"),
-        ({"train": classes(9)}, "train holds 9 records, less than one global batch of 10"),
+        (
+            {"train": classes(9), "mode": "sync", "replicas": 2},
+            "train holds 9 records, less than one global batch of 20",
+        ),
         (
             {"mode": "sync", "replicas": 7},
             "train holds 60 records, less than one global batch of 70 (batch_size 10 x replicas 7)",
