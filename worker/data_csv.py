@@ -20,6 +20,8 @@ from worker.permutation import RecordOrder
 
 Column = str | int
 _SCAN_NBYTES = 1 << 24
+_DELIMITERS = (";", "\t", "|", ",")
+"""Those that files have, to be named where the job says another."""
 
 
 class Csv:
@@ -104,26 +106,41 @@ class Csv:
                 path = existing_file("Csv", self._path)
                 index = _LineIndex(path, self._header, self._delimiter)
                 try:
-                    self._x_columns, self._y_column = self._columns(index.columns)
+                    self._x_columns, self._y_column = self._columns(index)
                 except InvalidJob:
                     index.close()
                     raise
                 self._index = index
             return self._index
 
-    def _columns(self, names: list[str]) -> tuple[list[int], int]:
+    def _columns(self, index: _LineIndex) -> tuple[list[int], int]:
+        names = index.columns
+
         def place(column: Column) -> int:
             if isinstance(column, int) and 0 <= column < len(names):
                 return column
             if column in names:
                 return names.index(str(column))
             shown = ", ".join(names) if self._header else f"0 to {len(names) - 1}"
-            raise InvalidData(f"Csv: {str(self._path)!r} has no column {column!r}; it has {shown}")
+            raise InvalidData(
+                f"Csv: {str(self._path)!r} has no column {column!r}; it has {shown}"
+                f"{self._other_delimiter(column, index)}"
+            )
 
         label = place(self._y)
         if self._x is None:
             return [i for i in range(len(names)) if i != label], label
         return [place(column) for column in self._x], label
+
+    def _other_delimiter(self, column: Column, index: _LineIndex) -> str:
+        """A hint at the delimiter that the first line seems to have, if it has ``column`` then, or
+        is a single column now; empty where none does better."""
+        for other in _DELIMITERS:
+            split = next(csv.reader([index.first_line], delimiter=other), [])
+            there = column in split if self._header else int(column) < len(split)
+            if len(split) > len(index.columns) and (there or len(index.columns) == 1):
+                return f"; its columns seem to be separated by {other!r}: say delimiter={other!r}"
+        return ""
 
     def _batch(self, index: _LineIndex, records: npt.NDArray[np.int64]) -> Batch:
         lines = index.lines(records)
@@ -167,9 +184,16 @@ class Csv:
 
 
 def _hint(value: str, option: str, dtype: np.dtype[np.generic]) -> str:
-    """What to do about a column of text, or of fractions among integers; nothing about a gap."""
+    """What to do about a gap, a column of text, or of fractions among integers."""
+    if not value.strip():
+        what = option[0]
+        return (
+            f"; the field is empty: fill it, leave the line out, or give it a value in map=: with "
+            f"{option}='str', {what} = np.where({what} == {value!r}, '0', {what})"
+            f".astype({str(dtype)!r})"
+        )
     try:
-        number = float(value or "nan")
+        number = float(value)
     except ValueError:
         return (
             f"; for text say {option}='str', and map= that makes numbers of it, by one list of its "
@@ -185,6 +209,7 @@ class _LineIndex:
 
     def __init__(self, found: Found, header: bool, delimiter: str) -> None:
         self.columns: list[str] = []
+        self.first_line = ""
         self._files = DataFiles([found])
         [file] = self._files.files
         self._name = file.name
@@ -192,7 +217,8 @@ class _LineIndex:
             self._spans = _record_spans(file)
             if len(self._spans):
                 [(_, text)] = self.lines(np.array([0]))
-                first = next(csv.reader([text.removeprefix("\ufeff")], delimiter=delimiter))
+                self.first_line = text.removeprefix("\ufeff")
+                first = next(csv.reader([self.first_line], delimiter=delimiter))
                 self.columns = first if header else [str(i) for i in range(len(first))]
         except BaseException:
             self.close()

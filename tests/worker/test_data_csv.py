@@ -106,7 +106,19 @@ def test_text_goes_to_the_map(tmp_path: Path) -> None:
             {"y": "a", "x_dtype": "int8"},
             "line 2 column 'y' is '2.5'; expected int8; for numbers with a fraction say x_dtype=",
         ),
-        ("a,y\n1,\n", {"y": "y"}, "line 2 column 'y' is ''; expected int64"),
+        ("a,y\n1,\n", {"y": "y"}, "line 2 column 'y' is ''; expected int64; the field is empty"),
+        (
+            "a,y\n1,2\n,3\n",
+            {"y": "y"},
+            "line 3 column 'a' is ''; expected float32; the field is empty: fill it, leave the "
+            "line out, or give it a value in map=: with x_dtype='str', "
+            "x = np.where(x == '', '0', x).astype('float32')",
+        ),
+        ("a;b;y\n1;2;3\n", {"y": "y"}, "has no column 'y'; it has a;b;y; its columns seem to b"),
+        ("a;b;y\n1;2;3\n", {"y": "label"}, "say delimiter=';'"),
+        ("a\tb\ty\n1\t2\t3\n", {"y": "y"}, r"say delimiter='\t'"),
+        ("a,y\n1,3\n", {"y": "y", "delimiter": ";"}, "say delimiter=','"),
+        ("1;2;3\n", {"y": 2, "header": False}, "has no column 2; it has 0 to 0; its columns seem "),
     ],
 )
 def test_what_is_wrong_is_named_by_line_and_column(
@@ -116,6 +128,26 @@ def test_what_is_wrong_is_named_by_line_and_column(
     with pytest.raises(InvalidJob) as raised:
         data.read_range(0, data.num_records)
     assert says in str(raised.value)
+
+
+def test_a_delimiter_is_named_only_where_it_does_better(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"has no column 'z'; it has a;b, y$"):
+        _ = Csv(write(tmp_path, "a;b,y\n1,2\n"), y="z").num_records
+    with pytest.raises(InvalidJob, match=r"has no column 'z'; it has a$"):
+        _ = Csv(write(tmp_path, "a\n1\n"), y="z").num_records
+
+
+def test_a_gap_is_filled_as_the_hint_says(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,y\n1,2\n,3\n")
+    with pytest.raises(InvalidJob) as raised:
+        Csv(path, y="y").read_range(0, 2)
+    hint = str(raised.value).partition("with x_dtype='str', x = ")[2]
+
+    def filled(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return eval(hint, {"np": np, "x": x}), y
+
+    x, _ = Csv(path, y="y", x_dtype="str", map=filled).read_range(0, 2)
+    assert x.tolist() == [[1.0], [0.0]]
 
 
 def test_no_records_and_no_file(tmp_path: Path) -> None:
