@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from psrpc.errors import InvalidJob
@@ -11,10 +12,10 @@ def read_job_file(path: Path) -> bytes:
     """What is in it; also a quick look whether it is there, before a process is started for it.
 
     Raises:
-        InvalidJob: there is none, or it cannot be read.
+        InvalidJob: there is none, it cannot be read, or it is a notebook.
     """
     try:
-        return path.read_bytes()
+        source = path.read_bytes()
     except FileNotFoundError:
         raise InvalidJob(
             f"there is no job file {str(path)!r} (in {Path.cwd()})", code="PS102"
@@ -23,6 +24,12 @@ def read_job_file(path: Path) -> bytes:
         raise InvalidJob(
             f"the job file {str(path)!r} cannot be read: {error.strerror}", code="PS102"
         ) from None
+    if path.suffix == ".ipynb":
+        raise InvalidJob(
+            f"the job file {str(path)!r} is a notebook; expected a Python file: `jupyter nbconvert "
+            f"--to script {shlex.quote(str(path))}` writes {str(path.with_suffix('.py'))!r}"
+        )
+    return source
 
 
 class UserCodeFailed(InvalidJob):
