@@ -1,4 +1,4 @@
-"""Layers that compute from tensors that they derived from their variables when those were set."""
+"""Layers that are adapted to data, or given what they would learn from it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import keras
+
+from psrpc.errors import InvalidJob
 
 
 def derive(model: keras.Model) -> None:
@@ -35,3 +37,28 @@ def _normalizations(model: keras.Model) -> list[keras.layers.Normalization]:
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None
     ]
+
+
+def check_vocabularies(model: keras.Model) -> None:
+    """Refuses layers without the vocabulary that they look words or numbers up in, of which
+    TensorFlow says that a table is not initialized.
+
+    Raises:
+        InvalidJob: names the layer.
+    """
+    within = set()
+    for layer in model._flatten_layers():
+        lookup = layer
+        if isinstance(layer, keras.layers.TextVectorization):
+            lookup = layer._lookup_layer
+            within.add(id(lookup))
+        elif id(layer) in within or not isinstance(
+            layer, keras.layers.StringLookup | keras.layers.IntegerLookup
+        ):
+            continue
+        if int(lookup.lookup_table.size()) == 0:
+            raise InvalidJob(
+                f"layer {layer.name!r} ({type(layer).__name__}) has no vocabulary; give it "
+                "vocabulary=[...], or call its adapt(...) in the model function, with the same "
+                "data in each process"
+            )

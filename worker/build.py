@@ -16,6 +16,7 @@ from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_ex
 from pserver.updates.keras_objects import rebuild
 from psrpc.errors import InvalidJob
 from worker import keras_names
+from worker.adapted import check_vocabularies
 from worker.data import Batch, map_arrays
 from worker.job import Job
 from worker.loader import user_code
@@ -37,7 +38,7 @@ def build_model(job: Job, example: Batch) -> Any:
         A ``keras.Model`` or a ``tf.Module``.
 
     Raises:
-        InvalidJob: the function makes something else.
+        InvalidJob: the function makes something else, or a layer without its vocabulary.
         UserCodeFailed: it raised.
     """
     keras.utils.set_random_seed(job.seed % 2**32)
@@ -47,6 +48,7 @@ def build_model(job: Job, example: Batch) -> Any:
     with user_code("model()"), look_up(NoRows()):
         model = job.model()
     if isinstance(model, keras.Model):
+        check_vocabularies(model)
         if not model.built:
             # Creates the variables, and changes none: a layer may count its calls.
             with (

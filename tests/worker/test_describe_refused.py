@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -208,6 +209,36 @@ def test_fractions_for_an_input_of_whole_numbers_are_refused() -> None:
             InvalidJob, match=rf"'ids' takes int64, and the data has float32, \[{shown}\]; "
         ):
             described(**fields(bad))
+
+
+@pytest.mark.parametrize("kind", ["StringLookup", "IntegerLookup", "TextVectorization"])
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_layer_without_its_vocabulary_is_refused(kind: str, deferred: bool) -> None:
+    """TensorFlow says that a table is not initialized, and names neither layer nor cause."""
+    texts = kind != "IntegerLookup"
+    data = np.array(["a b", "b", "c"] if texts else [7, 8, 9])
+
+    def model(given: Any = None, adapt: bool = False) -> keras.Model:
+        layer = getattr(layers, kind)(vocabulary=given, name="words")
+        if adapt:
+            layer.adapt(data)
+        shape, dtype = ((), "string") if kind == "TextVectorization" else ((1,), "int64")
+        ids = keras.Input(shape, dtype="string" if texts else dtype)
+        parts = [layers.Embedding(9, 4), layers.GlobalAveragePooling1D(), layers.Dense(3)]
+        if deferred:
+            return keras.Sequential([layer, *parts])
+        return keras.Model(ids, keras.Sequential(parts)(layer(ids)))
+
+    x = np.resize(data, 60) if kind == "TextVectorization" else np.resize(data, (60, 1))
+    train = Arrays(x, np.arange(60) % 3)
+    with pytest.raises(InvalidJob) as raised:
+        described(model=model, train=train)
+    assert str(raised.value) == (
+        f"layer 'words' ({kind}) has no vocabulary; give it vocabulary=[...], or call its "
+        "adapt(...) in the model function, with the same data in each process"
+    )
+    for told in ({"given": ["a", "b"] if texts else [7, 8]}, {"adapt": True}):
+        assert described(model=partial(model, **told), train=train)["train_records"] == 60
 
 
 def test_two_variables_of_one_name_are_refused() -> None:
