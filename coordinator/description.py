@@ -70,7 +70,8 @@ class Rule:
 @dataclass(frozen=True)
 class JobDescription:
     """A job, as far as anyone but a worker needs to know it. ``policy`` is what it begins with,
-    ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id;
+    ``then`` what it goes over to by itself; ``local_steps`` (H) are the batches of one batch id,
+    ``local_learning_rate`` is that of the workers' SGD then, None where a schedule says it;
     ``tables`` are the embedding tables, ``first_rows`` the checkpoint whose rows they begin with
     (empty: none), and ``rows_nbytes`` about the bytes of their rows that a batch needs;
     ``warmup_epochs`` is for ``scale_lr``; ``intra_op_threads`` is 0 where TensorFlow is to choose;
@@ -101,6 +102,7 @@ class JobDescription:
     document: dict[str, Any]
     then: Rule | None = None
     local_steps: int = 1
+    local_learning_rate: float | None = None
     scale_lr: ScaleLr | None = None
     warmup_epochs: float = 0.0
     tables: tuple[TableSpec, ...] = ()
@@ -202,6 +204,7 @@ def read_description(document: Any) -> JobDescription:
         document=document,
         then=_rule(document.get("then"), epochs),
         local_steps=read.whole("local_steps", 1, absent=1),
+        local_learning_rate=read.checked("local_learning_rate", maybe(real)),
         full_checkpoint_every=read.whole("full_checkpoint_every", 1, absent=FULL_EVERY),
         scale_lr=read.choice("scale_lr", get_args(ScaleLr), absent=True),
         warmup_epochs=read.positive("warmup_epochs"),

@@ -214,8 +214,10 @@ def reduced_rate(run: Run, index: int) -> str:
 
 
 def first_learning_rate(run: Run) -> float | None:
-    """What the learning rate of ``run`` is unless it was reduced, once it is warm; None where a
-    schedule says it."""
+    """What the learning rate of ``run`` is unless it was reduced, once it is warm; that of workers
+    where they take local steps. None where a schedule says it."""
+    if run.description.local_steps > 1:
+        return run.description.local_learning_rate
     rate = run.description.optimizer.get("config", {}).get("learning_rate")
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         return None

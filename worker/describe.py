@@ -111,8 +111,11 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     # Every check of the plan that does not depend on the number of shards.
     plan = make_plan(variables, 1, "cut", tables)
     _check_wire(job, plan)
+    local_rate = None
     if job.local_steps > 1:
         LocalSgd.of(optimizer)  # refuses others
+        rate = optimizer["config"]["learning_rate"]
+        local_rate = float(rate) if isinstance(rate, int | float) else None
         optimizer = shard_optimizer()
     if job.engine == "numpy":
         NumpyEngine(optimizer, plan, 0)  # refuses what it cannot do; holds no parameters yet
@@ -124,6 +127,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         "policy": policy.to_json(),
         "then": then and {"policy": then.to_json(), "epoch": job.then_after},
         "local_steps": job.local_steps,
+        "local_learning_rate": local_rate,
         "scale_lr": job.scale_lr,
         "warmup_epochs": float(job.warmup_epochs),
         "batch_size": job.batch_size,

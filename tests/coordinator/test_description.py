@@ -87,6 +87,7 @@ def test_a_rule_and_the_size_of_a_batch_are_read() -> None:
         ({"then": {"policy": {"mode": "async"}, "epoch": 0}}, "after epoch 0"),
         ({"then": {"policy": {"mode": "odd"}, "epoch": 1}}, "mode is 'odd'"),
         ({"local_steps": 0}, "local_steps = 0; expected at least 1"),
+        ({"local_learning_rate": "0.1"}, "local_learning_rate is '0.1'; expected a number"),
         ({"scale_lr": "square"}, "scale_lr = 'square'; expected linear"),
         ({"warmup_epochs": -1.0}, "warmup_epochs = -1.0; expected a number of at least 0"),
     ],

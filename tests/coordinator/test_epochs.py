@@ -25,6 +25,7 @@ from tests.coordinator.training_bench import Bench
 RECORDS = 8
 WHOLE = IntervalSet([(0, RECORDS)])
 SGD = {"class_name": "SGD", "config": {"learning_rate": 0.5}}
+SHARDS = {"class_name": "SGD", "config": {"learning_rate": 1.0}}
 
 
 class NoCurves:
@@ -222,6 +223,19 @@ def test_the_learning_rate_is_left_out_where_a_schedule_says_it(tmp_path: Path) 
         schedule = {"config": {"learning_rate": {"class_name": "CosineDecay"}}}
         training = begin(make_bench(tmp_path, store, optimizer=schedule), 1, 0)
         assert [row.learning_rate for row in training.history.rows] == [None]
+
+
+@pytest.mark.parametrize("rate", [0.25, None])
+def test_with_local_steps_the_learning_rate_is_the_workers(
+    tmp_path: Path, rate: float | None
+) -> None:
+    """Shards subtract what they are given, at a rate of 1."""
+    with Store(tmp_path / "ledger.sqlite") as store:
+        bench = make_bench(
+            tmp_path, store, optimizer=SHARDS, local_steps=2, local_learning_rate=rate
+        )
+        training = begin(bench, 1, 0)
+        assert [row.learning_rate for row in training.history.rows] == [rate]
 
 
 def test_a_summary_has_every_epoch(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_a_description_holds_what_the_coordinator_needs() -> None:
         "policy": {"mode": "sync", "replicas": 4},
         "then": None,
         "local_steps": 1,
+        "local_learning_rate": None,
         "scale_lr": None,
         "warmup_epochs": 0.0,
         "batch_size": 10,
@@ -98,6 +99,9 @@ def test_with_local_steps_shards_add_up_what_workers_push() -> None:
     assert (document["batch_size"], document["local_steps"]) == (10, 3)
     config = document["optimizer"]["config"]
     assert (config["learning_rate"], config["momentum"]) == (1.0, 0.0)
+    assert document["local_learning_rate"] == pytest.approx(0.1)
+    falling = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 12))
+    assert described(optimizer=falling, local_steps=3)["local_learning_rate"] is None
     # Two batches of 30 records an epoch, of three local steps each.
     assert (document["total_updates"], seen) == (4, [12])
     with pytest.raises(InvalidJob, match=r"local_steps needs SGD, .* but optimizer is Adam"):
@@ -106,10 +110,6 @@ def test_with_local_steps_shards_add_up_what_workers_push() -> None:
         described(local_steps=9)
 
 
-def test_how_tensors_travel_is_told() -> None:
-    document = described(wire_dtype="float16", compression="topk", topk=0.1)
-    told = [document[name] for name in ("wire_dtype", "compression", "topk")]
-    assert told == ["float16", "topk", 0.1]
 @pytest.mark.parametrize("rounds", [{}, {"mode": "sync", "replicas": 1}])
 def test_a_batch_may_be_larger_than_the_data(rounds: dict[str, Any]) -> None:
     """It is what is left over in the epoch, as the last batch of any epoch is."""
@@ -118,6 +118,10 @@ def test_a_batch_may_be_larger_than_the_data(rounds: dict[str, Any]) -> None:
     assert document["total_updates"] == 1
 
 
+def test_how_tensors_travel_is_told() -> None:
+    document = described(wire_dtype="float16", compression="topk", topk=0.1)
+    told = [document[name] for name in ("wire_dtype", "compression", "topk")]
+    assert told == ["float16", "topk", 0.1]
 
 
 @pytest.mark.parametrize("setting", [{"wire_dtype": "bfloat16"}, {"compression": "int8"}])
