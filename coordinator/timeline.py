@@ -40,10 +40,12 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
     found: list[Event] = []
     if status.restored and status.restored != last.restored:
         found.append(Event("restart", goes_on(status.restored)))
-    if status.phase != last.phase:
+    changes = (last.phase, status.phase)
+    passing = _goes_over(status) or (_goes_over(last) and changes == ("recovering", "training"))
+    if status.phase != last.phase and not passing:
         kind: Kind = "failure" if status.phase == "failed" else "phase"
         found.append(Event(kind, f"{status.job}: {status.phase}"))
-    if status.generation > max(last.generation, 1):
+    if status.generation > max(last.generation, 1) and _recoveries(status) > _recoveries(last):
         found.append(Event("restart", f"generation {status.generation}"))
     if status.policy > max(last.policy, 1):
         rate = status.policies[-1].learning_rate if status.policies else ""
@@ -69,6 +71,23 @@ def events_between(last: GetJobStatusResponse, status: GetJobStatusResponse) -> 
         found.append(Event("waiting", f"waiting for {status.waiting_for}"))
     found += [Event("warning", f"warning: {line}") for line in _new(last.warnings, status.warnings)]
     return found
+
+
+def _goes_over(status: GetJobStatusResponse) -> bool:
+    """Whether shards are about to begin the generation of a policy that was stored, in which
+    nothing is lost."""
+    changed = status.policy > 1 and status.policies
+    return (
+        bool(changed)
+        and status.phase == "recovering"
+        and status.policies[-1].global_step == status.global_step
+    )
+
+
+def _recoveries(status: GetJobStatusResponse) -> int:
+    """Generations besides those that only a change of policy has begun."""
+    changes = max(status.policy, 1) - 1 - _goes_over(status)
+    return max(status.generation, 1) - 1 - changes
 
 
 def evaluations(status: GetJobStatusResponse) -> list[str]:

@@ -13,6 +13,7 @@ from coordinator.wording import duration, metrics, state
 from psrpc.v1.coordinator_pb2 import (
     EvaluationResult,
     GetJobStatusResponse,
+    PolicyChange,
     ShardStatus,
     WorkerStatus,
 )
@@ -335,6 +336,30 @@ def test_a_change_of_policy_is_shown() -> None:
     changed = training(policy=2, settings="ssp staleness=4")
     assert log.lines(changed, 0.3) == ["policy 2: ssp staleness=4"]
     assert log.lines(changed, 0.4) == []
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_the_generation_of_a_policy_is_not_shown_beside_it(seen: bool) -> None:
+    """Whether or not the status is taken between the two. It is shown where another one begins."""
+    log = ProgressLog(every_s=100.0)
+    log.lines(training(policy=1, generation=1), 0.0)
+    policies = [PolicyChange(policy=1), PolicyChange(policy=2, global_step=600)]
+    status = training(policy=2, settings="ssp", policies=policies, generation=1)
+    said = []
+    if seen:
+        status.global_step, status.phase = 600, "recovering"
+        said += log.lines(status, 0.1)
+    status.generation, status.phase, status.global_step = 2, "training", 601
+    said += log.lines(status, 0.2)
+    assert said == ["policy 2: ssp"]
+    # A shard was lost meanwhile: there is one generation more.
+    status.generation, status.policy, status.settings = 4, 3, "async"
+    status.policies.add(policy=3, global_step=650)
+    assert log.lines(status, 0.3) == ["generation 4", "policy 3: async"]
+    status.phase = "recovering"
+    assert log.lines(status, 0.4) == ["mnist_dnn: recovering"]
+    status.generation, status.phase = 5, "training"
+    assert log.lines(status, 0.5) == ["mnist_dnn: training", "generation 5"]
 
 
 def test_every_member_has_one_line_however_narrow_the_terminal_is() -> None:

@@ -216,7 +216,7 @@ def test_a_lower_learning_rate_is_told(tmp_path: Path) -> None:
         event.text
         for one, other in ((before, then), (then, after))
         for event in events_between(one, other)
-        if event.kind == "mode"
+        if event.kind in ("mode", "restart")
     ] == [
         "learning rate 0.25 from epoch 4 on (val_loss has not improved for 1 epoch)",
         "learning rate 0.125 from epoch 5 on (val_loss has not improved for 1 epoch)",
