@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -273,14 +272,19 @@ class Npz:
 def _check_records(records: object) -> None:
     """Refuses all but a pair of whole numbers, the first of which is the smaller."""
     pair = records if isinstance(records, tuple | list) and len(records) == 2 else ()
-    whole = [one for one in pair if isinstance(one, Integral) and not isinstance(one, bool)]
+    whole = [int(one) for one in pair if _is_whole(one)]
     if len(whole) == 2 and 0 <= whole[0] < whole[1]:
         return
-    first = f"records=(0, {records})" if isinstance(records, Integral) and records > 0 else ""
+    first = f": records=(0, {records}) takes the first {records}" if _is_whole(records) else ""
     raise InvalidData(
         f"Npz: records is {_shown(records)}; expected a pair (start, stop) of whole numbers with "
-        f"0 <= start < stop{f': {first} takes the first {records}' if first else ''}"
+        f"0 <= start < stop{first}"
     )
+
+
+def _is_whole(value: object) -> bool:
+    # NumPy's numbers, too.
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _as_array(values: Any) -> Array | Ragged:
