@@ -275,7 +275,9 @@ def _check_records(records: object) -> None:
     whole = [int(one) for one in pair if _is_whole(one)]
     if len(whole) == 2 and 0 <= whole[0] < whole[1]:
         return
-    first = f": records=(0, {records}) takes the first {records}" if _is_whole(records) else ""
+    first = ""
+    if isinstance(records, int) and records > 0:
+        first = f": records=(0, {records}) takes the first {records}"
     raise InvalidData(
         f"Npz: records is {_shown(records)}; expected a pair (start, stop) of whole numbers with "
         f"0 <= start < stop{first}"

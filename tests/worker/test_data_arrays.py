@@ -181,7 +181,7 @@ def test_npz_takes_several_inputs_and_a_part_of_the_file(npz: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "records", [100, (5,), (3, 3), (4, 2), (-2, 4), (0.0, 5.0), (0, 5, 1), "05"]
+    "records", [100, 0, (5,), (3, 3), (4, 2), (-2, 4), (0.0, 5.0), (0, 5, 1), "05"]
 )
 def test_records_of_an_npz_are_a_pair(records: Any) -> None:
     """The file has nothing to do with it, and is not even there."""
