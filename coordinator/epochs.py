@@ -191,7 +191,8 @@ def learning_rate(run: Run, epoch: int) -> float | None:
     rate = first_learning_rate(run)
     if rate is None or (run.warmup_updates and epoch < run.description.warmup_epochs):
         return None
-    return rate * run.followed[-1].rate
+    # Keras keeps rates as float32: 0.1 comes as 0.10000000149011612.
+    return float(f"{rate * run.followed[-1].rate:.7g}")
 
 
 def reduced_rate(run: Run, index: int) -> str:
