@@ -26,13 +26,16 @@ from worker.output_names import by_output, check_label_names, check_output_names
 from worker.ragged import as_tensor
 
 _NOT_RUN = {
+    "fit": "give what it sets to the job, and prepare data in map= of the data source",
+    "evaluate": "evaluations compute the job's loss and metrics; give those",
     "train_step": "write the forward pass in call(), a loss of its own in compute_loss()",
     "test_step": "evaluations compute the job's loss and metrics; give those",
     "make_train_function": "workers compile the step themselves",
     "make_test_function": "workers compile the evaluation themselves",
     "compute_metrics": "give metrics to the job, as metrics=[...]",
 }
-"""Methods of ``keras.Model`` that workers never call, and what to use instead."""
+"""Methods of ``keras.Model`` that workers never call, and what to use instead. Those of predictions
+may be overridden: training has no part in them."""
 
 
 def complete(job: Job, example: Batch) -> tuple[Job, Any]:

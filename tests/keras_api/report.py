@@ -132,5 +132,8 @@ value, and has the gradient of that.
 - Tables of `StringLookup`, `IntegerLookup`, `TextVectorization` and boundaries of `Discretization`
   are no variables: each process builds them with the model. Give a vocabulary, or adapt to the same
   data everywhere. Means of `Normalization` are variables, and the same everywhere.
-- `train_step` and others that workers do not call are refused; `compute_loss` is called.
+- Overridden methods that workers do not call are refused ([PS108](errors.md#ps108)): `fit`,
+  `evaluate`, `train_step`, `test_step`, `make_train_function`, `make_test_function` and
+  `compute_metrics`. `compute_loss` is called. `predict` and `predict_step` may be overridden: a job
+  predicts nothing.
 """

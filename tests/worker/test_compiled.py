@@ -47,11 +47,19 @@ def overriding(name: str) -> Callable[[], keras.Model]:
 
 @pytest.mark.parametrize(
     "name",
-    ["train_step", "test_step", "make_train_function", "make_test_function", "compute_metrics"],
+    [
+        *("fit", "evaluate", "train_step", "test_step"),
+        *("make_train_function", "make_test_function", "compute_metrics"),
+    ],
 )
 def test_an_overridden_method_that_workers_do_not_call_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidJob, match=rf"Odd overrides {name}\(\), which workers do not call"):
         described(model=overriding(name), metrics=[])
+
+
+@pytest.mark.parametrize("name", ["predict", "predict_step", "make_predict_function"])
+def test_what_predicts_alone_may_be_overridden(name: str) -> None:
+    assert described(model=overriding(name), metrics=[], train=make_job(dense_model).train)
 
 
 def test_a_method_that_is_replaced_on_the_model_itself_is_refused() -> None:
