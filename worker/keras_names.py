@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ _TABLES: dict[str, Mapping[Any, Any]] = {
     "optimizer": optimizers.ALL_OBJECTS_DICT,
 }
 _NOT_BY_NAME = {
-    *("loss", "metric", "mean_metric_wrapper"),
+    *("loss", "metric", "mean", "mean_metric_wrapper", "sum"),
     *("optimizer", "optimizermap", "lossscaleoptimizer", "multioptimizer"),
 }
 
@@ -79,21 +80,49 @@ def _texts(nest: Any) -> list[str]:
 
 
 def _nearest(kind: Kind, name: str) -> str:
-    known = sorted({*_names(kind), *BY_SHAPES.get(kind, ())})
-    word = name.lower().replace("-", "_").replace(" ", "_")
+    known = sorted(_all_names(kind))
+    word = _as_keras_writes(name)
     # adma is nearer to adamax by the letters in common than to adam.
     close = [each for each in known if sorted(each) == sorted(word)]
     # rmse is as far from root_mean_squared_error as from anything.
     close += [each for each in known if "_" in each and _initials(each) == word]
+    close += _by_words(word, known)
+    others = [other for other in _TABLES if other != kind and word in _all_names(other)]
+    if others and not close:
+        return f"it is the name of {'an' if others[0][0] in 'aeiou' else 'a'} {others[0]}"
     close += get_close_matches(word, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    others = [other for other in _TABLES if other != kind and word in _names(other)]
-    return (
-        f"it is the name of {'an' if others[0][0] in 'aeiou' else 'a'} {others[0]}"
-        if others
-        else ""
-    )
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _as_keras_writes(name: str) -> str:
+    """``SparseCrossEntropy-Loss`` as ``sparse_crossentropy``."""
+    word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
+    word = word.replace("cross_entropy", "crossentropy")
+    return word.removesuffix("loss").rstrip("_") or word
+
+
+def _by_words(word: str, known: Sequence[str]) -> list[str]:
+    """Names that differ by underscores or a number at the end, have all the words, or have none
+    that is not among them; those before others that say the least more, or the least less."""
+    exact = [each for each in known if each.replace("_", "") == word.replace("_", "")]
+    exact += [each for each in known if each == word.rstrip("0123456789")]
+    words = word.split("_")
+    more = [each for each in known if all(_among(part, each.split("_")) for part in words)]
+    less = [each for each in known if set(each.split("_")) <= set(words)]
+    return [*exact, *sorted(more, key=_count), *sorted(less, key=_count, reverse=True)]
+
+
+def _among(word: str, parts: Sequence[str]) -> bool:
+    """Whether it is one of the parts, or the beginning of one: acc of accuracy."""
+    return word in parts or (len(word) > 2 and any(part.startswith(word) for part in parts))
+
+
+def _count(name: str) -> int:
+    return len(name.split("_"))
+
+
+def _all_names(kind: str) -> set[str]:
+    return {*_names(kind), *BY_SHAPES.get(kind, ())}
 
 
 def _names(kind: str) -> set[str]:
