@@ -58,7 +58,7 @@ def build_model(job: Job, example: Batch) -> Any:
             ):
                 model(map_arrays(as_tensor, example[0]), training=False)
     elif isinstance(model, tf.Module):
-        if not callable(job.loss) or isinstance(job.loss, keras.losses.Loss):
+        if not callable(job.loss) or isinstance(job.loss, keras.losses.Loss | type):
             raise InvalidJob(
                 f"loss is {job.loss!r}, but the model is a tf.Module; expected a function "
                 "f(module, x, y)"
@@ -278,6 +278,7 @@ def serialized_optimizer(
     if isinstance(optimizer, str):
         optimizer = keras_names.get("optimizer", optimizer)
     elif callable(optimizer) and not isinstance(optimizer, keras.optimizers.Optimizer):
+        keras_names.check_class("optimizer", optimizer)
         given = (job.optimizer_updates(),) if _required_arguments(optimizer) else ()
         with user_code("optimizer()"):
             optimizer = optimizer(*given)

@@ -17,7 +17,7 @@ from worker.build import build_loss, build_model
 from worker.data import Batch, map_arrays
 from worker.inputs import calling, check_input_names
 from worker.job import Job
-from worker.keras_names import check_names
+from worker.keras_names import check_names, made_losses
 from worker.labels import check_labels_by_output, loss_name, naming_losses
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
@@ -115,6 +115,7 @@ def completed(job: Job, model: Any) -> Job:
     as :func:`complete` does."""
     compiled = _compile_arguments(model)
     if isinstance(model, keras.Model):
+        job = replace(job, loss=made_losses(job.loss))
         _check_methods(model)
         _check_layers(model)
         _check_arguments(compiled)
@@ -128,7 +129,7 @@ def completed(job: Job, model: Any) -> Job:
                 code="PS108",
             )
         if not _given(own) and _given(other):
-            chosen[name] = other
+            chosen[name] = made_losses(other) if name == "loss" else other
     completed = replace(job, **chosen) if chosen else job
     if completed.optimizer is None:
         raise InvalidJob(f"the job has no optimizer; {_WHERE.format('optimizer')}")

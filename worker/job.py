@@ -56,8 +56,9 @@ class Job:
     Attributes:
         model: makes the model: a Keras model, or a plain ``tf.Module``. Called once per process,
             after all random seeds have been set from ``seed``.
-        loss: for a Keras model a Keras loss or its name, or ``f(y_true, y_pred)`` that returns one
-            value per example or their mean; losses that layers add (regularizers) are added to it.
+        loss: for a Keras model a Keras loss, its class or its name, or ``f(y_true, y_pred)`` that
+            returns one value per example or their mean; losses that layers add (regularizers) are
+            added to it.
             Labels come in the rank of the output, ``[n]`` as ``[n, 1]`` where that is its shape, as
             in ``fit``. Of a model with several outputs one for all, a dict of those by the outputs'
             names, or a list in their order, as ``keras.Model.compile`` takes it; where the

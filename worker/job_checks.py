@@ -15,14 +15,23 @@ def check_loss(loss: object) -> None:
         for part in loss.values() if isinstance(loss, Mapping) else loss:
             check_loss(part)
         return
-    # A class is callable too, but means a loss that was not made.
+    # Other classes are callable too, but mean an object that was not made.
     if loss is not None and (
-        isinstance(loss, type) or not (isinstance(loss, str) or callable(loss))
+        not (isinstance(loss, str) or callable(loss))
+        or (isinstance(loss, type) and not _is_loss_class(loss))
     ):
         raise InvalidSetting(
             f"loss is {show(loss)}; expected a Keras loss, its name or a function, or a dict of "
             "them by the names of outputs"
         )
+
+
+def _is_loss_class(kind: type) -> bool:
+    """Whether it is a ``keras.losses.Loss``, of which Keras makes one. Keras is not imported for
+    the question."""
+    return any(
+        base.__name__ == "Loss" and base.__module__.startswith("keras.") for base in kind.__mro__
+    )
 
 
 def check_loss_weights(weights: object) -> None:

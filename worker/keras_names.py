@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from keras.src import losses, metrics, optimizers
 
 from psrpc.errors import InvalidJob
 from worker.job import Job
+from worker.loader import user_code
 
 Kind = Literal["loss", "metric", "optimizer"]
 
@@ -56,12 +58,58 @@ def get(kind: Kind, name: str) -> Any:
         ) from None
 
 
-def check_names(job: Job) -> None:
-    """Refuses names of losses and metrics that Keras does not have, those by output too.
+def check_class(kind: Kind, given: Any) -> None:
+    """Refuses a class in place of an object if arguments are needed to make one; of others Keras
+    makes one itself.
 
     Raises:
-        InvalidJob: as :func:`get` does.
+        InvalidJob: names the class and the arguments.
     """
+    if not isinstance(given, type):
+        return
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(given).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        field = "metrics contains" if kind == "metric" else f"{kind} is"
+        raise InvalidJob(
+            f"{field} the class {given.__name__}, which needs arguments ({', '.join(needed)}); "
+            f"give {given.__name__}({needed[0]}=...) instead"
+        )
+
+
+def made_losses(losses: Any) -> Any:
+    """A loss, or a nest of them, with one made of each class, as ``compile`` takes it.
+
+    Raises:
+        InvalidJob: as :func:`check_class` does.
+        UserCodeFailed: a class of the job's own raised.
+    """
+
+    def made(loss: Any) -> Any:
+        if not isinstance(loss, type):
+            return loss
+        check_class("loss", loss)
+        with user_code(f"loss {loss.__name__}()"):
+            return loss()
+
+    if not any(isinstance(loss, type) for loss in keras.tree.flatten(losses)):
+        return losses
+    return keras.tree.map_structure(made, losses)
+
+
+def check_names(job: Job) -> None:
+    """Refuses names of losses and metrics that Keras does not have, those by output too, and
+    classes of metrics that it cannot make.
+
+    Raises:
+        InvalidJob: as :func:`get` and :func:`check_class` do.
+    """
+    for metric in keras.tree.flatten(job.metrics):
+        check_class("metric", metric)
     fields: tuple[tuple[Kind, Any], ...] = (("loss", job.loss), ("metric", job.metrics))
     for kind, nest in fields:
         for name in _texts(nest):

@@ -97,11 +97,20 @@ def test_a_job_takes_what_it_does_not_give_from_compile() -> None:
     assert (job.loss, list(job.metrics)) == (SPARSE, ["accuracy"])
 
 
+@pytest.mark.parametrize("compile_", [False, True])
+def test_of_a_class_of_losses_one_is_made_as_keras_does(compile_: bool) -> None:
+    kind = keras.losses.SparseCategoricalCrossentropy
+    build = compiled(optimizer=None, loss=kind) if compile_ else dense_model
+    assert isinstance(completed(build, loss=None if compile_ else kind).loss, kind)
+
+
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"optimizer": "sgd"}, {"optimizer": keras.optimizers.SGD(), "loss": None}),
     # Keras makes one of each and names the second adam_1.
     ({"optimizer": "adam"}, {"optimizer": "adam", "loss": None}),
     ({"loss": SPARSE}, {"optimizer": None, "loss": keras.losses.SparseCategoricalCrossentropy()}),
+    ({"loss": SPARSE}, {"optimizer": None, "loss": keras.losses.SparseCategoricalCrossentropy}),
+    ({"loss": keras.losses.SparseCategoricalCrossentropy}, {"optimizer": None, "loss": SPARSE}),
     ({"metrics": ["accuracy"]}, {"optimizer": None, "loss": SPARSE, "metrics": ["accuracy"]}),
 ]
 

@@ -48,6 +48,12 @@ class Times(keras.metrics.Mean):  # type: ignore[misc]
         self.factor = factor
 
 
+class Scaled(keras.losses.Loss):  # type: ignore[misc]
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+
 def own(_y: Any, p: Any) -> Any:
     return keras.ops.mean(p, axis=-1)
 
@@ -128,6 +134,23 @@ def own(_y: Any, p: Any) -> Any:
         ({"metrics": ["rmse"]}, "did you mean 'root_mean_squared_error'?"),
         ({"metrics": ["qqq"]}, "no metric of that name; see keras.metrics for those that it has"),
         ({"metrics": ["mean_io_u"]}, "'num_classes'); give keras.metrics.MeanIoU(...) instead"),
+        (
+            {"metrics": [keras.metrics.MeanIoU]},
+            "metrics contains the class MeanIoU, which needs arguments (num_classes); give "
+            "MeanIoU(num_classes=...) instead",
+        ),
+        (
+            {"optimizer": keras.optimizers.LossScaleOptimizer},
+            "optimizer is the class LossScaleOptimizer, which needs arguments (inner_optimizer)",
+        ),
+        (
+            {"loss": Scaled},
+            "loss is the class Scaled, which needs arguments (by); give Scaled(by=...) instead",
+        ),
+        (
+            {"model": Line, "metrics": [], "loss": keras.losses.MeanSquaredError},
+            "but the model is a tf.Module; expected a function",
+        ),
         ({"metrics": ["accuracy", "accuracy"]}, "two metrics are named 'accuracy'"),
         ({"optimizer": "sdg"}, "Keras has no optimizer of that name; did you mean 'sgd'?"),
         ({"optimizer": lambda: 3}, "optimizer() made a int; expected a Keras optimizer"),
@@ -259,6 +282,8 @@ def test_two_variables_of_one_name_are_refused() -> None:
             "train": spoilt(57, -1),
         },
         {"loss": keras.losses.Circle(), "metrics": []},
+        {"loss": keras.losses.CategoricalCrossentropy, "train": one_hot()},
+        {"optimizer": keras.optimizers.Adam},
         {"loss": GENERALIZED, "model": lambda: dense(activation="softmax")},
         {"loss": "poisson", "model": lambda: dense(1), "metrics": [keras.metrics.MeanSquaredError]},
         {
