@@ -354,7 +354,7 @@ def _check_outputs(
     from worker.inputs import calling, check_input_names, check_inputs
     from worker.labels import check_labels, check_weights, counting, output_shape
     from worker.lookups import NoRows, look_up
-    from worker.output_names import check_label_names
+    from worker.output_names import by_output, check_label_names
 
     head = _head(example)
     with calling(model, head[0]), look_up(NoRows()):
@@ -385,10 +385,11 @@ def _check_outputs(
     for metric in layer_metrics(model):
         names += metric_results(metric.name, metric.result())
     for metric in metrics:
-        with counting(metric.name, head[1], outputs):
+        several = metric.name == BY_OUTPUT
+        given = by_output(model, outputs, job.metrics) if several else None
+        with counting(metric.name, head[1], outputs, given):
             metric.update_state(map_arrays(as_tensor, head[1]), outputs)
-            by_output = metric.name == BY_OUTPUT
-            names += metric_results(metric.name, metric.result()) if by_output else [metric.name]
+            names += metric_results(metric.name, metric.result()) if several else [metric.name]
     return names, _unsummed(model, example, metrics, names)
 
 

@@ -213,24 +213,38 @@ _OF_OTHER_SHAPES = ("circle", "cosine_similarity", "ctc")
 
 
 @contextmanager
-def counting(metric: str, labels: Any, outputs: Any) -> Iterator[None]:
+def counting(
+    metric: str, labels: Any, outputs: Any, by_output: Mapping[Any, Any] | None = None
+) -> Iterator[None]:
     """As ``user_code``, for the metric of this name, and says what shapes it was given.
 
     Args:
         metric: its name.
         labels: of a few records.
         outputs: of the model for them.
+        by_output: which metrics each of several outputs has, where there are several.
     """
     try:
         with user_code(f"metric {metric}"):
             yield
     except UserCodeFailed as error:
+        said = str(error)
+        if by_output:
+            which = ", ".join(f"{name!r} has {_list(given)}" for name, given in by_output.items())
+            said = f"{error}; of the outputs {which} (a list goes by the sorted names of outputs)"
         raise UserCodeFailed(
-            f"{error}; labels have shape {_shapes(labels)}, the output {_shapes(outputs)}: metrics "
+            f"{said}; labels have shape {_shapes(labels)}, the output {_shapes(outputs)}: metrics "
             "take labels of the output's shape; classes as whole numbers, one for each record, "
             "fit accuracy and those that begin with sparse_",
             error.user_traceback,
         ) from None
+
+
+def _list(metrics: Any) -> str:
+    if metrics is None:
+        return "none"
+    given = metrics if isinstance(metrics, list | tuple) else [metrics]
+    return f"[{', '.join(map(_called, given))}]"
 
 
 def _shapes(nest: Any) -> str:

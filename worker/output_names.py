@@ -11,8 +11,9 @@ from worker.job import Job
 
 
 def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str]) -> None:
-    """Refuses keys of the job's loss, loss_weights and metrics that are no outputs, and weights by
-    output for losses that are not: Keras would take them in the order in which they stand.
+    """Refuses keys of the job's loss, loss_weights and metrics that are no outputs, lists that have
+    another length than there are outputs, and weights by output for losses that are not: Keras
+    would take them in the order in which they stand.
 
     Args:
         model: a ``keras.Model``.
@@ -34,6 +35,15 @@ def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str])
         )
     for field in ("loss", "loss_weights", "metrics"):
         _check(said(field), getattr(job, field), names)
+    several = _several(model, outputs)
+    for field in ("loss", "metrics"):
+        given = getattr(job, field)
+        if several and isinstance(given, list | tuple) and len(given) not in (0, len(several)):
+            of_each = "[...]" if field == "metrics" else "..."
+            raise InvalidJob(
+                f"{said(field).removesuffix(' has')} is {list(given)}, but "
+                f"{_counted(several)}; say which are of which: {field}={_form(several, of_each)}"
+            )
     weights = job.loss_weights
     if not isinstance(weights, Mapping) or (names is not None and len(names) == 1):
         return
@@ -51,7 +61,8 @@ def check_output_names(job: Job, model: Any, outputs: Any, own: Collection[str])
 
 
 def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
-    """Refuses labels under keys that are no outputs, and losses of outputs without labels.
+    """Refuses labels under keys that are no outputs, losses of outputs without labels, and one
+    array for several outputs, of which Keras would take the rows.
 
     Args:
         job: whose loss may leave out outputs.
@@ -64,6 +75,11 @@ def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
     """
     names = _names(model, outputs)
     _check("the labels have", labels, names)
+    several = _several(model, outputs)
+    if several and not isinstance(labels, Mapping):
+        _check_number(job, labels, several)
+    if several is None and hasattr(outputs, "shape") and isinstance(labels, Mapping | list | tuple):
+        _check_alone(job, labels)
     if not isinstance(labels, Mapping) or not isinstance(outputs, Mapping):
         return
     losses = job.loss if isinstance(job.loss, Mapping) else dict.fromkeys(outputs, job.loss)
@@ -72,6 +88,37 @@ def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
             raise InvalidJob(
                 f"there are no labels for the output {key!r}; their keys are {listed(labels)}"
             )
+
+
+def _check_number(job: Job, labels: Any, outputs: list[Any]) -> None:
+    """Refuses labels that are not as many arrays as there are outputs, or losses."""
+    losses = job.loss.values() if isinstance(job.loss, Mapping) else job.loss
+    nest = isinstance(losses, list | tuple) or isinstance(job.loss, Mapping)
+    trained = sum(loss is not None for loss in losses or ()) if nest else len(outputs)
+    arrays = len(labels) if isinstance(labels, list | tuple) else None
+    if arrays is None or arrays not in (len(outputs), trained):
+        given = f"one array of shape {_shape(labels)}" if arrays is None else f"{arrays} arrays"
+        raise InvalidJob(
+            f"the labels are {given}, but {_counted(outputs)}; give one array for each: "
+            f"y={_form(outputs)}"
+        )
+
+
+def _check_alone(job: Job, labels: Any) -> None:
+    """Refuses labels in a nest for the loss of one array."""
+    # Keras takes one array in a list where losses are given so.
+    listed_losses = isinstance(job.loss, Mapping | list | tuple) and not isinstance(labels, Mapping)
+    if listed_losses or not _takes_arrays(job.loss):
+        return
+    keys = f"a dict with the keys {listed(labels)}"
+    given = keys if isinstance(labels, Mapping) else f"{len(labels)} arrays in a list"
+    raise InvalidJob(f"the labels are {given}, but the model has one output; give one array as y")
+
+
+def _takes_arrays(loss: Any) -> bool:
+    """Whether a loss takes no labels in a nest, as one of the user's own class may."""
+    # Keras, which is not imported here, makes a Loss of a function or a name.
+    return not hasattr(loss, "reduction") or type(loss).__module__.startswith("keras.")
 
 
 def by_output(model: Any, outputs: Any, given: Any) -> dict[Any, Any]:
@@ -89,6 +136,35 @@ def by_output(model: Any, outputs: Any, given: Any) -> dict[Any, Any]:
     if not isinstance(given, list | tuple):
         return dict.fromkeys(names, given)
     return dict(zip(names, given, strict=True)) if len(names) == len(given) else {}
+
+
+def _several(model: Any, outputs: Any) -> list[Any] | None:
+    """The names of several outputs, or their numbers; None where there is one, or a nest within the
+    nest."""
+    if not isinstance(outputs, Mapping | list | tuple) or len(outputs) < 2:
+        return None
+    each = outputs.values() if isinstance(outputs, Mapping) else outputs
+    if not all(hasattr(one, "shape") for one in each):
+        return None
+    names = _names(model, outputs) or []
+    return names if len(names) == len(outputs) else list(range(len(outputs)))
+
+
+def _counted(outputs: list[Any]) -> str:
+    """``the model has 2 outputs, 'a', 'b'``."""
+    named = f", {listed(outputs)}" if isinstance(outputs[0], str) else ""
+    return f"the model has {len(outputs)} outputs{named}"
+
+
+def _form(outputs: list[Any], of_each: str = "...") -> str:
+    """How what belongs to several outputs is written: ``{'a': ..., 'b': ...}``."""
+    if not isinstance(outputs[0], str):
+        return f"({', '.join([of_each] * len(outputs))})"
+    return f"{{{', '.join(f'{name!r}: {of_each}' for name in outputs)}}}"
+
+
+def _shape(array: Any) -> str:
+    return f"[{', '.join(['n', *('any' if d is None else str(d) for d in array.shape[1:])])}]"
 
 
 def _names(model: Any, outputs: Any) -> list[Any] | None:

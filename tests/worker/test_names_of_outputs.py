@@ -54,6 +54,13 @@ class Called(keras.Model):  # type: ignore[misc]
         return {"price": self.price(x["a"]), "kind": self.kind(x["b"])}
 
 
+class InTuple(Called):
+    """Declares neither, and gives a tuple."""
+
+    def call(self, x: Any) -> Any:
+        return tuple(super().call(x).values())
+
+
 def test_labels_of_an_output_are_checked_as_those_of_one() -> None:
     """Keras spreads ``[n, 1]`` over ``[n, 3]`` without a word."""
     for model in (house(), in_a_list):
@@ -113,6 +120,12 @@ IN_COMPILE: dict[str, Any] = {"loss": None, "optimizer": None, "metrics": []}
 OUTPUTS = "but the model's outputs are 'price', 'kind'; did you mean 'kind'?"
 WRONG_WEIGHTS = {"price": 0.5, "kimd": 2.0}
 
+
+class OfDicts(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, y: Any, p: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(y["kind"], p)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"loss": {"price": "mse", "knd": SPARSE}}, f"loss in the job has the key 'knd', {OUTPUTS}"),
     (
@@ -158,6 +171,49 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "train: x of the data has no 'b'; its keys are 'a', 'bb', and the inputs of the model are "
         "'a', 'b'",
     ),
+    (
+        {"train": Arrays({"a": A, "b": B}, KIND)},
+        "train: the labels are one array of shape [n], but the model has 2 outputs, 'price', 'kind'"
+        "; give one array for each: y={'price': ..., 'kind': ...}",
+    ),
+    (
+        {"model": in_a_list, "train": Arrays({"a": A, "b": B}, B)},
+        "train: the labels are one array of shape [n, 3], but the model has 2 outputs, 'price', 'k",
+    ),
+    (
+        {"model": InTuple, "loss": "mse", "train": Arrays({"a": A, "b": B}, B)},
+        "[n, 3], but the model has 2 outputs; give one array for each: y=(..., ...)",
+    ),
+    (
+        {"eval": Arrays({"a": A, "b": B}, KIND)},
+        "eval: the labels are one array of shape [n], but the model has 2 outputs, 'price', 'kind'",
+    ),
+    (
+        {"model": in_a_list, "train": Arrays({"a": A, "b": B}, [PRICE, KIND, KIND])},
+        "train: the labels are 3 arrays, but the model has 2 outputs, 'price', 'kind'; give one",
+    ),
+    (
+        {"metrics": ["accuracy"]},
+        "metrics in the job is ['accuracy'], but the model has 2 outputs, 'price', 'kind'; say "
+        "which are of which: metrics={'price': [...], 'kind': [...]}",
+    ),
+    (
+        {
+            **IN_COMPILE,
+            "model": house(optimizer="sgd", loss=LOSS, metrics=["mae", "mse", "mape"]),
+        },
+        "metrics in compile() of the model is ['mae', 'mse', 'mape'], but the model has 2 outputs",
+    ),
+    ({"model": in_a_list, "metrics": ["accuracy"]}, "metrics={'price': [...], 'kind': [...]}"),
+    (
+        {"metrics": ["mae", "accuracy"]},
+        "of the outputs 'kind' has [mae], 'price' has [accuracy] (a list goes by the sorted names",
+    ),
+    (
+        {"loss": ["mse", "mse", "mse"]},
+        "loss in the job is ['mse', 'mse', 'mse'], but the model has 2 outputs, 'price', 'kind'; "
+        "say which are of which: loss={'price': ..., 'kind': ...}",
+    ),
     ({"eval": data(b="bb")}, "eval: x of the data has no 'b'; its keys are 'a', 'bb', and"),
 ]
 
@@ -197,6 +253,18 @@ ALONE: list[tuple[dict[str, Any], str]] = [
         "metric auc raised ",
     ),
     (
+        {"model": one, "loss": SPARSE, "train": Arrays(A, {"kind": KIND})},
+        "train: the labels are a dict with the keys 'kind', but the model has one output; give one",
+    ),
+    (
+        {"model": one, "loss": {"kind": SPARSE}, "train": Arrays(A, {"kind": KIND})},
+        "train: the labels are a dict with the keys 'kind', but the model has one output; give one",
+    ),
+    (
+        {"model": one, "loss": SPARSE, "train": Arrays(A, [KIND, KIND])},
+        "train: the labels are 2 arrays in a list, but the model has one output; give one array as",
+    ),
+    (
         {"model": one, "loss": SPARSE, "metrics": ["auc"]},
         "labels have shape [n], the output [n, 3]: metrics take labels of the output's shape; ",
     ),
@@ -224,6 +292,14 @@ def test_a_model_of_one_output(fields: dict[str, Any], says: str) -> None:
         {"model": in_a_list, "train": Arrays([A, B], [PRICE, KIND]), "loss": ["mse", SPARSE]},
         {"model": one, "train": Arrays(A, KIND), "loss": {"kind": SPARSE}},
         {"model": one, "train": Arrays({"x": A}, KIND), "loss": SPARSE},
+        {"model": one, "train": Arrays(A, {"kind": KIND}), "loss": OfDicts()},
+        {"metrics": ["accuracy", "mae"]},
+        {
+            "model": in_a_list,
+            "loss": ["mse", None],
+            "train": Arrays([A, B], [PRICE]),
+            "eval": Arrays([A, B], [PRICE, KIND]),
+        },
     ],
 )
 def test_keys_that_fit(fields: dict[str, Any]) -> None:
