@@ -22,6 +22,7 @@ from worker.job import Job
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
 from worker.loss_scale import SCALE, initial_scale, inner
+from worker.output_names import weights_as_outputs
 from worker.overrides import override_optimizer
 from worker.ragged import as_tensor
 
@@ -111,9 +112,12 @@ def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
 def _computed_by(model: keras.Model) -> Callable[..., Any]:
     # An override from before Keras 3.3 has no such argument.
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    own = type(model).compute_loss is not keras.Model.compute_loss
 
     def compute_loss(batch: Batch, y_pred: Any, training: bool) -> Any:
         x, y, sample_weight = (*batch, None)[:3]
+        if not own:
+            sample_weight = weights_as_outputs(model, y_pred, sample_weight)
         arguments = {"training": training} if takes_training else {}
         loss = model.compute_loss(x, y, y_pred, sample_weight, **arguments)
         return keras.ops.mean(loss)

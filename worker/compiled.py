@@ -18,11 +18,21 @@ from worker.data import Batch, map_arrays
 from worker.inputs import calling, check_input_names
 from worker.job import Job
 from worker.keras_names import check_names, made_losses
-from worker.labels import check_labels_by_output, loss_name, naming_losses
+from worker.labels import (
+    check_labels_by_output,
+    check_weights_by_output,
+    loss_name,
+    naming_losses,
+)
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
 from worker.loss_scale import initial_scale, inner
-from worker.output_names import by_output, check_label_names, check_output_names
+from worker.output_names import (
+    by_output,
+    check_label_names,
+    check_output_names,
+    check_weight_names,
+)
 from worker.ragged import as_tensor
 
 _NOT_RUN = {
@@ -87,8 +97,23 @@ def _complete(
         labels = by_output(model, outputs, example[1])
         with user_code("train"):
             check_labels_by_output(losses, labels, by_output(model, outputs, outputs))
+            check_sample_weights(job, model, outputs, example)
     with naming_losses(losses), look_up(NoRows()):
         build_loss(job, model)(records, outputs, training=False)
+
+
+def check_sample_weights(job: Job, model: keras.Model, outputs: Any, batch: Batch) -> None:
+    """Refuses sample weights that are not those of the outputs that have losses, by name and shape,
+    where Keras multiplies them; see :func:`worker.labels.check_weights`.
+
+    Raises:
+        InvalidJob: names the output and what is expected.
+    """
+    if len(batch) < 3 or overrides_loss(model):
+        return
+    check_weight_names(job, model, outputs, batch[2])
+    losses, weights = (by_output(model, outputs, each) for each in (job.loss, batch[2]))
+    check_weights_by_output(losses, weights, by_output(model, outputs, outputs))
 
 
 _MEASURES = ("loss", "loss_weights", "metrics")

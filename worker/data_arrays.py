@@ -39,7 +39,9 @@ class Arrays:
         x: an array, a :class:`worker.ragged.Ragged` or a ``tf.RaggedTensor``, or a dict, list or
             tuple of them, with one row per record.
         y: the labels, likewise.
-        sample_weight: ``[num_records]``, optional.
+        sample_weight: what the loss of each record is multiplied by, ``[num_records]``, optional.
+            Of a model with several outputs one array for all, or a dict of arrays by the outputs'
+            names, or a list in their order, as ``keras.Model.fit`` takes it.
         map: turns each batch ``(x, y)`` into what the model gets, say bytes into scaled floats.
             It runs on a batch at a time, so the arrays can stay small in memory.
 

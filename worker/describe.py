@@ -349,7 +349,7 @@ def _check_outputs(
     import numpy as np
 
     from worker.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
-    from worker.compiled import overrides_loss
+    from worker.compiled import check_sample_weights, overrides_loss
     from worker.evaluator import metric_results
     from worker.inputs import calling, check_input_names, check_inputs
     from worker.labels import check_labels, check_weights, counting, output_shape
@@ -375,6 +375,7 @@ def _check_outputs(
                     model(map_arrays(as_tensor, few_x), training=False)
             if not overrides_loss(model):
                 check_label_names(job, model, outputs, batch[1])
+                check_sample_weights(job, model, outputs, batch)
         if shape is not None and isinstance(batch[1], np.ndarray):
             with user_code(name):
                 check_labels(source, job.loss, batch[1], shape)

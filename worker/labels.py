@@ -133,6 +133,21 @@ def check_weights(loss: Loss | None, weights: Array, outputs: tuple[int, ...]) -
     )
 
 
+def check_weights_by_output(
+    losses: Mapping[Any, Loss | None], weights: Mapping[Any, Any], outputs: Mapping[Any, Any]
+) -> None:
+    """As :func:`check_weights`, for a model with several outputs, all by name."""
+    for name, loss in losses.items():
+        weight, output = weights.get(name), outputs.get(name)
+        shape = None if output is None else output_shape(output)
+        if loss is None or shape is None or not isinstance(weight, np.ndarray):
+            continue
+        try:
+            check_weights(loss, weight, shape)
+        except InvalidJob as error:
+            raise InvalidJob(f"output {name!r}: {error}") from None
+
+
 _OF_WHOLE_BATCH = ("dice", "tversky")
 """Losses that give one value for a whole batch, or have axes of their own."""
 

@@ -121,6 +121,53 @@ def _takes_arrays(loss: Any) -> bool:
     return not hasattr(loss, "reduction") or type(loss).__module__.startswith("keras.")
 
 
+def check_weight_names(job: Job, model: Any, outputs: Any, weights: Any) -> None:
+    """Refuses sample weights under keys that are no outputs, outputs with a loss and none, and
+    lists of another number. One array is for the losses of all outputs.
+
+    Args:
+        job: as in :func:`check_label_names`.
+        model: the same.
+        outputs: the same.
+        weights: of a few records.
+
+    Raises:
+        InvalidJob: names the key and the outputs.
+    """
+    several = _several(model, outputs)
+    if several is None:
+        if hasattr(outputs, "shape") and isinstance(weights, Mapping | list | tuple):
+            keys = f"a dict with the keys {listed(weights)}"
+            given = keys if isinstance(weights, Mapping) else f"{len(weights)} arrays in a list"
+            raise InvalidJob(
+                f"the sample weights are {given}, but the model has one output; give one array as "
+                "sample_weight"
+            )
+        return
+    _check("the sample weights have", weights, several)
+    if isinstance(weights, list | tuple) and len(weights) != len(several):
+        raise InvalidJob(
+            f"the sample weights are {len(weights)} arrays, but {_counted(several)}; give one "
+            f"array for all, or one for each: sample_weight={_form(several)}"
+        )
+    losses = by_output(model, outputs, job.loss)
+    for key in several if isinstance(weights, Mapping) else ():
+        if losses.get(key) is not None and key not in weights:
+            raise InvalidJob(
+                f"there are no sample weights for the output {key!r}; their keys are "
+                f"{listed(weights)}; give it ones"
+            )
+
+
+def weights_as_outputs(model: Any, outputs: Any, weights: Any) -> Any:
+    """Sample weights by output in the form of the outputs, dict or list, which Keras asks for."""
+    if isinstance(outputs, Mapping) and isinstance(weights, list | tuple):
+        return by_output(model, outputs, weights)
+    if isinstance(outputs, list | tuple) and isinstance(weights, Mapping):
+        return [weights.get(name) for name in _several(model, outputs) or ()]
+    return weights
+
+
 def by_output(model: Any, outputs: Any, given: Any) -> dict[Any, Any]:
     """What is ``given`` to several outputs, by their names: a dict, or a list in their order, which
     of outputs in a dict is that of the sorted names, as Keras takes it. Empty where that does not

@@ -11,8 +11,12 @@ import pytest
 
 from psrpc.errors import InvalidJob
 from psrpc.job_file import UserCodeFailed
-from tests.worker.describe_bench import described
+from tests.worker.describe_bench import described, make_job
 from worker import Arrays
+from worker.build import build_loss
+from worker.data import map_arrays
+from worker.ragged import as_tensor
+from worker.replica import Replica
 
 pytestmark = [
     pytest.mark.slow,
@@ -304,3 +308,83 @@ def test_a_model_of_one_output(fields: dict[str, Any], says: str) -> None:
 )
 def test_keys_that_fit(fields: dict[str, Any]) -> None:
     assert described(**{**TWO, **fields})["train_records"] == 60
+
+
+LABELS = {"price": PRICE, "kind": KIND}
+WEIGHTS = np.linspace(0.0, 2.0, 60, dtype=np.float32)
+
+
+def weighed(weights: Any) -> Arrays:
+    return Arrays({"a": A, "b": B}, LABELS, weights)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"train": weighed({"price": WEIGHTS, "kid": WEIGHTS})},
+            f"train: the sample weights have the key 'kid', {OUTPUTS}",
+        ),
+        (
+            {"train": weighed({"price": WEIGHTS})},
+            "train: there are no sample weights for the output 'kind'; their keys are 'price'; ",
+        ),
+        (
+            {"eval": weighed({"price": WEIGHTS})},
+            "eval: there are no sample weights for the output 'kind'",
+        ),
+        (
+            {"train": weighed([WEIGHTS] * 3)},
+            "train: the sample weights are 3 arrays, but the model has 2 outputs, 'price', 'kind'; "
+            "give one array for all, or one for each: sample_weight={'price': ..., 'kind': ...}",
+        ),
+        (
+            {"train": weighed(np.ones((60, 7), np.float32))},
+            "train: output 'price': sample weights of shape [n, 7] do not fit the loss "
+            "mean_squared_error, which has shape [n] for a model whose output has shape [n, 1]; "
+            "expected [n]",
+        ),
+        (
+            {"train": weighed({"price": WEIGHTS, "kind": np.ones((60, 7), np.float32)})},
+            "train: output 'kind': sample weights of shape [n, 7] do not fit the loss sparse_categ",
+        ),
+        (
+            # As many as the records of a batch: TensorFlow would multiply them.
+            {"model": in_a_list, "eval": weighed([WEIGHTS, np.ones((60, 10), np.float32)])},
+            "eval: output 'kind': sample weights of shape [n, 10] do not fit",
+        ),
+        (
+            {"model": one, "loss": SPARSE, "train": Arrays(A, KIND, {"kind": WEIGHTS})},
+            "train: the sample weights are a dict with the keys 'kind', but the model has one",
+        ),
+    ],
+)
+def test_sample_weights_that_are_not_those_of_the_outputs(
+    fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidJob) as raised:
+        described(**{**TWO, **fields})
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("nest", [dict, list, None])
+@pytest.mark.parametrize("model", [house(), in_a_list, Called], ids=["dict", "list", "own class"])
+def test_sample_weights_of_outputs_are_multiplied_as_keras_does(
+    model: Callable[[], keras.Model], nest: type | None
+) -> None:
+    by_name = {"price": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
+    in_order = ["price", "kind"] if model is in_a_list else sorted(by_name)
+    weights: Any = {dict: by_name, list: [by_name[name] for name in in_order], None: WEIGHTS}[nest]
+    made = make_job(**{**TWO, "model": model, "train": weighed(weights)})
+    built = Replica(made)
+    batch = built.job.train.read_range(0, 30)
+    outputs = built.model(batch[0])
+    found = build_loss(built.job, built.model)(map_arrays(as_tensor, batch), outputs, False)
+    if isinstance(outputs, list):
+        outputs = dict(zip(["price", "kind"], outputs, strict=True))
+    expected = 0.0
+    for name, loss in (("price", keras.losses.get("mse")), ("kind", keras.losses.get(SPARSE))):
+        each = np.asarray(loss(batch[1][name], outputs[name]))
+        expected += np.mean(each * (WEIGHTS if nest is None else by_name[name])[:30])
+    assert float(found) == pytest.approx(expected, rel=1e-5)
