@@ -24,6 +24,15 @@ from worker.settings import settings_for
 
 _TRACED = "in user code:"
 _USED_TWICE = re.compile(r'The name "(.+)" is used \d+ times in the model\.')
+_NAMES_AN_ERROR = r"[A-Za-z_.]*(Error|Exception)\b"
+_WRAPPED = "Exception encountered when calling"
+_COMPILED = re.compile(
+    r"'(Symbolic|Keras)?Tensor' object has no attribute 'numpy'|not '(Symbolic|Keras)Tensor'"
+    r"|Cannot convert a symbolic tf\.Tensor( \(\S+\) to a numpy array)?"
+    r"|symbolic `tf\.Tensor` as a Python `bool`( is not allowed)?"
+    r"|numpy\(\) is only available when eager execution is enabled"
+)
+"""What is said of a tensor that has no value yet."""
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
 
 
@@ -124,19 +133,36 @@ def _reason(error: BaseException) -> str:
     lines = [line for line in lines if line]
     if not lines:
         return type(error).__name__
+    prefix = f"{type(error).__name__}: "
+    if lines[0] == _TRACED:
+        said = [at for at, line in enumerate(lines) if re.match(_NAMES_AN_ERROR, line)]
+        lines, prefix = lines[said[-1] if said else -1 :], ""
     reason = lines[0]
-    if reason == _TRACED:
-        said = [line for line in lines if re.match(r"[A-Za-z_.]*(Error|Exception)\b", line)]
-        return said[-1] if said else lines[-1]
-    if reason.startswith("Exception encountered when calling") and len(lines) > 1:
-        reason += " " + lines[1]
+    if _WRAPPED in reason:
+        # Keras has the cause a line further down, and another one before what it could not infer.
+        reason = " ".join(lines[: 3 if "".join(lines[1:2]).endswith("Error encountered:") else 2])
+    if compiled := _COMPILED.search(reason):
+        where = _last_line(error)
+        return (
+            f"{prefix}{reason[: compiled.end()]}{f' in {where}' if where else ''}: it is compiled "
+            "(tf.function) before tensors have values, so .numpy(), float(), bool() and NumPy's "
+            "functions cannot be used there; use keras.ops or tf"
+        )
     if twice := _USED_TWICE.match(reason):
         # As of an input and the table of its ids.
         reason += (
             " Inputs and layers share these names: give one of them another. In worker.Embedding "
             f"table={twice[1]!r} names the table alone; layers that say the same share it"
         )
-    return f"{type(error).__name__}: {reason}"
+    return prefix + reason
+
+
+def _last_line(error: BaseException) -> str:
+    """The innermost line of the user's code, ``job.py, line 12``; empty where there is none."""
+    frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    frames += re.findall(r'File "(.*)", line (\d+)', str(error))
+    own = [(Path(name).name, line) for name, line in frames if not _is_library(name)]
+    return f"{own[-1][0]}, line {own[-1][1]}" if own else ""
 
 
 class _BytesLoader(SourceLoader):

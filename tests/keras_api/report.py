@@ -123,6 +123,8 @@ value, and has the gradient of that.
 - A `tf.function` within the forward pass that reads variables is refused: workers compile the whole
   step. So are custom gradients and `keras.remat` of functions that read variables which are not
   among their arguments, and layers quantized to float8.
+- The step is compiled (`tf.function`): in `call` and in a loss tensors have no values yet, so
+  `.numpy()`, `float()`, `bool()` and NumPy's functions cannot be used; use `keras.ops`.
 - Random numbers come from a `keras.random.SeedGenerator` that is an attribute of a layer, as those
   of Keras's layers do. Workers set its state by the batch, so a batch that is done again draws the
   same. `keras.random` without a seed and `tf.random` are refused.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,49 @@ def test_frames_that_tensorflow_puts_into_messages() -> None:
     assert "train.py" in raised.value.user_traceback
     assert "return tf.reshape" in raised.value.user_traceback
     assert "ours()" not in raised.value.user_traceback
+
+
+NO_VALUE = (
+    ": it is compiled (tf.function) before tensors have values, so .numpy(), float(), bool() and "
+    "NumPy's functions cannot be used there; use keras.ops or tf"
+)
+
+
+def test_a_tensor_without_a_value_is_said_to_be_compiled() -> None:
+    """Keras has the cause a line further down, TensorFlow all of it in the message."""
+    traced = """in user code:
+
+    File "/home/me/train.py", line 12, in call  *
+        print(x.numpy().mean())
+
+    AttributeError: Exception encountered when calling M.call().
+    
+    \x1b[1m'SymbolicTensor' object has no attribute 'numpy'\x1b[0m
+    
+    Arguments received by M.call():
+"""  # noqa: W293
+    with pytest.raises(UserCodeFailed) as raised, user_code("the training step"):
+        raise AttributeError(traced)
+    assert str(raised.value) == (
+        "the training step raised AttributeError: Exception encountered when calling M.call(). "
+        f"'SymbolicTensor' object has no attribute 'numpy' in train.py, line 12{NO_VALUE}"
+    )
+
+
+def test_the_cause_is_after_what_keras_could_not_infer() -> None:
+    inferring = (
+        "Exception encountered when calling L.call().\n\n\x1b[1mCould not automatically infer the "
+        "output shape of 'l'. Error encountered:\n\n'SymbolicTensor' object has no attribute "
+        "'numpy'\x1b[0m\n\nArguments received by L.call():\n"
+    )
+    with pytest.raises(UserCodeFailed) as raised, user_code("model()"):
+        raise AttributeError(inferring)
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    assert str(raised.value) == (
+        "model() raised AttributeError: Exception encountered when calling L.call(). Could not "
+        "automatically infer the output shape of 'l'. Error encountered: 'SymbolicTensor' object "
+        f"has no attribute 'numpy' in test_loader.py, line {line}{NO_VALUE}"
+    )
 
 
 def test_our_own_errors_come_through_a_traced_function_as_one_line() -> None:
