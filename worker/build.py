@@ -18,6 +18,7 @@ from psrpc.errors import InvalidJob
 from worker import keras_names
 from worker.adapted import check_vocabularies
 from worker.data import Batch, map_arrays
+from worker.inputs import first_call
 from worker.job import Job
 from worker.loader import user_code
 from worker.lookups import NoRows, look_up
@@ -53,7 +54,7 @@ def build_model(job: Job, example: Batch) -> Any:
         if not model.built:
             # Creates the variables, and changes none: a layer may count its calls.
             with (
-                user_code("the first call of the model"),
+                first_call(example[0]),
                 keras.StatelessScope(),
                 look_up(NoRows()),
             ):

@@ -83,11 +83,37 @@ def calling(model: Any, x: Any, of: str = "") -> Iterator[None]:
             yield
     except UserCodeFailed as error:
         found = "".join(_other_shapes(model, x))
-        raise UserCodeFailed(f"{error}{found}", error.user_traceback) from None
+        raise UserCodeFailed(f"{error}{found}{_ragged(x)}", error.user_traceback) from None
+
+
+@contextmanager
+def first_call(x: Any) -> Iterator[None]:
+    """As :func:`calling`, of a model that has not said yet what its inputs are."""
+    try:
+        with user_code("the first call of the model"):
+            yield
+    except UserCodeFailed as error:
+        raise UserCodeFailed(f"{error}{_ragged(x)}", error.user_traceback) from None
+
+
+def _ragged(x: Any) -> str:
+    """That records are of different lengths, if some are, which few layers take."""
+    nest = x if isinstance(x, list | tuple) else ()
+    named = x.items() if isinstance(x, Mapping) else enumerate(nest)
+    parts = [f"x[{name!r}]" for name, part in named if isinstance(part, Ragged)]
+    parts += ["x"] if isinstance(x, Ragged) else []
+    if not parts:
+        return ""
+    return (
+        f"; {', '.join(parts)} of the data {'is' if len(parts) == 1 else 'are'} ragged, which "
+        "worker.Embedding takes and most layers of Keras, such as LSTM, do not: give ids to a "
+        "worker.Embedding with a combiner, or pad records to one length in map= of the data source "
+        "(docs/embeddings.md)"
+    )
 
 
 def _other_shapes(model: Any, x: Any) -> Iterator[str]:
-    for declared, array in _matched(getattr(model, "inputs", None) or [], x):
+    for declared, array in _pairs(getattr(model, "inputs", None) or [], x):
         takes, has = declared.shape[1:], array.shape[1:]
         pairs = zip(takes, has, strict=False)
         if len(takes) != len(has) or any(a not in (None, b) for a, b in pairs):
@@ -131,7 +157,13 @@ def check_whole_numbers(inputs: Sequence[Any], x: Any) -> None:
 
 
 def _matched(inputs: Sequence[Any], x: Any) -> Iterator[tuple[Any, Any]]:
-    """Inputs and their arrays, as far as it is clear which belong together."""
+    """Inputs and their arrays, those of the values of what is ragged."""
+    for declared, given in _pairs(inputs, x):
+        yield declared, given.values if isinstance(given, Ragged) else given
+
+
+def _pairs(inputs: Sequence[Any], x: Any) -> Iterator[tuple[Any, Any]]:
+    """Inputs and their data, as far as it is clear which belong together."""
     pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(x, Mapping):
         pairs = ((declared, x[declared.name]) for declared in inputs if declared.name in x)
@@ -139,5 +171,4 @@ def _matched(inputs: Sequence[Any], x: Any) -> Iterator[tuple[Any, Any]]:
         arrays = x if isinstance(x, list | tuple) else [x]
         if len(arrays) == len(inputs):
             pairs = zip(inputs, arrays, strict=True)
-    for declared, given in pairs:
-        yield declared, given.values if isinstance(given, Ragged) else given
+    yield from pairs
