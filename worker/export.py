@@ -62,14 +62,13 @@ def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()
 
 def _advice(job: str, to: str, needed: list[str]) -> str:
     """How what was exported is loaded; empty where its name is enough."""
-    from worker.export_check import endpoints, loading, why_not_loaded
+    from worker.export_check import how_served, loading, why_not_loaded
 
     written = location(to)
     if save_name(to) == "saved_model":
-        called = isinstance(written, Path) and "serve" in endpoints(written)
+        call = how_served(written) if isinstance(written, Path) else ""
         # In two statements: what is loaded must not be collected before it is called.
-        line = f"model = tf.saved_model.load({to!r}); model.serve(x)"
-        return f"to use {to}: {line}" if called else ""
+        return f"to use {to}: model = tf.saved_model.load({to!r}); {call}" if call else ""
     if save_name(to) != "keras":
         return ""
     options: dict[str, bool] = {}

@@ -8,6 +8,7 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.saved_model.nested_structure_coder import decode_proto
 
 from psrpc.errors import PsError
 from worker.data import Array
@@ -124,11 +126,56 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
             yield from _objects(part)
 
 
-def endpoints(path: Path) -> set[str]:
-    """The names of what a SavedModel has, its methods among them."""
+def how_served(path: Path) -> str:
+    """How the endpoint ``serve`` of a SavedModel is called: ``model.serve([a, b])``, by the names
+    of its inputs, and in a comment what they are; empty where it has no such endpoint."""
     saved = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
-    root = saved.meta_graphs[0].object_graph_def.nodes[0]
-    return {child.local_name for child in root.children}
+    objects = saved.meta_graphs[0].object_graph_def
+    found = {child.local_name: child.node_id for child in objects.nodes[0].children}
+    if "serve" not in found:
+        return ""
+    functions = objects.nodes[found["serve"]].function.concrete_functions
+    if not functions:
+        return ""
+    signature = objects.concrete_functions[functions[0]].canonicalized_input_signature
+    positional, _ = decode_proto(signature)
+    specs: dict[str, tf.TypeSpec] = {}
+    given = ", ".join(_argument(spec, specs) for spec in positional)
+    said = ", ".join(f"{name} {_tensor(spec)}" for name, spec in specs.items())
+    return f"model.serve({given})  # {said}"
+
+
+def _argument(nest: Any, specs: dict[str, tf.TypeSpec], name: str = "") -> str:
+    """How an argument is written, with a name for each tensor, which is added to ``specs``."""
+    if isinstance(nest, Mapping):
+        parts = (f"{key!r}: {_argument(nest[key], specs, str(key))}" for key in sorted(nest))
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(nest, list):
+        return f"[{', '.join(_argument(part, specs, _given(part)) for part in nest)}]"
+    if isinstance(nest, tuple):
+        return f"({', '.join(_argument(part, specs, _given(part)) for part in nest)},)"
+    usable = name.isidentifier() and not iskeyword(name) and name not in specs
+    name = name if usable else f"x{len(specs) or ''}"
+    specs[name] = nest
+    return name
+
+
+def _given(spec: Any) -> str:
+    """The name that the job gave an input; Keras has some for those without."""
+    name = getattr(spec, "name", None) or ""
+    return "" if name.startswith(("args_", "keras_tensor", "inputs")) else name
+
+
+def _tensor(spec: tf.TypeSpec) -> str:
+    """``float32 [n, 4]``."""
+    ragged = "ragged " if isinstance(spec, tf.RaggedTensorSpec) else ""
+    if spec.shape.rank is None:
+        return f"{ragged}{spec.dtype.name}"
+    unknown = ["n", *["any"] * spec.shape.rank]
+    axes = [
+        other if axis is None else axis for axis, other in zip(spec.shape, unknown, strict=False)
+    ]
+    return f"{ragged}{spec.dtype.name} [{', '.join(map(str, axes))}]"
 
 
 def _own_names(config: Any) -> set[str]:

@@ -92,9 +92,10 @@ def check_label_names(job: Job, model: Any, outputs: Any, labels: Any) -> None:
 
 def _check_number(job: Job, labels: Any, outputs: list[Any]) -> None:
     """Refuses labels that are not as many arrays as there are outputs, or losses."""
-    losses = job.loss.values() if isinstance(job.loss, Mapping) else job.loss
-    nest = isinstance(losses, list | tuple) or isinstance(job.loss, Mapping)
-    trained = sum(loss is not None for loss in losses or ()) if nest else len(outputs)
+    trained = len(outputs)
+    if isinstance(job.loss, Mapping | list | tuple):
+        losses = job.loss.values() if isinstance(job.loss, Mapping) else job.loss
+        trained = sum(loss is not None for loss in losses)
     arrays = len(labels) if isinstance(labels, list | tuple) else None
     if arrays is None or arrays not in (len(outputs), trained):
         given = f"one array of shape {_shape(labels)}" if arrays is None else f"{arrays} arrays"

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,6 +20,7 @@ from tests.worker.flat_bench import make_job, noisy_model
 from worker.data import Array
 from worker.describe import describe
 from worker.export import export, export_main
+from worker.export_check import how_served
 from worker.initializer import initial_values
 from worker.loader import load_job
 from worker.replica import Replica
@@ -383,11 +385,86 @@ def test_how_a_saved_model_is_called_is_said(
     checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
     to = f"{tmp_path}/model/"
     assert export_main(str(path), str(checkpoint), to) == 0
-    line = f"model = tf.saved_model.load({to!r}); model.serve(x)"
+    line = f"model = tf.saved_model.load({to!r}); model.serve(x)  # x float32 [n, 4]"
     assert capfd.readouterr().out == f"to use {to}: {line}\n"
     names = {"tf": tf, "x": np.ones((2, 4), np.float32)}
     exec(line.replace("model.serve", "y = model.serve"), names)
     assert names["y"].shape == (2, 1)
+
+
+SEVERAL = """
+import keras
+import numpy as np
+from worker import Arrays, Job
+
+A, B = np.ones((8, 4), np.float32), np.ones((8, 3), np.float32)
+DATA = {"a": A, "b": B}
+
+class Called(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.one = keras.layers.Dense(1)
+
+    def call(self, x):
+        a, b = (x["a"], x["b"]) if isinstance(x, dict) else x
+        return self.one(keras.ops.concatenate([a, b], -1))
+
+def functional(nest):
+    a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+    h = keras.layers.Concatenate()([a, b])
+    return keras.Model([a, b] if nest is list else {"a": a, "b": b}, keras.layers.Dense(1)(h))
+
+job = Job(MODEL, loss="mse", optimizer="sgd", train=Arrays(X, np.zeros(8)), batch_size=4)
+"""
+TWO = "# a float32 [n, 4], b float32 [n, 3]"
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "call"),
+    [
+        ("lambda: functional(list)", "DATA", f"model.serve([a, b])  {TWO}"),
+        ("lambda: functional(list)", "[A, B]", f"model.serve([a, b])  {TWO}"),
+        ("lambda: functional(dict)", "DATA", f"model.serve({{'a': a, 'b': b}})  {TWO}"),
+        ("Called", "DATA", f"model.serve({{'a': a, 'b': b}})  {TWO}"),
+        ("Called", "[A, B]", "model.serve([x, x1])  # x float32 [n, 4], x1 float32 [n, 3]"),
+    ],
+)
+def test_how_a_saved_model_of_several_inputs_is_called_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, x: str, call: str
+) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(SEVERAL.replace("MODEL", f"model={model}").replace("Arrays(X", f"Arrays({x}"))
+    checkpoint = write_checkpoint(tmp_path, Replica(load_job(path).job))
+    to = f"{tmp_path}/model/"
+    assert export_main(str(path), str(checkpoint), to) == 0
+    line = f"model = tf.saved_model.load({to!r}); {call}"
+    assert capfd.readouterr().out == f"to use {to}: {line}\n"
+    a, b = np.ones((2, 4), np.float32), np.ones((2, 3), np.float32)
+    names = {"tf": tf, "a": a, "b": b, "x": a, "x1": b}
+    exec(line.replace("model.serve", "y = model.serve"), names)
+    assert names["y"].shape == (2, 1)
+
+
+class Ids(tf.Module):  # type: ignore[misc]
+    @tf.function(  # type: ignore[untyped-decorator]
+        input_signature=[
+            {
+                "class": tf.TensorSpec([None, 4], tf.float32),
+                "ids": tf.RaggedTensorSpec([None, None], tf.int64, ragged_rank=1),
+                "rate": tf.TensorSpec([], tf.float32),
+            }
+        ]
+    )
+    def serve(self, x: Any) -> Any:
+        return tf.reduce_sum(x["ids"])
+
+
+def test_how_ragged_inputs_are_served_and_names_that_python_does_not_take(tmp_path: Path) -> None:
+    tf.saved_model.save(Ids(), tmp_path / "ids")
+    assert how_served(tmp_path / "ids") == (
+        "model.serve({'class': x, 'ids': ids, 'rate': rate})  # x float32 [n, 4], ids ragged int64 "
+        "[n, any], rate float32 []"
+    )
 
 
 def test_init_from_a_keras_file_or_a_checkpoint(tmp_path: Path) -> None:
