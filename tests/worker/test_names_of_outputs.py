@@ -375,7 +375,9 @@ def test_sample_weights_of_outputs_are_multiplied_as_keras_does(
 ) -> None:
     by_name = {"price": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
     in_order = ["price", "kind"] if model is in_a_list else sorted(by_name)
-    weights: Any = {dict: by_name, list: [by_name[name] for name in in_order], None: WEIGHTS}[nest]
+    weights: Any = WEIGHTS if nest is None else by_name
+    if nest is list:
+        weights = [by_name[name] for name in in_order]
     made = make_job(**{**TWO, "model": model, "train": weighed(weights)})
     built = Replica(made)
     batch = built.job.train.read_range(0, 30)
@@ -386,5 +388,5 @@ def test_sample_weights_of_outputs_are_multiplied_as_keras_does(
     expected = 0.0
     for name, loss in (("price", keras.losses.get("mse")), ("kind", keras.losses.get(SPARSE))):
         each = np.asarray(loss(batch[1][name], outputs[name]))
-        expected += np.mean(each * (WEIGHTS if nest is None else by_name[name])[:30])
+        expected += float(np.mean(each * (WEIGHTS if nest is None else by_name[name])[:30]))
     assert float(found) == pytest.approx(expected, rel=1e-5)
