@@ -115,6 +115,13 @@ value, and has the gradient of that.
 | --- | --- | --- |
 {updates}
 
+Of an id that a batch has several times `keras.layers.Embedding` gives a gradient for each time. The
+shards get their sum, as of any other variable, and so it is with tables of `worker.Embedding`.
+`fit` does not add them up first: optimizers that keep squares of gradients (Adam, RMSprop, Adagrad,
+...) add the square of each there, not the square of the sum, so rows of frequent ids take other
+steps than here. With SGD, with or without momentum, only the last digits differ, by the order of
+additions.
+
 ## Models of your own
 
 - Variables are float32, float64, integers or booleans. Integers and booleans are never trained.
