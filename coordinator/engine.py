@@ -24,7 +24,7 @@ from coordinator.recovery import Holding
 from coordinator.run import Run
 from coordinator.snapshots import ShardFile
 from coordinator.standstill import Position
-from coordinator.store import Store
+from coordinator.store import BARRED, Store
 from coordinator.streams import Stream
 from coordinator.work import Command, Ended, MetricVariable, Report, Wait, Work
 from psrpc.errors import (
@@ -242,7 +242,7 @@ class Engine:
             return [self.authority.vouched(name, generation, one, shards) for one in reports]
         except AccessDenied as error:
             self.course.warnings.add(str(error))
-            self._members.bar(self._members.workers[name])
+            self._bar(self._members.workers[name])
             self.course.departures.dismiss(name, str(error))
             raise
 
@@ -375,7 +375,7 @@ class Engine:
         if incarnation not in (0, worker.incarnation):
             return
         if bar:
-            self._members.bar(worker)
+            self._bar(worker)
         self.course.departures.dismiss(name, reason or "revoked by an operator")
 
     def leave_worker(self, name: str, reason: str, fatal: bool) -> None:
@@ -415,6 +415,16 @@ class Engine:
                 f"the message is of policy {caller.policy}; it is {self.run.policy}"
             )
         return True
+
+    def _bar(self, worker: Worker) -> None:
+        self._members.bar(worker)
+        try:
+            self._store.put(BARRED, self._members.barred)
+        except sqlite3.Error as error:
+            self.course.warnings.add(
+                f"{worker.name} is barred for as long as this coordinator runs; that cannot be "
+                f"stored for the next one: {error}"
+            )
 
     def _note(self, role: str, member: str, incarnation: int, address: str) -> None:
         try:

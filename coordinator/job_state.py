@@ -17,7 +17,7 @@ from coordinator.job_warnings import JobWarnings
 from coordinator.lifecycle import FORMING, STOPPED, Phase
 from coordinator.membership import LEASE_S, known_members
 from coordinator.run import Run
-from coordinator.store import Store
+from coordinator.store import BARRED, Store
 from coordinator.streams import CommandStreams
 from coordinator.training import Training
 from coordinator.work import Ended
@@ -49,7 +49,11 @@ class JobState:
         """``advance`` takes the job as far as the facts allow; ``history`` is the file of all
         epochs, None for none."""
         self.members = known_members(
-            run.plan.shards, LEASE_S, store.incarnations("shard"), store.incarnations("worker")
+            run.plan.shards,
+            LEASE_S,
+            store.incarnations("shard"),
+            store.incarnations("worker"),
+            store.get(BARRED),
         )
         self.phase: Phase = "recovering" if run.generation else "waiting"
         self.reason = ""

@@ -5,6 +5,7 @@ Pure: time comes in, and nothing here locks; the engine's loop is the only calle
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -154,14 +155,17 @@ class Membership:
         former: Mapping[int, Iterable[int]] | None = None,
         names: Mapping[int, str] | None = None,
         last: Mapping[int, int] | None = None,
+        barred: Mapping[str, str] | None = None,
     ) -> None:
         """What an earlier coordinator of the run knew: ``former`` incarnations of shards, by
         index, that were replaced, and the ``last`` one, which may still be there; ``names`` of
-        workers, by incarnation, the newest last."""
+        workers, by incarnation, the newest last; the processes that are ``barred``."""
         self.shards = [Shard(index) for index in range(shards)]
         self.workers: dict[str, Worker] = {}
         self._sessions: dict[bytes, str] = {}
-        self._barred: dict[bytes, str] = {}
+        self.barred = dict(barred or {})
+        """Processes that may not register any more, the newest last: the name of the worker that
+        each was, by the digest of its secret."""
         self.lease_s = lease_s
         """Silence after which a shard or worker is taken for gone."""
         self._ticked: float | None = None
@@ -270,7 +274,7 @@ class Membership:
     ) -> Worker | None:
         """The worker that has to go before a process from ``address`` registers; see
         :func:`coordinator.newcomers.gives_way`."""
-        if secret in self._barred or self.active_worker(incarnation, certificate, secret):
+        if _digest(secret) in self.barred or self.active_worker(incarnation, certificate, secret):
             return None
         active = (worker for worker in self.workers.values() if worker.state == "active")
         return gives_way(active, address, MAX_ACTIVE)
@@ -297,7 +301,7 @@ class Membership:
             AccessDenied: the process is barred.
             ResourceExhausted: there are :data:`MAX_ACTIVE` others, and none gave way.
         """
-        barred = self._barred.get(secret)
+        barred = self.barred.get(_digest(secret))
         if barred is not None:
             raise AccessDenied(
                 f"this process was {barred}, which was revoked: it may not register again",
@@ -355,9 +359,9 @@ class Membership:
 
     def bar(self, worker: Worker) -> None:
         """The process of ``worker`` may not register again."""
-        self._barred[worker.secret] = worker.name
-        while len(self._barred) > BARRED:
-            del self._barred[next(iter(self._barred))]
+        self.barred[_digest(worker.secret)] = worker.name
+        while len(self.barred) > BARRED:
+            del self.barred[next(iter(self.barred))]
 
     def opened(self, worker: Worker, session: bytes) -> None:
         """``worker`` calls with ``session`` from now on."""
@@ -481,18 +485,25 @@ class Membership:
             shard.state = "ready" if shard.ready else "starting"
 
 
+def _digest(secret: bytes) -> str:
+    """Names a process by its secret without giving that away to readers of the ledger."""
+    return hashlib.sha256(secret).hexdigest()
+
+
 def known_members(
     shards: int,
     lease_s: float,
     held: Iterable[tuple[str, int]],
     named: Iterable[tuple[str, int]],
+    barred: Mapping[str, str] | None = None,
 ) -> Membership:
     """The members of a run, with what an earlier coordinator has stored: ``(member, incarnation)``
     of the processes that ``held`` a shard's place and that were ``named`` as workers, oldest
-    first."""
+    first, and those that are ``barred``, see :attr:`Membership.barred`."""
     places: dict[int, list[int]] = {}
     for member, incarnation in held:
         places.setdefault(int(member), []).append(incarnation)
     former = {shard: incarnations[:-1] for shard, incarnations in places.items()}
     last = {shard: incarnations[-1] for shard, incarnations in places.items()}
-    return Membership(shards, lease_s, former, {number: name for name, number in named}, last)
+    names = {number: name for name, number in named}
+    return Membership(shards, lease_s, former, names, last, barred)

@@ -53,6 +53,9 @@ TWICE = "counted_twice"
 ENDED = "ended"
 """How the run ended: phase and reason; null while it goes on."""
 
+BARRED = "barred"
+"""Processes that may not register any more, see ``coordinator.membership.Membership.barred``."""
+
 IDENTITY = "identity"
 """By what the run is known again, see :mod:`coordinator.settling`."""
 
@@ -185,6 +188,7 @@ _VALUES: Mapping[str, Check] = {
         )
     ),
     FIRST_LOSS: maybe(real),
+    BARRED: maybe(mapped(text)),
 }
 
 

@@ -223,6 +223,20 @@ def test_a_process_that_is_barred_does_not_come_back_and_others_do(job: Job) -> 
     assert job.join(job.first.incarnation, secret=b"y" * 32).name == "worker-1"
 
 
+def test_a_process_stays_barred_when_the_coordinator_is_started_again(tmp_path: Path) -> None:
+    run = make_run(tmp_path, SHARDS, train_records=16)
+    with serving(run) as served, CoordinatorClient(served.address) as client:
+        first = Job(served, client).first
+        client.revoke_worker(first.name, 0, "", bar=True)
+    assert first.secret not in (tmp_path / "ledger.sqlite").read_bytes()
+    with serving(run) as served, CoordinatorClient(served.address) as client:
+        again = WorkerDouble(client, first.incarnation)
+        again.secret = first.secret
+        with pytest.raises(AccessDenied, match=f"was {first.name}, which was revoked"):
+            again.register()
+        assert WorkerDouble(client, 5).register() == "worker-1"
+
+
 def test_a_process_that_is_not_barred_comes_back_under_another_name(job: Job) -> None:
     name, session = job.first.name, job.first.session
     job.client.revoke_worker(name, 0, "", bar=False)
