@@ -22,6 +22,7 @@ help:
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
 	@echo "make mistakes     what users do wrong, and whether they are told so"
 	@echo "make keras        what of Keras trains, and what does not"
+	@echo "make job-fields   the reference of a job's fields, from the docstring of worker.Job"
 	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"
@@ -88,6 +89,9 @@ keras: $(INSTALLED)
 matrix: $(INSTALLED)
 	$(PYTEST) tests/security --report docs/matrix.md
 
+job-fields: $(INSTALLED)
+	$(PYTEST) tests/test_job_fields.py --report docs/job-fields.md
+
 soak: $(INSTALLED)
 	$(PY) -m benchmarks.soak $(ARGS)
 
@@ -120,5 +124,5 @@ clean:
 		tests/interop/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos fuzz planted mistakes keras matrix soak lint types \
+.PHONY: help setup demo test test-fast test-browser screenshots test-docker test-interop sim chaos fuzz planted mistakes keras matrix job-fields soak lint types \
 	bench bench-sweep protos protos-check clean

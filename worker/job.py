@@ -1,4 +1,4 @@
-"""What a user writes: ``job = Job(...)`` in a Python file."""
+"""The job that a user writes: ``job = Job(...)`` in a Python file."""
 
 from __future__ import annotations
 
@@ -54,124 +54,128 @@ class Job:
     ``--set optimizer.argument=value`` an argument of the optimizer.
 
     Attributes:
-        model: makes the model: a Keras model, or a plain ``tf.Module``. Called once per process,
-            after all random seeds have been set from ``seed``.
-        loss: for a Keras model a Keras loss, its class or its name, or ``f(y_true, y_pred)`` that
-            returns one value per example or their mean; losses that layers add (regularizers) are
-            added to it.
-            Labels come in the rank of the output, ``[n]`` as ``[n, 1]`` where that is its shape, as
-            in ``fit``. Of a model with several outputs one for all, a dict of those by the outputs'
-            names, or a list in their order, as ``keras.Model.compile`` takes it; where the
-            outputs are a dict, that is the order of their sorted names. None takes the
-            loss that the model is compiled with, or its own ``compute_loss``. For a ``tf.Module`` a
-            function ``f(module, x, y)`` that returns the mean loss over the batch, a scalar;
-            ``f(module, x, y, sample_weight)`` when the data has weights.
-        loss_weights: what the losses of several outputs are multiplied by before they are added
-            up: a dict or list like ``loss``; None takes those that the model is compiled with.
-        optimizer: a built-in Keras optimizer, its name, a function without arguments that makes
-            one, or a function of ``total_updates``, the number of updates of the whole job (local
-            steps of a worker are updates, too), so that a learning-rate schedule ends with the job
-            in every mode. With ``use_ema`` all
-            evaluations, the final one too, see the parameters as they are trained; an export
-            takes the averages, as Keras does when ``fit`` ends. None takes the one that the model
-            is compiled with.
-        train: the training data, see ``worker.data``.
-        eval: the data that each epoch is evaluated on, or None. Training does not wait: where
-            epochs take less time than evaluations, some are left out, with a warning; see
-            ``evaluate_every_epoch``.
-        metrics: what to report beside the loss: names of Keras metrics, metrics, functions that
-            make one, or functions ``f(y_true, y_pred)``. Of a model with several outputs a dict of
-            lists by the outputs' names, as ``keras.Model.compile`` takes it. One whose state is not
-            a sum over batches (a maximum) has no value of training data. Empty takes those that
-            the model is compiled with. Keras models only.
-        class_weight: what the loss of each training record is multiplied by, by its class:
-            ``{0: 1.0, 1: 5.0}``, 1 for a class that is left out, as in ``keras.Model.fit``. For a
-            model of one output, and data without sample weights.
-        batch_size: examples of one micro-batch: what a worker computes one gradient on.
-        epochs: passes over the training data.
-        mode: ``async`` applies every gradient as it comes; ``sync`` applies the mean of
-            ``replicas`` micro-batches at a time; ``ssp`` (stale synchronous parallel) applies every
-            gradient as it comes, but lets no worker run more than ``staleness`` steps ahead of the
-            slowest. ``--mode`` overrides it; what the file says for its own mode alone is then
-            left out, ``then`` and ``scale_lr`` too.
-        replicas: K, the micro-batches of one synchronous round. Needed in ``sync`` mode, here or
-            with ``--replicas``. The result depends on it and not on how many workers there are.
-        aggregate: M, how many of the K a round takes: the first that are done. The others count in
-            a later round (backup workers) (sync).
-        speculate: an idle worker computes a micro-batch that another one is late with (sync).
-        round_deadline_s: name who is late with a round that lasts longer, in seconds (sync).
-        balance: cut micro-batches by the speed of the workers that compute them; a round is of
-            ``replicas * batch_size`` records as ever (sync).
-        staleness: s, the steps that a worker may be ahead of the slowest (ssp). Needed there.
-        max_staleness: gradients of older parameters are refused, and their batch is computed again
-            (async).
+        model: Function that makes the model: a Keras model, or a plain ``tf.Module``. Each process
+            calls it once, after all random seeds have been set from ``seed``.
+        loss: Loss of a batch. For a Keras model it is a Keras loss, its class, its name, or a
+            function ``f(y_true, y_pred)`` that returns one value per example or their mean; losses
+            that layers add (regularizers) are added to it.
+            Labels have the rank of the output: ``[n]`` counts as ``[n, 1]`` where the output has
+            that shape, as in ``fit``. A model with several outputs takes one loss for all of them,
+            a dict by the outputs' names, or a list in their order, as ``keras.Model.compile``
+            does; where the outputs are a dict, their order is that of the sorted names. None takes
+            the loss that the model is compiled with, or the model's own ``compute_loss``. For a
+            ``tf.Module`` the loss is a function ``f(module, x, y)`` that returns the mean loss over
+            the batch, a scalar; ``f(module, x, y, sample_weight)`` where the data has weights.
+        loss_weights: Factors of the losses of several outputs in their sum. A dict or list like
+            ``loss``; None takes those that the model is compiled with.
+        optimizer: Built-in Keras optimizer, its name, or a function that makes one. The function
+            takes no argument, or ``total_updates``, the number of updates of the whole job (each
+            local step of a worker counts as one), so that a learning-rate schedule ends with the
+            job in every mode. With ``use_ema`` all evaluations, the final one too, use the
+            parameters as they are trained; an export takes the averages, as Keras does when ``fit``
+            ends. None takes the optimizer that the model is compiled with.
+        train: Training data, a data source (``worker.data``). docs/data.md lists the sources.
+        eval: Evaluation data, or None. Each epoch is evaluated on it, and training does not wait:
+            where an epoch takes less time than an evaluation, some epochs are not evaluated, with
+            a warning; see ``evaluate_every_epoch``.
+        metrics: Metrics to report beside the loss. Names of Keras metrics, metrics, functions that
+            make one, or functions ``f(y_true, y_pred)``. A model with several outputs takes a dict
+            of lists by the outputs' names, as ``keras.Model.compile`` does. A metric whose state is
+            not a sum over batches (a maximum) has no value for training data. Empty takes those
+            that the model is compiled with. For Keras models only.
+        class_weight: Factors of the loss of each training record, by its class. With
+            ``{0: 1.0, 1: 5.0}`` classes that are left out have 1, as in ``keras.Model.fit``. For a
+            model with one output, and data without sample weights.
+        batch_size: Examples of one micro-batch: a worker computes one gradient from it.
+        epochs: Passes over the training data.
+        mode: How gradients of several workers are combined. ``async`` applies every gradient as it
+            comes; ``sync`` applies the mean of ``replicas`` micro-batches at a time; ``ssp`` (stale
+            synchronous parallel) applies every gradient as it comes, but lets no worker run more
+            than ``staleness`` steps ahead of the slowest. ``--mode`` overrides it, and then leaves
+            out the fields that only fit the mode in the file, ``then`` and ``scale_lr`` too.
+        replicas: Micro-batches of one synchronous round, K (sync). ``sync`` mode needs it, here or
+            with ``--replicas``. The result depends on it and not on the number of workers.
+        aggregate: Micro-batches that a round takes, M of the K (sync). The round takes the first M
+            that are done; the others count in a later round (backup workers).
+        speculate: Whether an idle worker computes a micro-batch that another one is late with
+            (sync).
+        round_deadline_s: Seconds after which late workers of a round are named (sync).
+        balance: Whether micro-batches are cut by the speed of the workers that compute them (sync).
+            A round always has ``replicas * batch_size`` records.
+        staleness: Steps that a worker may be ahead of the slowest, s (ssp). ``ssp`` mode needs it.
+        max_staleness: Updates that a gradient may be behind (async). Older gradients are refused,
+            and their batch is computed again.
         staleness_lr: ``inverse`` divides the learning rate by 1 + staleness (async, ssp).
-        delay_compensation: corrects a gradient for the updates since it was computed, as DC-ASGD
-            does: ``constant`` or ``adaptive`` (async, ssp).
-        dc_lambda: λ of that; None takes the paper's (async, ssp).
-        dc_decay: memory of the mean square of ``adaptive``; at least 0, below 1 (async, ssp).
-            These are the settings of :class:`psrpc.policy.Policy`, which says more of each.
-        then: the mode of the rest of the job, after ``then_after`` epochs in ``mode``. Each of the
-            settings above belongs to the phases whose mode it fits.
-        then_after: epochs before ``then``; fewer than ``epochs``.
-        local_steps: H, the steps that a worker takes by itself, from the parameters that it has
-            received, on H batches of ``batch_size`` records, before it pushes how far it came.
-            Shards add that (async, ssp), or the mean over a round (sync). The job's optimizer runs
-            in the worker, afresh each time, and must be SGD, with momentum or without; see
-            :class:`worker.local_steps.LocalSteps`.
-        scale_lr: ``linear`` multiplies the learning rate by the micro-batches of an update, for
-            large batches (Goyal et al. 2017). Only rounds have several.
-        warmup_epochs: over which ``scale_lr`` rises to that from 1; may be a fraction.
-        prefetch_rows: pull the rows of embedding tables for the next batch while this one is
-            computed, instead of with its push: a step waits less, and its rows are a step older,
-            which counts as staleness (async, ssp).
-        seed: of the initial values, the order of records and dropout masks.
-        init_from: start from these values: a Keras file (``.keras``, ``.weights.h5``), the
-            directory of an earlier checkpoint, or that of a run, whose newest good checkpoint is
-            taken. The rows of tables with the same name and width are taken, too. Relative to the
-            working directory, or a URL, see docs/urls.md.
-        engine: who updates the parameters: ``keras`` runs any built-in Keras optimizer,
-            ``numpy`` SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the shards.
-        checkpoint_every: from one checkpoint to the next, which is how much a loss may cost: global
-            steps (500), or time with its unit (``"60s"``, ``"2m"``). None, ``--set
+        delay_compensation: Correction of a gradient for the updates since it was computed, as in
+            DC-ASGD (async, ssp).
+        dc_lambda: Factor λ of ``delay_compensation``; None takes the paper's (async, ssp).
+        dc_decay: Decay of the mean square in ``delay_compensation="adaptive"``, at least 0 and
+            below 1 (async, ssp). :class:`psrpc.policy.Policy` says more of the fields from ``mode``
+            on.
+        then: Mode of the rest of the job, after ``then_after`` epochs in ``mode``. Each of the
+            fields above belongs to the phases whose mode it fits.
+        then_after: Epochs before ``then``; fewer than ``epochs``.
+        local_steps: Steps that a worker takes on its own before it pushes, H. It takes them from
+            the parameters that it has received, on H batches of ``batch_size`` records, and pushes
+            the difference. Shards add that (async, ssp), or the mean over a round (sync). The
+            job's optimizer runs in the worker, afresh each time, and must be SGD, with momentum or
+            without; see :class:`worker.local_steps.LocalSteps`.
+        scale_lr: ``linear`` multiplies the learning rate by the micro-batches of an update (sync).
+            For large batches (Goyal et al. 2017).
+        warmup_epochs: Epochs over which ``scale_lr`` rises from 1 to its full factor; may be a
+            fraction.
+        prefetch_rows: Whether a worker pulls the rows of embedding tables for the next batch while
+            it computes this one (async, ssp). Otherwise they come with the reply to its push. A
+            step then waits less, and its rows are one step older, which counts as staleness.
+        seed: Seed of the initial values, the order of records and dropout masks.
+        init_from: Initial values: a Keras file, a checkpoint, or a run. A Keras file is
+            ``.keras`` or ``.weights.h5``; a checkpoint is the directory of an earlier one; of the
+            directory of a run the newest good checkpoint is taken. Rows of tables with the same
+            name and width are taken, too. Relative to the working directory, or a URL, see
+            docs/urls.md.
+        engine: Implementation of the optimizer on the shards. ``keras`` runs any built-in Keras
+            optimizer; ``numpy`` has SGD, momentum, Adagrad and Adam, and needs no TensorFlow on the
+            shards.
+        checkpoint_every: Distance from one checkpoint to the next, in global steps (500) or in
+            time (``"60s"``, ``"2m"``). It bounds what a loss may cost. None, ``--set
             checkpoint_every=none``, is 1000 steps or a minute, whichever comes first: it does not
             switch checkpoints off. Where time counts, checkpoints come so far apart that
             they take at most 5 % of the time.
-        full_checkpoint_every: of so many checkpoints at least one has all rows of embedding tables
-            by itself; the others have those touched since the one before, and files in common with
-            it. More makes checkpoints smaller, and a restart reads more files.
-        keep_checkpoints: how many of the newest checkpoints stay; older ones are removed.
-        keep_best: keep the checkpoint that an evaluation found best as well: ``"max:accuracy"``,
+        full_checkpoint_every: Of this many checkpoints at least one has all rows of embedding
+            tables by itself. The others have the rows touched since the checkpoint before, and
+            share files with it. More makes checkpoints smaller, and a restart reads more files.
+        keep_checkpoints: Number of the newest checkpoints that stay; older ones are removed.
+        keep_best: Keep the checkpoint with the best evaluation as well. ``"max:accuracy"``,
             ``"min:loss"``, or the bare name of a result that has accuracy, auc, precision or recall
             in it (more is better), or loss, error or crossentropy (less is). With it the state
             that each epoch is evaluated on is written as a checkpoint. The best is one of the
             epochs that were evaluated, see ``evaluate_every_epoch``.
-        evaluate_every_epoch: an epoch begins once the one before is evaluated, so that none is left
-            out and ``keep_best`` chooses among all of them. Costs the time of an evaluation per
-            epoch. ``stop_early`` and ``reduce_lr`` do the same.
-        stop_early: end the run when epochs bring nothing more, as Keras's ``EarlyStopping`` does:
-            ``"min:loss patience=3 min_delta=0.001 restore_best=true"``. The name is that of a
+        evaluate_every_epoch: Whether each epoch waits for the evaluation of the one before. Then
+            none is left out, and ``keep_best`` chooses among all of them. Costs the time of an
+            evaluation per epoch. ``stop_early`` and ``reduce_lr`` do the same.
+        stop_early: End the run when epochs stop improving, as Keras's ``EarlyStopping`` does.
+            ``"min:loss patience=3 min_delta=0.001 restore_best=true"``: the name is that of a
             result of evaluations, as in ``keep_best``; patience (0) is how many epochs may pass
-            that are not better by more than min_delta (0). With restore_best (false) the run comes
-            to the checkpoint of its best epoch, which is then kept like ``keep_best``'s.
-        reduce_lr: multiply the learning rate when epochs bring nothing more, as Keras's
-            ``ReduceLROnPlateau`` does: ``"min:loss factor=0.5 patience=2"``; further settings are
-            min_delta (0.0001), cooldown (0) and min_lr (0); factor is 0.1 and patience 10 unless
-            said. For a learning rate that is a number, not a schedule.
-        intra_op_threads: threads of one TensorFlow operation in a worker. Gradients are the same
+            that are not better by more than min_delta (0). With restore_best (false) the run ends
+            with the checkpoint of its best epoch, which is then kept like ``keep_best``'s.
+        reduce_lr: Multiply the learning rate when epochs stop improving, as Keras's
+            ``ReduceLROnPlateau`` does. ``"min:loss factor=0.5 patience=2"``; further settings are
+            min_delta (0.0001), cooldown (0) and min_lr (0); factor is 0.1 and patience 10 by
+            default. For a learning rate that is a number, not a schedule.
+        intra_op_threads: Threads of one TensorFlow operation in a worker. Gradients have the same
             bits only where this is pinned; None leaves it to TensorFlow.
-        wire_dtype: what float32 parameters and their gradients are rounded to on their way between
-            worker and shard: half the bytes. ``float16`` is finer than ``bfloat16``, but what is
-            beyond its range, 65504, becomes that, and what is below 6e-8 becomes 0. Shards update,
-            evaluate, checkpoint and export float32 all the same; float64 variables and state
-            (BatchNormalization statistics) are never rounded.
-        compression: of the gradients of float32 variables, instead of rounding them: ``int8`` is a
-            quarter of the bytes, ``topk`` sends the fraction ``topk`` of the elements, those of
-            largest magnitude. What is left out is kept by the worker and added to its next
-            gradient. It is lost when the worker dies or joins anew, so with compression the
-            results depend, in sync mode too, on which worker computes what.
-        topk: the fraction of elements that ``compression="topk"`` sends of each shard's part, at
-            most one half; at least one element.
+        wire_dtype: Type that float32 parameters and gradients are rounded to between worker and
+            shard. The 16-bit types halve the bytes. ``float16`` is finer than ``bfloat16``, but
+            values beyond its range, 65504, become that, and values below 6e-8 become 0. Shards
+            update, evaluate, checkpoint and export float32 all the same; float64 variables and
+            state (BatchNormalization statistics) are never rounded.
+        compression: Compression of the gradients of float32 variables, instead of rounding.
+            ``int8`` is a quarter of the bytes; ``topk`` sends the fraction ``topk`` of the
+            elements, those of largest magnitude. The worker keeps the rest and adds it to its
+            next gradient. It is lost when the worker dies or joins anew, so with compression the
+            results depend, in sync mode too, on which worker computes which batch.
+        topk: Fraction of the elements of each shard's part that ``compression="topk"`` sends. At
+            most one half; at least one element is sent.
 
     Raises:
         InvalidJob: a field holds what it cannot; the message names it, the value and the fix.
