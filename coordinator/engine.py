@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.admission import check_job, check_software
@@ -219,13 +219,20 @@ class Engine:
         if worker.name not in known:
             self._members.opened(worker, self.authority.open_session(worker.name, certificate))
             self._note("worker", worker.name, incarnation, host)
-            log.info("worker registered", worker=worker.name, host=host, pid=pid, device=device)
+            log.info(
+                "worker registered",
+                worker=worker.name,
+                host=host,
+                pid=pid,
+                device=device,
+                certificate=certificate or None,
+            )
             self.course.bell.ring()
         return worker
 
-    def worker_of(self, session: bytes, certificate: str) -> str:
+    def worker_of(self, session: bytes, certificate: str, serial: str = "") -> str:
         """See :meth:`coordinator.membership.Membership.worker_of`."""
-        return self._members.worker_of(session, certificate)
+        return self._members.worker_of(session, certificate, serial)
 
     def vouched(self, name: str, generation: int, reports: Sequence[Report]) -> list[Report]:
         """The reports of a worker as the shards have them. One that reports what it did not push
@@ -377,6 +384,13 @@ class Engine:
         if bar:
             self._bar(worker)
         self.course.departures.dismiss(name, reason or "revoked by an operator")
+
+    def certificates_revoked(self, serials: Collection[str]) -> None:
+        """Ends the sessions of the workers that called with these certificates."""
+        for worker in list(self._members.workers.values()):
+            if worker.state == "active" and worker.serial in serials:
+                why = f"its certificate {worker.certificate} was revoked"
+                self.course.departures.dismiss(worker.name, why)
 
     def leave_worker(self, name: str, reason: str, fatal: bool) -> None:
         """A worker goes. With ``fatal`` the job fails for its reason."""

@@ -108,6 +108,8 @@ class Worker:
     asked: bool = False
     worked: bool = False
     """See :class:`coordinator.newcomers.Candidate`."""
+    serial: str = ""
+    """Of the certificate that it called with last, see :class:`psrpc.peer_certificate.Peer`."""
 
     def stood(self, now: float) -> None:
         """That it has not moved by ``now`` does not count."""
@@ -350,12 +352,16 @@ class Membership:
             None,
         )
 
-    def worker_of(self, session: bytes, certificate: str) -> str:
-        """The name of the worker that has ``session`` and calls with ``certificate``; empty for a
-        session that is not known here, such as that of a worker that has left."""
+    def worker_of(self, session: bytes, certificate: str, serial: str = "") -> str:
+        """The name of the worker that has ``session`` and calls with ``certificate``, now the one
+        with this serial number; empty for a session that is not known here, such as that of a
+        worker that has left."""
         name = self._sessions.get(session)
         worker = self.workers.get(name) if name is not None else None
-        return worker.name if worker is not None and worker.certificate == certificate else ""
+        if worker is None or worker.certificate != certificate:
+            return ""
+        worker.serial = serial
+        return worker.name
 
     def bar(self, worker: Worker) -> None:
         """The process of ``worker`` may not register again."""

@@ -195,13 +195,19 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
             )
             warn_of_key(course, options.security)
             signals.pass_on_to(course)
-            await server.start(Engine(course, store), board, audit)
-            options.security.on_revoked(lambda serials: audit.note("revoked", serials=serials))
+            engine, loop = Engine(course, store), asyncio.get_running_loop()
+
+            def revoked(serials: list[str]) -> None:
+                audit.note("revoked", serials=serials)
+                loop.call_soon_threadsafe(engine.certificates_revoked, serials)
+
+            options.security.on_revoked(revoked)
+            options.security.share_revocations(run.run_dir, keeps=True)
+            await server.start(engine, board, audit)
             where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             directory.write_address(
                 format_address(where, port), encrypted=options.security.encrypted
             )
-            loop = asyncio.get_running_loop()
             chronicle.open(run.run_id, run.run_dir, server.status)
             try:
                 with MetricsServer(

@@ -77,7 +77,8 @@ class Servicer(CoordinatorServicer):
 
     def _worker(self, session: bytes, context: Any) -> str:
         """The worker that calls; empty if it is not known here."""
-        return self._engine.worker_of(session, peer_of(context).name)
+        peer = peer_of(context)
+        return self._engine.worker_of(session, peer.name, peer.serial)
 
     def _caller(
         self,

@@ -81,6 +81,7 @@ def serve(config: ServeConfig, ending: Ending) -> None:
         log.info("registered, builds its update engine", engine=job.engine)
         run_dir = config.run_dir or Path(job.run_dir)
         check_token(run_dir, Path(job.run_dir), job.token)
+        config.security.share_revocations(run_dir)
         plan = Plan.from_json(job.plan)
         identity = ShardIdentity(
             shard=config.shard,

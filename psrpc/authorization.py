@@ -64,7 +64,7 @@ class Authorizer:
             )
         if peer.job != self._job:
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
-                f"a {peer} calls {_short(method)} of job {self._job}; say --certs with the "
+                f"{peer} calls {_short(method)} of job {self._job}; say --certs with the "
                 "directory of that job, or the address of the other",
                 code="PS303",
             )
@@ -74,7 +74,7 @@ class Authorizer:
         roles = roles_of(method)
         if peer.role not in roles:
             return grpc.StatusCode.PERMISSION_DENIED, AccessDenied(
-                f"a {peer.role} may not call {_short(method)}; expected "
+                f"{peer.role.one} may not call {_short(method)}; expected "
                 f"{' or '.join(sorted(roles)) or 'nobody'}"
             )
         return None

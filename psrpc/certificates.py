@@ -96,7 +96,7 @@ def read_certificates(directory: Path, role: Role | None, now: datetime) -> Cert
     named = Identity.from_uri(_uri(certificate))
     if named != Identity(job, role):
         raise InvalidArgument(
-            f"{path} is the certificate of a {named}; expected one of a {Identity(job, role)}",
+            f"{path} is the certificate of {named}; expected one of {Identity(job, role)}",
             code="PS314",
         )
     _check_time(certificate, path, now, f"coordinator certs renew {directory}`")

@@ -30,6 +30,11 @@ class Role(StrEnum):
     READER = "reader"
 
     @property
+    def one(self) -> str:
+        """``a worker``, ``an operator``."""
+        return f"{'an' if self is Role.OPERATOR else 'a'} {self}"
+
+    @property
     def serves(self) -> bool:
         """Whether others connect to it, so that its certificate has a name to expect."""
         return self in (Role.COORDINATOR, Role.SHARD)
@@ -55,7 +60,7 @@ class Identity:
         check_job_name(self.job)
 
     def __str__(self) -> str:
-        return f"{self.role} of job {self.job}"
+        return f"{self.role.one} of job {self.job}"
 
     @property
     def uri(self) -> str:

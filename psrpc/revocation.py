@@ -6,15 +6,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from psrpc.certificates import read_file
+from psrpc.certificates import read_file, stamp_of_file
 from psrpc.errors import InvalidArgument
+from psrpc.logs import get_logger
 from psrpc.peer_certificate import serial_text
+from psrpc.storage import replace_text
+
+log = get_logger()
 
 CRL = "crl.pem"
 """The name of the file. Load-bearing: operators copy it."""
+
+LOOK = timedelta(seconds=1)
+"""Between two looks at a run's list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,9 @@ class RevocationList:
     number: int = 0
     serials: frozenset[str] = frozenset()
     authority: str = ""
+
+    def __str__(self) -> str:
+        return f"edition {self.number} of the list" if self.authority else "gone"
 
     def older_than(self, other: RevocationList) -> bool:
         """Whether ``other`` knows more: it is a later edition by the same authority, or this one is
@@ -68,6 +79,51 @@ def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> Revoca
         )
     serials = frozenset(serial_text(one.serial_number) for one in crl)
     return RevocationList(crl_number(crl), serials, signer.fingerprint(SHA256()).hex())
+
+
+class RunList:
+    """The latest list of a run, in its directory, which coordinator and shards share. Not
+    thread-safe."""
+
+    def __init__(self, path: Path, keeps: bool) -> None:
+        """``keeps`` means that this process writes it."""
+        self._path = path
+        self._keeps = keeps
+        self._stamp = (0, 0, 0)
+        self._looked: datetime | None = None
+
+    def stamp(self, now: datetime) -> tuple[int, int, int]:
+        """Another one when the list has been replaced, up to :data:`LOOK` ago: a run directory may
+        be far away, and calls do not wait for it."""
+        if self._looked is None or abs(now - self._looked) >= LOOK:
+            self._looked, self._stamp = now, stamp_of_file(self._path)
+        return self._stamp
+
+    def later(self, own: RevocationList, path: Path, authorities: Sequence[Any]) -> RevocationList:
+        """The later one of ``own``, which is that of ``path``, and the run's."""
+        try:
+            shared = read_revocations(self._path, authorities)
+        except InvalidArgument as error:
+            # Of another authority, when certificates were made anew, or damaged: the next list that
+            # is kept replaces it.
+            log.warning("the list of the run is not used", why=error.coded)
+            shared = NONE_REVOKED
+        if own.older_than(shared):
+            log.warning(
+                "the list of the run is in force",
+                why=f"{path} is {own}, {self._path} edition {shared.number}",
+                fix="copy crl.pem anew from where `coordinator certs revoke` made it",
+            )
+            return shared
+        if self._keeps and shared.older_than(own):
+            self._keep(path)
+        return own
+
+    def _keep(self, path: Path) -> None:
+        try:
+            replace_text(self._path, read_file(path).decode("ascii"), private=True)
+        except (OSError, ValueError, InvalidArgument) as error:
+            log.warning("revocations cannot be kept for the next start", why=str(error))
 
 
 def load_crl(pem: bytes, path: Path) -> Any:

@@ -35,7 +35,7 @@ from psrpc.errors import AccessDenied, InvalidArgument
 from psrpc.identity import Identity, Role
 from psrpc.logs import get_logger
 from psrpc.peer_certificate import Peer
-from psrpc.revocation import CRL, RevocationList, read_revocations
+from psrpc.revocation import CRL, RevocationList, RunList, read_revocations
 
 log = get_logger()
 
@@ -90,6 +90,7 @@ class Security:
         self._read: tuple[Stamp, Certificates] | None = None
         self._token: tuple[tuple[int, int, int], bytes] | None = None
         self._revoked: tuple[Stamp, RevocationList] | None = None
+        self._run_list: RunList | None = None
         self._on_revoked: Callable[[list[str]], object] = lambda _serials: None
 
     @classmethod
@@ -278,7 +279,8 @@ class Security:
         if peer.serial in self.revocations().serials:
             return AccessDenied(
                 f"the certificate of {peer} was revoked; where the authority's key is, make "
-                "another one (`coordinator certs add` or `renew`), and copy it here",
+                "another one and copy it here: `coordinator certs add` for a machine, `renew` for "
+                "the one that all processes of a role share",
                 code="PS304",
             )
         if peer.not_after is not None and peer.not_after < self._now():
@@ -293,7 +295,8 @@ class Security:
     def revocations(self) -> RevocationList:
         """The list beside the certificates as it is now, or as it could last be used: one that is
         gone, cannot be read, was not signed by the authority or is older than the last changes
-        nothing, and the log says so.
+        nothing, and the log says so. After :meth:`share_revocations` it is the later one of this
+        list and the run's.
 
         Raises:
             InvalidArgument: it never could.
@@ -301,16 +304,21 @@ class Security:
         assert self.directory is not None
         path = self.directory / CRL
         with self._lock:
-            stamp = (stamp_of_file(path), stamp_of_file(self.directory / CA_CERTIFICATE))
+            run_list = self._run_list
+            stamp: Stamp = (stamp_of_file(path), stamp_of_file(self.directory / CA_CERTIFICATE))
+            if run_list is not None:
+                stamp += (run_list.stamp(self._now()),)
             known = self._revoked
             if known is not None and known[0] == stamp:
                 return known[1]
             try:
-                found = read_revocations(path, authorities_of(self.directory))
+                authorities = authorities_of(self.directory)
+                found = read_revocations(path, authorities)
+                if run_list is not None:
+                    found = run_list.later(found, path, authorities)
                 if known is not None and found.older_than(known[1]):
                     raise InvalidArgument(
-                        f"{path} is edition {found.number} of the list, or gone (0); expected "
-                        f"{known[1].number} or a later one",
+                        f"{path} is {found}; expected edition {known[1].number} or a later one",
                         code="PS317",
                     )
             except InvalidArgument as error:
@@ -329,6 +337,15 @@ class Security:
                 self._on_revoked(new)
             self._revoked = (stamp, found)
             return found
+
+    def share_revocations(self, run_dir: Path, keeps: bool = False) -> None:
+        """From now on the list in ``run_dir`` counts, too, where it is later than the one beside
+        the certificates; with ``keeps`` this process keeps the latest one there. So a process of
+        the run that starts without its list, or with an old one, lets no revoked certificate in."""
+        if self.directory is not None:
+            with self._lock:
+                self._run_list = RunList(run_dir / CRL, keeps)
+            self.revocations()
 
     def on_revoked(self, told: Callable[[list[str]], object]) -> None:
         """Calls ``told`` with the serial numbers of certificates that a list names which was read

@@ -142,7 +142,7 @@ def override_job(
 
     Raises:
         InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
-            read or that the job refuses.
+            read or that the job refuses, or ``replicas`` for a job without rounds.
     """
     fields: dict[str, Any] = {}
     arguments: dict[str, str] = {}
@@ -173,10 +173,18 @@ def override_job(
         if kind is None:
             raise InvalidSetting(f"--set {setting}: {key} is code; change it in the job file")
         fields[key] = parsed(setting, kind, text)
+    asks_for_rounds = fields.get("replicas") is not None
     mode = fields.get("mode", job.mode)
     if mode != job.mode and mode in MODES:
         fields = without_effect(job, mode, fields) | fields
-    return replace(job, **fields), arguments
+    changed = replace(job, **fields)
+    if asks_for_rounds and "sync" not in (changed.mode, changed.then):
+        # In the job file it may stand for a mode that the job is not run in.
+        raise InvalidSetting(
+            f"replicas is {changed.replicas}, and the job trains in mode {changed.mode}, which has "
+            "no rounds: add --mode sync, or leave --replicas out"
+        )
+    return changed, arguments
 
 
 def override_optimizer(

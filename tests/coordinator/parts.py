@@ -98,6 +98,7 @@ class Served:
 
     address: str
     course: Course
+    engine: Engine
     loop: asyncio.AbstractEventLoop
 
     def do(self, function: Any, *args: Any) -> Any:
@@ -143,8 +144,10 @@ def serving(
             disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
             course = Course(run, store, clock or ManualClock(), disk)
             async with Server(address, security) as server:
-                await server.start(Engine(course, store), shown, audit)
-                served = Served(f"127.0.0.1:{server.port}", course, asyncio.get_running_loop())
+                engine = Engine(course, store)
+                await server.start(engine, shown, audit)
+                loop = asyncio.get_running_loop()
+                served = Served(f"127.0.0.1:{server.port}", course, engine, loop)
                 started.append(served)
                 stops.append(stopped)
                 ready.set()

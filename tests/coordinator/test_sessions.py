@@ -245,6 +245,14 @@ def test_a_process_that_is_not_barred_comes_back_under_another_name(job: Job) ->
     assert job.first.session != session
 
 
+def test_a_session_ends_with_its_certificate(job: Job) -> None:
+    worker = job.served.course.members.workers[job.first.name]
+    worker.serial = "5e1"
+    other = job.join(5)
+    job.served.do(job.served.engine.certificates_revoked, ["5e1", "5e2"])
+    assert (job.state(job.first), job.state(other)) == ("left", "active")
+
+
 def test_one_that_has_another_incarnation_than_was_meant_stays(job: Job) -> None:
     job.client.revoke_worker(job.first.name, job.first.incarnation + 1, "", bar=True)
     assert job.state(job.first) == "active"

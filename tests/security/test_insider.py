@@ -391,7 +391,7 @@ def test_a_role_calls_what_is_its_own_alone(certs: Path, tmp_path: Path, role: R
                         continue
                     answer = rpc.call(channel)
                     assert (answer.code.name, answer.told) == ("PERMISSION_DENIED", True), rpc
-                    assert job.told(f"a {role} may not call {rpc}")
+                    assert job.told(f"{role.one} may not call {rpc}")
         job.finish()
 
 

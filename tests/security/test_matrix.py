@@ -115,7 +115,7 @@ def test_a_certificate_that_is_not_right(
 def test_a_wrong_role(target: Target, certs: Path, role: Role) -> None:
     forbidden = [rpc for rpc in target.rpcs if role not in PERMISSIONS[rpc.name]]
     channel = target.channel((certs / "ca.crt").read_bytes(), read_pair(certs, role))
-    words = f"a {role} may not call"
+    words = f"{role.one} may not call"
     assert_refused(target, role, channel, forbidden, DENIED, SEEN.roles, words)
 
 

@@ -26,7 +26,7 @@ from psrpc.errors import AccessDenied, InvalidArgument
 from psrpc.identity import Role
 from psrpc.live_calls import LiveCalls
 from psrpc.peer_certificate import Peer, peer_of_pem
-from psrpc.revocation import CRL, read_revocations
+from psrpc.revocation import CRL, LOOK, read_revocations
 from psrpc.security import Security
 from psrpc.status import error_from_rpc
 from tests.security.conftest import JOB
@@ -224,6 +224,65 @@ def test_the_last_good_list_stays_in_force(
     for who in ("worker", "reader"):
         revoke(mine, who, NOW)
     assert security.objection(peer_in(mine, Role.READER))
+
+
+# -- the list of the run -------------------------------------------------------------------------
+
+
+def sharing(
+    directory: Path, run_dir: Path, role: Role = Role.SHARD, keeps: bool = False
+) -> Security:
+    """A process that starts: it reads the list beside its certificates, then that of its run."""
+    security = use(directory, role)
+    security.share_revocations(run_dir, keeps)
+    return security
+
+
+@pytest.mark.parametrize("kind", ["gone", "older"])
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD])
+def test_a_process_that_starts_with_an_old_list_takes_the_runs(
+    mine: Path, tmp_path: Path, kind: str, role: Role, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revoke(mine, "operator", NOW)
+    older, peer = (mine / CRL).read_bytes(), peer_in(mine)
+    revoke(mine, "worker", NOW)
+    sharing(mine, tmp_path, Role.COORDINATOR, keeps=True)
+    assert (tmp_path / CRL).stat().st_mode & 0o777 == 0o600
+    (mine / CRL).unlink()
+    if kind == "older":
+        (mine / CRL).write_bytes(older)
+    assert use(mine, role).objection(peer) is None
+    capsys.readouterr()
+    assert sharing(mine, tmp_path, role).objection(peer)
+    said = "".join(capsys.readouterr())
+    assert "the list of the run is in force" in said
+    assert f"crl.pem is {'gone' if kind == 'gone' else 'edition 1 of the list'}" in said
+
+
+def test_shards_take_what_the_coordinator_has_read(mine: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "shard"
+    shutil.copytree(mine, theirs)
+    now = [datetime.now(UTC)]
+    shard = Security(Role.SHARD, theirs, now=lambda: now[0])
+    shard.share_revocations(tmp_path)
+    coordinator = sharing(mine, tmp_path, Role.COORDINATOR, keeps=True)
+    revoke(mine, "worker", NOW)
+    assert coordinator.objection(peer_in(mine))
+    now[0] += LOOK
+    assert shard.objection(peer_in(mine))
+    assert not (theirs / CRL).exists()
+
+
+@pytest.mark.parametrize("kind", ["garbage", "another authority's"])
+def test_a_list_of_the_run_that_cannot_be_used_is_replaced(
+    mine: Path, tmp_path: Path, kind: str
+) -> None:
+    revoke(mine, "worker", NOW)
+    content = lists(mine, tmp_path / "other")[kind]
+    assert content is not None
+    (tmp_path / CRL).write_bytes(content)
+    assert sharing(mine, tmp_path, keeps=True).objection(peer_in(mine))
+    assert (tmp_path / CRL).read_bytes() == (mine / CRL).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["garbage", "nothing", "another authority's", "cut short", "two"])

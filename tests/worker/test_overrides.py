@@ -36,7 +36,6 @@ def test_every_field_is_known() -> None:
     [
         ("epochs=3", 3),
         ("batch_size = 7", 7),
-        ("replicas=4", 4),
         ("replicas=none", None),
         ("seed=12", 12),
         ("engine=numpy", "numpy"),
@@ -65,6 +64,18 @@ def test_a_field_is_read_by_its_kind(setting: str, value: Any) -> None:
     job, arguments = override_job(make_job(replicas=2, init_from="x"), [setting])
     assert getattr(job, setting.partition("=")[0].strip()) == value
     assert arguments == {}
+
+
+@pytest.mark.parametrize("settings", [["replicas=4"], ["replicas=4", "mode=async"]])
+def test_replicas_are_refused_where_no_mode_has_rounds(settings: list[str]) -> None:
+    with pytest.raises(InvalidJob, match="replicas is 4, and the job trains in mode async") as told:
+        override_job(make_job(), settings)
+    assert told.value.code == "PS105"
+    with_rule = make_job(mode="ssp", staleness=1, then="sync", then_after=1, epochs=2, replicas=2)
+    assert override_job(with_rule, ["replicas=4"])[0].replicas == 4
+    # In the job file it may stand for a mode that the job is not run in.
+    sync = make_job(mode="sync", replicas=3)
+    assert override_job(sync, ["mode=async"])[0].mode == "async"
 
 
 def test_settings_are_taken_together_and_the_last_of_a_key_counts() -> None:
