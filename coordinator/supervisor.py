@@ -190,7 +190,10 @@ class Supervisor:
         if isinstance(decision, Restart):
             self._due[death.name] = death.at + decision.after_s
             when = f" in {decision.after_s:.1f} s" if decision.after_s else ""
-            self._screen.note(f"warning: {death}; it is started again{when}, {decision.reason}")
+            why = f": {words[-1]}" if words and words[-1].startswith("error PS") else ""
+            self._screen.note(
+                f"warning: {death}{why}; it is started again{when}, {decision.reason}"
+            )
             return None
         line = f"{death}; it is not started again: {decision.reason}"
         if not fatal:

@@ -56,7 +56,8 @@ class Replica:
         if tuple(mine) != plan.variables:
             raise JobMismatch(
                 f"this worker's model differs from the coordinator's: {_difference(mine, plan)}; "
-                "use the same job file, data and software everywhere",
+                "use the same job file, data and software everywhere, and a model function that "
+                "makes the same model each time",
                 code="PS133",
             )
         return [variable for _, variable in named]

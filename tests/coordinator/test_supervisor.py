@@ -110,6 +110,22 @@ def test_a_shard_that_dies_is_started_again(house: House, end: str) -> None:
     assert house.log("shard-1").read_text() == "only\n", "the others keep running"
 
 
+def test_the_error_with_which_a_process_ended_is_shown(house: House) -> None:
+    house.coordinator = house.serving(ENDS)
+    house.members = {
+        "shard-0": TWICE.format(
+            first="echo 'error PS133: another model' >&2; exit 1",
+            second=f"echo x > gate; {STAYS}",
+        )
+    }
+    house.run()
+    (warning,) = [note for note in house.screen.notes if note.startswith("warning")]
+    assert warning.endswith(
+        f"see {house.log('shard-0')}: error PS133: another model; it is started again, "
+        "restart 1 of at most 10"
+    )
+
+
 def test_a_coordinator_that_dies_is_started_again(house: House) -> None:
     # Of an earlier run; it says nothing of this one's end.
     (house.folder / "summary.json").write_text('{"phase": "done"}')
