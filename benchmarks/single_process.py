@@ -42,7 +42,9 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(job, job.train.read_range(0, 2))
     optimizer = rebuild(
         "optimizer",
-        serialized_optimizer(job, loaded.optimizer_arguments, model.trainable_variables),
+        serialized_optimizer(
+            job, loaded.optimizer_arguments, [(v.path, v) for v in model.trainable_variables]
+        ),
     )
     model.compile(optimizer, job.loss, metrics=list(job.metrics))
     loss_of: Any = keras.losses.get(job.loss) if isinstance(job.loss, str) else job.loss

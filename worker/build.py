@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -268,13 +268,14 @@ def _kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:
 
 
 def serialized_optimizer(
-    job: Job, arguments: Mapping[str, str], variables: list[Any]
+    job: Job, arguments: Mapping[str, str], variables: Sequence[tuple[str, Any]]
 ) -> dict[str, Any]:
     """The job's optimizer as ``keras.optimizers.serialize`` writes it, in plain JSON types, with
     the overrides ``optimizer.*`` in ``arguments`` applied.
 
     Args:
-        variables: the model's trainable variables, to ask which of them are not to decay.
+        variables: the model's trainable variables by the plan's names, to ask which of them are not
+            to decay.
 
     Raises:
         InvalidJob: Keras has no such optimizer, or the shards will not build it.
@@ -299,7 +300,9 @@ def serialized_optimizer(
             f"optimizer() made a {type(optimizer).__name__}; expected a Keras optimizer"
         )
     serialized = _plain(keras.optimizers.serialize(optimizer))
-    excluded = weight_decay_exclusions(optimizer, [v for v in variables if hasattr(v, "path")])
+    excluded = weight_decay_exclusions(
+        optimizer, [(n, v) for n, v in variables if hasattr(v, "path")]
+    )
     if excluded:
         serialized[EXCLUDED] = excluded
     serialized = override_optimizer(serialized, arguments)

@@ -285,9 +285,9 @@ def _first_records(name: str, job: Job, count: int) -> Batch:
 
 def _describe_model(
     job: Job, model: Any, example: Batch, eval_records: int
-) -> tuple[list[VariableSpec], list[Any], list[str], list[str], AskedRows | None]:
-    """The variables, those of them that are trained, the names of the metrics, and of those that do
-    not add up, and what the first batch asks of embedding tables, if there are any."""
+) -> tuple[list[VariableSpec], list[tuple[str, Any]], list[str], list[str], AskedRows | None]:
+    """The variables, those of them that are trained with their names, the names of the metrics, and
+    of those that do not add up, and what the first batch asks of embedding tables, if any."""
     import keras
 
     from worker.described_tables import asked_rows
@@ -321,7 +321,7 @@ def _describe_model(
         raise InvalidJob(
             f"the loss depends on none of the trainable variables ({', '.join(sorted(without))})"
         )
-    trained = [variable for spec, variable in found if spec.role == "trainable"]
+    trained = [(spec.name, variable) for spec, variable in found if spec.role == "trainable"]
     return [spec for spec, _ in found], trained, names, unsummed, asked
 
 

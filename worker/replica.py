@@ -104,10 +104,7 @@ class Replica:
         Raises:
             InvalidArgument: one is missing or has another shape; nothing was changed.
         """
-        kept = {id(variable) for variable in but}
-        named = [
-            (s, variable) for s, variable in model_variables(self.model) if id(variable) not in kept
-        ]
+        named = model_variables(self.model, but=but)
         for spec, _ in named:
             value = values.get(spec.name)
             if value is None:

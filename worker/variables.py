@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -15,30 +15,38 @@ _SEED_STATE = "seed_generator_state"
 
 
 def model_variables(
-    model: Any, without_gradient: Collection[str] = ()
+    model: Any, without_gradient: Collection[str] = (), but: Collection[Any] = ()
 ) -> list[tuple[VariableSpec, Any]]:
     """Each variable that shards hold, with its description: the trainable ones, then the state,
     both in the order of the model.
 
     Keras variables go by their ``path``, those of a ``tf.Module`` by the path of attributes that
-    leads to them. The state of seed generators and of metrics is not among them.
+    leads to them. Of several with one path, as layers of a model that is loaded twice have, the
+    second and those after it are numbered in the order of the model: ``dense/kernel#2``. The state
+    of seed generators and of metrics is not among them.
 
     Args:
         model: a built ``keras.Model``, or a ``tf.Module`` that has its variables.
         without_gradient: names of trainable variables that the loss does not depend on. They are
             never updated, as Keras never updates them, and so count as state.
+        but: variables that no shard holds.
 
     Integers and booleans are state, whatever the model says: nothing has a gradient for them.
 
     Raises:
         InvalidJob: a variable is of a dtype that shards do not hold.
     """
+    left_out = {id(v) for v in but}
     if isinstance(model, keras.Model):
         # Of weights, not of variables: those include the state of metrics and seed generators.
         trainable = {id(v) for v in model.trainable_weights}
-        named = [(v.path, v, id(v) in trainable) for v in model.weights]
+        weights = [v for v in model.weights if id(v) not in left_out]
+        names = _distinct([v.path for v in weights])
+        named = [(n, v, id(v) in trainable) for n, v in zip(names, weights, strict=True)]
     else:
-        named = [(name, v, v.trainable) for name, v in _module_variables(model)]
+        named = [
+            (name, v, v.trainable) for name, v in _module_variables(model) if id(v) not in left_out
+        ]
     found: dict[Role, list[tuple[VariableSpec, Any]]] = {"trainable": [], "state": []}
     for name, variable, updated in named:
         own = keras.backend.standardize_dtype(variable.dtype)
@@ -61,6 +69,22 @@ def model_variables(
         )
         found[role].append((spec, variable))
     return found["trainable"] + found["state"]
+
+
+def _distinct(paths: Sequence[str]) -> list[str]:
+    """``paths`` with a number after each that was there before. Load-bearing: checkpoints have
+    these names."""
+    found: list[str] = []
+    seen: set[str] = set()
+    taken = set(paths)
+    for path in paths:
+        name, number = path, 2
+        while path in seen and name in taken:
+            name, number = f"{path}#{number}", number + 1
+        seen.add(path)
+        taken.add(name)
+        found.append(name)
+    return found
 
 
 def _is_whole(dtype: str) -> bool:

@@ -198,8 +198,8 @@ def with_learning_rate(optimizer: Mapping[str, Any], value: float) -> dict[str, 
     return changed
 
 
-def weight_decay_exclusions(optimizer: Any, variables: Iterable[Any]) -> list[str]:
-    """Names of the ``variables`` that a Keras ``optimizer`` was told not to decay.
+def weight_decay_exclusions(optimizer: Any, variables: Iterable[tuple[str, Any]]) -> list[str]:
+    """Names of those of the named ``variables`` that a Keras ``optimizer`` was told not to decay.
 
     For the job's description: what it returns, if anything, goes under :data:`EXCLUDED`. Takes
     the live Keras objects, since ``exclude_from_weight_decay`` matches the optimizer's own view
@@ -209,7 +209,7 @@ def weight_decay_exclusions(optimizer: Any, variables: Iterable[Any]) -> list[st
         return []
     own = type(optimizer).__name__ == "Muon"
     uses = optimizer._use_weight_decay
-    return [v.path for v in variables if not uses(v if own else v.value)]
+    return [name for name, v in variables if not uses(v if own else v.value)]
 
 
 def _ratio(new: float, old: float, what: str) -> float:

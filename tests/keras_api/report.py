@@ -125,6 +125,9 @@ additions.
 ## Models of your own
 
 - Variables are float32, float64, integers or booleans. Integers and booleans are never trained.
+- Variables go by their `path`. Where several have one path, as layers of a saved model that is
+  loaded twice, or of one and of its head, the second and those after it are numbered in the order
+  of `model.weights`: `dense/kernel`, `dense/kernel#2`. Checkpoints have these names.
 - A forward pass may assign weights that are not trained. Where it assigns trained ones, or
   variables that are not the model's, it is refused ([PS108](errors.md#ps108)).
 - A `tf.function` within the forward pass that reads variables is refused: workers compile the whole

@@ -67,7 +67,7 @@ def test_what_is_not_decayed_is_found_on_the_live_optimizer(
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     optimizer = getattr(keras.optimizers, name)()
     optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel], var_names=["bias"])
-    excluded = weight_decay_exclusions(optimizer, model.trainable_variables)
+    excluded = weight_decay_exclusions(optimizer, [(v.path, v) for v in model.trainable_variables])
     decayed = model.layers[1].kernel.path
     expected = [v.path for v in model.trainable_variables if v.path != decayed]
     assert excluded == (expected if default else [])
