@@ -428,12 +428,14 @@ def _make_step(
     from worker.build import build_loss
     from worker.keras_step import KerasStep
     from worker.module_step import ModuleStep
+    from worker.training_metrics import TrainingMetrics
     from worker.variables import seed_variables
 
     variables = [variable for _, variable in found]
     trainable = [spec.role == "trainable" for spec, _ in found]
     if isinstance(model, keras.Model):
-        return KerasStep(model, build_loss(job, model), variables, trainable, seed_variables(model))
+        loss, metrics = build_loss(job, model), TrainingMetrics(job, model)
+        return KerasStep(model, loss, variables, trainable, seed_variables(model), metrics)
     assert callable(job.loss)  # build_model has checked it
     return ModuleStep(model, job.loss, variables, trainable)
 

@@ -268,6 +268,8 @@ def _shapes(nest: Any) -> str:
         return f"{{{', '.join(f'{key!r}: {_shapes(each)}' for key, each in nest.items())}}}"
     if isinstance(nest, list | tuple):
         return f"({', '.join(map(_shapes, nest))})"
+    if getattr(nest.shape, "rank", 0) is None:
+        return "unknown"
     return _axes(nest.shape[1:])
 
 

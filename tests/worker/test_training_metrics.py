@@ -7,10 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from psrpc.batch import BatchId
+from psrpc.job_file import UserCodeFailed
 from psrpc.v1 import coordinator_pb2 as pb
+from tests.worker.describe_bench import described
 from tests.worker.flat_bench import (
+    CLASSES,
     CPU,
     RECORDS,
     Bench,
@@ -20,6 +24,7 @@ from tests.worker.flat_bench import (
     make_job,
     records,
 )
+from worker import Arrays
 from worker.evaluator import Evaluator
 from worker.flat import FlatStep
 
@@ -132,3 +137,69 @@ def test_metrics_with_too_many_variables_are_left_out() -> None:
 def test_a_module_has_its_loss_alone() -> None:
     job = make_job(Line, loss=line_loss, train=records(map=lambda x, _y: (x, x)))
     assert counting(Bench(job)).run(BatchId(0, 0, 8)).metrics == ()
+
+
+def films(labels: Any) -> Arrays:
+    texts = np.array(["bad film", "good film", "film"])
+    return Arrays(texts[np.arange(RECORDS) % 3], labels)
+
+
+def text_model(*after: Any) -> keras.Model:
+    layers = keras.layers
+    words = layers.TextVectorization(vocabulary=["bad", "good", "film"])
+    return keras.Sequential(
+        [keras.Input((), dtype="string"), words, layers.Embedding(9, 4), *after]
+    )
+
+
+def sentiment_model() -> keras.Model:
+    return text_model(keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1, "sigmoid"))
+
+
+F1 = keras.metrics.F1Score(threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "column"), [("auc", False), ("auc", True), ("accuracy", False), (F1, True)]
+)
+def test_a_model_that_hides_how_many_records_it_has_is_counted(metric: Any, column: bool) -> None:
+    """TensorFlow does not know how many records a TextVectorization gives."""
+    labels = np.arange(RECORDS) % 2
+    data = films(labels[:, None] if column else labels)
+    fields: dict[str, Any] = {"loss": "binary_crossentropy", "metrics": [metric], "train": data}
+    bench = counting(Bench(make_job(sentiment_model, **fields)))
+    found = [bench.run(batch) for batch in batches(8)]
+    total = sum(each.loss * batch.count for each, batch in zip(found, batches(8), strict=True))
+    got = merge(bench, total, np.sum([each.metrics for each in found], axis=0))
+
+    model = bench.replica.model
+    model.compile(loss="binary_crossentropy", metrics=[metric])
+    x, y = data.read_range(0, RECORDS)
+    wanted = model.evaluate(tf.constant(x), y, batch_size=8, verbose=0, return_dict=True)
+    assert got == {name: pytest.approx(value, rel=1e-5) for name, value in wanted.items()}
+
+
+def test_what_the_output_hides_of_its_shape_the_labels_have() -> None:
+    """A label for each word: the output is as long as the longest text of a batch."""
+    model = lambda: text_model(keras.layers.Dense(CLASSES, "softmax"))  # noqa: E731
+    data = films(np.arange(2 * RECORDS).reshape(RECORDS, 2) % CLASSES)
+    metric = keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False)
+    bench = counting(Bench(make_job(model, train=data, metrics=[metric])))
+    assert sum(bench.run(batches(8)[0]).metrics) == 16
+
+
+class Compiled(keras.metrics.Mean):  # type: ignore[misc]
+    """Asks tensors for values, which those of a compiled step do not have."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        super().update_state(float(tf.reduce_sum(y_pred)) * float(tf.size(y_true)))
+
+
+def test_a_metric_that_cannot_be_compiled_is_named_when_the_job_is_read() -> None:
+    metric = Compiled(name="total")
+    with pytest.raises(UserCodeFailed, match=r"^metric total raised .*; labels have shape \[n\], "):
+        described(metrics=[metric])
+    bench = counting(Bench(make_job(dense_model, metrics=[metric])))
+    with pytest.raises(UserCodeFailed, match=r"^metric total raised "):
+        bench.run(batches(8)[0])
