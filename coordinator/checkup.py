@@ -82,7 +82,7 @@ def _as_other(client: CoordinatorClient) -> Iterator[Step]:
     if reason:
         yield Step("authorisation", error=CoordinatorUnreachable(reason))
         return
-    yield Step("authorisation", f"a {client.security.identity or 'server'} is let in")
+    yield Step("authorisation", f"{client.security.identity or 'a server'} is let in")
     yield Step("job", "the coordinator serves it; more is for an operator to see")
 
 
@@ -95,7 +95,7 @@ def _as_worker(client: CoordinatorClient) -> Iterator[Step]:
     except PsError as error:
         yield Step("authorisation", error=error)
         return
-    yield Step("authorisation", f"a {client.security.identity or 'worker'} may ask for the job")
+    yield Step("authorisation", f"{client.security.identity or 'a worker'} may ask for the job")
     yield _version(job.software)
     yield Step("job", f"{job.job_path}, mode {job.mode}; more is for an operator to see")
 

@@ -202,7 +202,7 @@ class _Pages:
         alive = head.path == HEALTH and who is not None and who.job == me.job
         if alive or may_read_metrics(who, me):
             return ""
-        return f"a {who or 'certificate that names no role'} may not read the metrics of a {me}"
+        return f"{who or 'a certificate that names no role'} may not read the metrics of {me}"
 
     async def _figures(self) -> list[Family]:
         if self._next is None:

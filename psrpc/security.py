@@ -160,6 +160,9 @@ class Security:
                     expires=f"{expires:%Y-%m-%d %H:%M} UTC",
                     fix=f"coordinator certs renew {self.directory}",
                 )
+        if self._revoked is not None and self._revoked[1].number:
+            found = self._revoked[1]
+            log.info("revocations in force", edition=found.number, revoked=len(found.serials))
 
     @property
     def encrypted(self) -> bool:
