@@ -173,7 +173,7 @@ MISTAKES: dict[str, tuple[Callable[[Place], list[object]], str, str]] = {
             ),
         ],
         "PS314",
-        "certificate of a worker .*; expected one of a operator",
+        "certificate of a worker .*; expected one of an operator",
     ),
     "files of another role alone": (
         lambda place: [
