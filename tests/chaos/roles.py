@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 import coordinator.cli
-import coordinator.course
+import coordinator.job_state
 import coordinator.serve
 import coordinator.servicer
 import pserver.cli
@@ -31,7 +31,7 @@ STACKS = signal.SIGUSR1
 
 def _patches() -> Sequence[tuple[ModuleType, str, object]]:
     return (
-        (coordinator.course, "LEASE_S", LEASE_S),
+        (coordinator.job_state, "LEASE_S", LEASE_S),
         (coordinator.servicer, "LEASE_S", LEASE_S),
         (coordinator.servicer, "HEARTBEAT_S", HEARTBEAT_S),
         (coordinator.serve, "describe_command", lambda *_: ["cat", os.environ[DESCRIPTION]]),
