@@ -31,6 +31,7 @@ from worker.data import Batch, check_count, map_arrays
 from worker.job import Job
 from worker.keep_best import parse_keep_best
 from worker.loader import LoadedJob, load_job, user_code
+from worker.overrides import check_rounds
 from worker.plateau import parse_reduce_lr, parse_stop_early
 from worker.quiet import STDERR, STDOUT, import_tensorflow, redirected
 from worker.ragged import as_tensor
@@ -69,7 +70,9 @@ def describe_main(path: str, settings: Sequence[str] = (), mode: str | None = No
         try:
             first_look(Path(path), settings)
             import_tensorflow()
-            document = json.dumps(describe(load_job(path, settings)), allow_nan=False)
+            loaded = load_job(path, settings)
+            check_rounds(loaded.job, settings)
+            document = json.dumps(describe(loaded), allow_nan=False)
         except InvalidJob as error:
             if isinstance(error, UserCodeFailed):
                 sys.stderr.write(error.user_traceback)

@@ -142,7 +142,7 @@ def override_job(
 
     Raises:
         InvalidJob: no ``=``, an unknown key (with the nearest known one), a value that cannot be
-            read or that the job refuses, or ``replicas`` for a job without rounds.
+            read or that the job refuses.
     """
     fields: dict[str, Any] = {}
     arguments: dict[str, str] = {}
@@ -173,18 +173,26 @@ def override_job(
         if kind is None:
             raise InvalidSetting(f"--set {setting}: {key} is code; change it in the job file")
         fields[key] = parsed(setting, kind, text)
-    asks_for_rounds = fields.get("replicas") is not None
     mode = fields.get("mode", job.mode)
     if mode != job.mode and mode in MODES:
         fields = without_effect(job, mode, fields) | fields
-    changed = replace(job, **fields)
-    if asks_for_rounds and "sync" not in (changed.mode, changed.then):
-        # In the job file it may stand for a mode that the job is not run in.
+    return replace(job, **fields), arguments
+
+
+def check_rounds(job: Job, settings: Iterable[str]) -> None:
+    """Refuses settings that ask for ``replicas`` where ``job``, which has them applied, trains
+    without rounds. Its file may say ``replicas`` for a mode that it is not run in, and a run is
+    known by its settings without the mode, so this is for those who begin one.
+
+    Raises:
+        InvalidJob: says the mode, and what to do.
+    """
+    asked = any(setting.partition("=")[0].strip() == "replicas" for setting in settings)
+    if asked and job.replicas is not None and "sync" not in (job.mode, job.then):
         raise InvalidSetting(
-            f"replicas is {changed.replicas}, and the job trains in mode {changed.mode}, which has "
-            "no rounds: add --mode sync, or leave --replicas out"
+            f"replicas is {job.replicas}, and the job trains in mode {job.mode}, which has no "
+            "rounds: add --mode sync, or leave --replicas out"
         )
-    return changed, arguments
 
 
 def override_optimizer(

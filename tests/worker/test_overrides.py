@@ -10,7 +10,7 @@ import pytest
 from psrpc.errors import InvalidJob
 from tests.worker.test_job import make_job
 from worker import Job
-from worker.overrides import FIELDS, override_job, override_optimizer
+from worker.overrides import FIELDS, check_rounds, override_job, override_optimizer
 
 SGD = {
     "class_name": "SGD",
@@ -36,6 +36,7 @@ def test_every_field_is_known() -> None:
     [
         ("epochs=3", 3),
         ("batch_size = 7", 7),
+        ("replicas=4", 4),
         ("replicas=none", None),
         ("seed=12", 12),
         ("engine=numpy", "numpy"),
@@ -68,14 +69,25 @@ def test_a_field_is_read_by_its_kind(setting: str, value: Any) -> None:
 
 @pytest.mark.parametrize("settings", [["replicas=4"], ["replicas=4", "mode=async"]])
 def test_replicas_are_refused_where_no_mode_has_rounds(settings: list[str]) -> None:
+    job, _ = override_job(make_job(), settings)
     with pytest.raises(InvalidJob, match="replicas is 4, and the job trains in mode async") as told:
-        override_job(make_job(), settings)
+        check_rounds(job, settings)
     assert told.value.code == "PS105"
-    with_rule = make_job(mode="ssp", staleness=1, then="sync", then_after=1, epochs=2, replicas=2)
-    assert override_job(with_rule, ["replicas=4"])[0].replicas == 4
-    # In the job file it may stand for a mode that the job is not run in.
-    sync = make_job(mode="sync", replicas=3)
-    assert override_job(sync, ["mode=async"])[0].mode == "async"
+
+
+@pytest.mark.parametrize(
+    ("job", "settings"),
+    [
+        (
+            make_job(mode="ssp", staleness=1, then="sync", then_after=1, epochs=2, replicas=2),
+            ["replicas=4"],
+        ),
+        (make_job(mode="sync", replicas=3), ["mode=async"]),
+        (make_job(), ["replicas=none"]),
+    ],
+)
+def test_replicas_that_mean_something_are_taken(job: Job, settings: list[str]) -> None:
+    check_rounds(override_job(job, settings)[0], settings)
 
 
 def test_settings_are_taken_together_and_the_last_of_a_key_counts() -> None:
