@@ -409,8 +409,8 @@ def test_a_shard_that_hangs_while_it_starts_is_replaced_and_its_last_milestone_n
         silent(house)
     assert outcomes == [Outcome(0, restarts={"shard-0": 1})]
     assert re.search(
-        r"shard-0 \(pid \d+\) gave no sign of life for \d s, made no progress and used no CPU "
-        r'for \d s after "builds its engine" and was killed, see ',
+        r"shard-0 \(pid \d+\) gave no sign of life for \d+ s, made no progress and used no CPU "
+        r'for \d+ s after "builds its engine" and was killed, see ',
         house.screen.notes[0],
     )
 
