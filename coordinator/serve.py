@@ -223,8 +223,10 @@ async def serve(options: ServeOptions, check: Callable[[], object] = lambda: Non
                 await disk.close()
             finally:
                 await chronicle.close()
-                # A late call would find the course and its store closed.
+                # A late call would find the course and its store closed, and so would work that
+                # calls have begun on the disk meanwhile, as a commit when the job is left at once.
                 await server.stop()
+                await disk.close()
                 course.close()
             # Now that all have told what they did last.
             status = _exit_status(course)
