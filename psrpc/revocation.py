@@ -4,13 +4,14 @@ authority has signed, beside the certificates. ``coordinator certs revoke`` writ
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from psrpc.certificates import read_file, stamp_of_file
+from psrpc.certificates import Stamp, read_file, stamp_of_file
 from psrpc.errors import InvalidArgument
 from psrpc.logs import get_logger
 from psrpc.peer_certificate import serial_text
@@ -23,6 +24,9 @@ CRL = "crl.pem"
 
 LOOK = timedelta(seconds=1)
 """Between two looks at a run's list."""
+
+Start = Callable[[Callable[[], None]], None]
+"""Has work done, without waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +86,51 @@ def revocations_of(pem: bytes, path: Path, authorities: Sequence[Any]) -> Revoca
 
 
 class RunList:
-    """The latest list of a run, in its directory, which coordinator and shards share. Not
-    thread-safe."""
+    """The latest list of a run, in its directory, which coordinator and shards share. Thread-safe.
 
-    def __init__(self, path: Path, keeps: bool) -> None:
-        """``keeps`` means that this process writes it."""
+    Attributes:
+        found: the list as it was when it was looked at last.
+    """
+
+    def __init__(
+        self, path: Path, own: Path, authorities: Callable[[], Sequence[Any]], keeps: bool
+    ) -> None:
+        """Args:
+        path: of the run's list.
+        own: of the list beside the certificates.
+        authorities: reads the certificates of those that may sign one.
+        keeps: whether this process writes the run's list, where its own is later.
+        """
+        self.found = NONE_REVOKED
         self._path = path
+        self._own = own
+        self._authorities = authorities
         self._keeps = keeps
-        self._stamp = (0, 0, 0)
+        self._stamp: Stamp = ()
         self._looked: datetime | None = None
+        self._looking = threading.Lock()
 
-    def stamp(self, now: datetime) -> tuple[int, int, int]:
-        """Another one when the list has been replaced, up to :data:`LOOK` ago: a run directory may
-        be far away, and calls do not wait for it."""
-        if self._looked is None or abs(now - self._looked) >= LOOK:
-            self._looked, self._stamp = now, stamp_of_file(self._path)
-        return self._stamp
+    def look_if_due(self, now: datetime, start: Start) -> None:
+        """Has :meth:`look` done by ``start`` once in :data:`LOOK`. A run directory may be on a
+        network file system, and calls never wait for it: while one look hangs no other begins."""
+        if self._looked is not None and abs(now - self._looked) < LOOK:
+            return
+        self._looked = now
+        if self._looking.acquire(blocking=False):
+            start(self._look_and_release)
 
-    def later(self, own: RevocationList, path: Path, authorities: Sequence[Any]) -> RevocationList:
-        """The later one of ``own``, which is that of ``path``, and the run's."""
+    def look(self) -> None:
+        """Reads the run's list if it, or the process's own, has changed. Blocks."""
+        stamp = (stamp_of_file(self._path), stamp_of_file(self._own))
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            authorities = self._authorities()
+            own = read_revocations(self._own, authorities)
+        except InvalidArgument:
+            # Said where the process reads its own list.
+            return
         try:
             shared = read_revocations(self._path, authorities)
         except InvalidArgument as error:
@@ -111,19 +141,29 @@ class RunList:
         if own.older_than(shared):
             log.warning(
                 "the list of the run is in force",
-                why=f"{path} is {own}, {self._path} edition {shared.number}",
+                why=f"{self._own} is {own}, {self._path} edition {shared.number}",
                 fix="copy crl.pem anew from where `coordinator certs revoke` made it",
             )
-            return shared
-        if self._keeps and shared.older_than(own):
-            self._keep(path)
-        return own
+        elif self._keeps and shared.older_than(own):
+            self._keep()
+        self.found = shared
 
-    def _keep(self, path: Path) -> None:
+    def _look_and_release(self) -> None:
         try:
-            replace_text(self._path, read_file(path).decode("ascii"), private=True)
+            self.look()
+        finally:
+            self._looking.release()
+
+    def _keep(self) -> None:
+        try:
+            replace_text(self._path, read_file(self._own).decode("ascii"), private=True)
         except (OSError, ValueError, InvalidArgument) as error:
             log.warning("revocations cannot be kept for the next start", why=str(error))
+
+
+def on_thread(work: Callable[[], None]) -> None:
+    """Starts ``work`` on a thread that the end of the process does not wait for."""
+    threading.Thread(target=work, name="revocations", daemon=True).start()
 
 
 def load_crl(pem: bytes, path: Path) -> Any:

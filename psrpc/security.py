@@ -35,7 +35,15 @@ from psrpc.errors import AccessDenied, InvalidArgument
 from psrpc.identity import Identity, Role
 from psrpc.logs import get_logger
 from psrpc.peer_certificate import Peer
-from psrpc.revocation import CRL, RevocationList, RunList, read_revocations
+from psrpc.revocation import (
+    CRL,
+    NONE_REVOKED,
+    RevocationList,
+    RunList,
+    Start,
+    on_thread,
+    read_revocations,
+)
 
 log = get_logger()
 
@@ -78,8 +86,10 @@ class Security:
         insecure: bool = False,
         asked: Asked = BY_OPTIONS,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        start: Start = on_thread,
     ) -> None:
-        """Nothing is read here; see :meth:`from_options`, which checks all. ``now`` is UTC."""
+        """Nothing is read here; see :meth:`from_options`, which checks all. ``now`` is UTC;
+        ``start`` has looks at the run directory done."""
         self.role = role
         self.insecure = insecure
         self.directory = certs
@@ -91,6 +101,7 @@ class Security:
         self._token: tuple[tuple[int, int, int], bytes] | None = None
         self._revoked: tuple[Stamp, RevocationList] | None = None
         self._run_list: RunList | None = None
+        self._start = start
         self._on_revoked: Callable[[list[str]], object] = lambda _serials: None
 
     @classmethod
@@ -307,18 +318,18 @@ class Security:
         assert self.directory is not None
         path = self.directory / CRL
         with self._lock:
-            run_list = self._run_list
-            stamp: Stamp = (stamp_of_file(path), stamp_of_file(self.directory / CA_CERTIFICATE))
-            if run_list is not None:
-                stamp += (run_list.stamp(self._now()),)
+            shared = NONE_REVOKED
+            if self._run_list is not None:
+                self._run_list.look_if_due(self._now(), self._start)
+                shared = self._run_list.found
+            stamp = (stamp_of_file(path), stamp_of_file(self.directory / CA_CERTIFICATE))
             known = self._revoked
-            if known is not None and known[0] == stamp:
+            if known is not None and known[0] == stamp and not known[1].older_than(shared):
                 return known[1]
             try:
-                authorities = authorities_of(self.directory)
-                found = read_revocations(path, authorities)
-                if run_list is not None:
-                    found = run_list.later(found, path, authorities)
+                found = read_revocations(path, authorities_of(self.directory))
+                if found.older_than(shared):
+                    found = shared
                 if known is not None and found.older_than(known[1]):
                     raise InvalidArgument(
                         f"{path} is {found}; expected edition {known[1].number} or a later one",
@@ -345,10 +356,14 @@ class Security:
         """From now on the list in ``run_dir`` counts, too, where it is later than the one beside
         the certificates; with ``keeps`` this process keeps the latest one there. So a process of
         the run that starts without its list, or with an old one, lets no revoked certificate in."""
-        if self.directory is not None:
-            with self._lock:
-                self._run_list = RunList(run_dir / CRL, keeps)
-            self.revocations()
+        directory = self.directory
+        if directory is None:
+            return
+        run_list = RunList(run_dir / CRL, directory / CRL, lambda: authorities_of(directory), keeps)
+        run_list.look()
+        with self._lock:
+            self._run_list = run_list
+        self.revocations()
 
     def on_revoked(self, told: Callable[[list[str]], object]) -> None:
         """Calls ``told`` with the serial numbers of certificates that a list names which was read

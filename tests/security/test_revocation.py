@@ -6,7 +6,7 @@ import asyncio
 import functools
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -263,14 +263,35 @@ def test_shards_take_what_the_coordinator_has_read(mine: Path, tmp_path: Path) -
     theirs = tmp_path / "shard"
     shutil.copytree(mine, theirs)
     now = [datetime.now(UTC)]
-    shard = Security(Role.SHARD, theirs, now=lambda: now[0])
-    shard.share_revocations(tmp_path)
-    coordinator = sharing(mine, tmp_path, Role.COORDINATOR, keeps=True)
+
+    def process(role: Role, directory: Path) -> Security:
+        found = Security(role, directory, now=lambda: now[0], start=lambda look: look())
+        found.share_revocations(tmp_path, keeps=role is Role.COORDINATOR)
+        return found
+
+    coordinator, shard = process(Role.COORDINATOR, mine), process(Role.SHARD, theirs)
     revoke(mine, "worker", NOW)
     assert coordinator.objection(peer_in(mine))
+    assert shard.objection(peer_in(mine)) is None
     now[0] += LOOK
+    assert coordinator.objection(peer_in(mine))
     assert shard.objection(peer_in(mine))
     assert not (theirs / CRL).exists()
+
+
+def test_calls_do_not_wait_for_a_run_directory_that_hangs(mine: Path, tmp_path: Path) -> None:
+    now = [datetime.now(UTC)]
+    begun: list[Callable[[], None]] = []
+    shard = Security(Role.SHARD, mine, now=lambda: now[0], start=begun.append)
+    shard.share_revocations(tmp_path)
+    for _ in range(3):
+        now[0] += LOOK
+        assert shard.objection(peer_in(mine)) is None
+    assert len(begun) == 1, "no other look begins while one hangs"
+    begun.pop()()
+    now[0] += LOOK
+    assert shard.objection(peer_in(mine)) is None
+    assert len(begun) == 1
 
 
 @pytest.mark.parametrize("kind", ["garbage", "another authority's"])
