@@ -215,7 +215,7 @@ def reduced_rate(run: Run, index: int) -> str:
 
 
 def first_learning_rate(run: Run) -> float | None:
-    """What the learning rate of ``run`` is unless it was reduced, once it is warm; that of workers
+    """The learning rate of ``run`` once it is warm, unless it was reduced; that of workers
     where they take local steps. None where a schedule says it."""
     if run.description.local_steps > 1:
         return run.description.local_learning_rate

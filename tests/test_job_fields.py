@@ -37,7 +37,7 @@ def job_class() -> ast.ClassDef:
 
 
 def texts(job: ast.ClassDef) -> dict[str, str]:
-    """What the docstring says of each attribute, on one line each."""
+    """The docstring's text for each attribute, on one line each."""
     docstring = inspect.cleandoc(ast.get_docstring(job, clean=False) or "")
     attributes = docstring.partition("Attributes:\n")[2].partition("\n\nRaises:")[0]
     parts = re.split(r"^    (\w+): ", attributes, flags=re.MULTILINE)

@@ -184,7 +184,7 @@ class Csv:
 
 
 def _hint(value: str, option: str, dtype: np.dtype[np.generic]) -> str:
-    """What to do about a gap, a column of text, or of fractions among integers."""
+    """Advice for a gap, a column of text, or fractions among integers."""
     if not value.strip():
         what = option[0]
         return (

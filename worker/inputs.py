@@ -97,7 +97,7 @@ def first_call(x: Any) -> Iterator[None]:
 
 
 def _ragged(x: Any) -> str:
-    """That records are of different lengths, if some are, which few layers take."""
+    """Names inputs whose records differ in length, which few layers take; empty if none do."""
     nest = x if isinstance(x, list | tuple) else ()
     named = x.items() if isinstance(x, Mapping) else enumerate(nest)
     parts = [f"x[{name!r}]" for name, part in named if isinstance(part, Ragged)]

@@ -32,7 +32,7 @@ _COMPILED = re.compile(
     r"|symbolic `tf\.Tensor` as a Python `bool`( is not allowed)?"
     r"|numpy\(\) is only available when eager execution is enabled"
 )
-"""What is said of a tensor that has no value yet."""
+"""Words of TensorFlow and Keras about a tensor that has no value yet."""
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
 
 
