@@ -191,7 +191,7 @@ class Course(JobState):
         return waiting_for(self, self.stopping, self.changes, self.stuck, self.departures)
 
     def held_up(self) -> str:
-        """The peers and work that the job waits for, in words; empty while batches are done, too."""
+        """What holds the job up, in words; empty while batches are being done."""
         return held_up(self, self.waiting_for())
 
     def record(self, name: str, reports: Sequence[Report]) -> None:
