@@ -11,7 +11,7 @@ from typing import Any
 
 from psrpc.checkpoint import load_variables
 from psrpc.manifest import MANIFEST, read_manifest
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 
 Evaluate = Callable[[Path], float]
 """The test accuracy of a checkpoint's parameters."""

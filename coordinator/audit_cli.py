@@ -10,7 +10,7 @@ from typing import Any
 
 from psrpc.command_line import run_path
 from psrpc.errors import InvalidArgument
-from psrpc.runs import CERTS
+from psrpc.run_names import CERTS
 
 _WHO = ("name", "serial", "user", "address")
 _SHOWN = {"time", "what", "role", "fingerprint", *_WHO}

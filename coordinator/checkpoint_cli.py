@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -19,20 +18,24 @@ from rich.text import Text
 
 from coordinator.checkpoint_diff import diff_checkpoints
 from coordinator.checkpoints import WRITTEN_UTC
-from coordinator.description import JobDescription, read_description
+from coordinator.kept_checkpoints import (
+    as_kept,
+    described_job,
+    objective_of,
+    run_checkpoints,
+    scores_of,
+)
 from coordinator.pruning import Pruner
-from coordinator.retention import Kept, Objective, best_of
-from coordinator.run_directory import LEDGER, RunDirectory
-from coordinator.store import Store, unreadable_ledger
+from coordinator.retention import Objective, best_of
+from coordinator.run_directory import RunDirectory
 from coordinator.wording import duration
 from psrpc.checkpoint import check_file
-from psrpc.document import anything, record
-from psrpc.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
+from psrpc.errors import CheckpointError, InvalidArgument, PsError, error_line
 from psrpc.evicted_file import check_evicted, evicted_sizes
 from psrpc.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.rows_chain import check_chain, table_sizes
-from psrpc.runs import CHECKPOINTS, JOB, newest_run
-from psrpc.storage import cause_of, read_json
+from psrpc.run_names import CHECKPOINTS
+from psrpc.runs import newest_run
 from psrpc.told import told
 
 UNLIMITED = 1 << 16
@@ -50,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    found = _find(args.run_dir)
-    rows = list_checkpoints(found, _objective_of(args.run_dir), args.run_dir, datetime.now(UTC))
+    found = run_checkpoints(args.run_dir)
+    rows = list_checkpoints(found, objective_of(args.run_dir), args.run_dir, datetime.now(UTC))
     if args.json:
         print(json.dumps(rows, indent=1))  # noqa: T201
         return 0
@@ -82,8 +85,8 @@ def list_checkpoints(
 ) -> list[dict[str, Any]]:
     """One row for each manifest, newest first, as ``ls --json`` prints them. Files are not read,
     but for what they say of tables, so the newest one may still be damaged."""
-    scores = _scores(run_dir, objective)
-    best = best_of(_kept(found), objective, scores)
+    scores = scores_of(run_dir, objective)
+    best = best_of(as_kept(found), objective, scores)
     rows = []
     for index, (path, manifest) in enumerate(found.manifests):
         marks = ["newest"] if index == 0 else []
@@ -108,23 +111,6 @@ def list_checkpoints(
     return rows
 
 
-def best_checkpoint(run_dir: Path) -> tuple[Manifest, Objective, float] | None:
-    """The best of a run that keeps it, by what, and its result; None where there is none, or the
-    run cannot say."""
-    objective = _objective_of(run_dir)
-    if objective is None:
-        return None
-    try:
-        found, scores = _find(run_dir), _scores(run_dir, objective)
-    except PsError:
-        return None
-    best = best_of(_kept(found), objective, scores)
-    for _, manifest in found.manifests:
-        if manifest.name == best:
-            return manifest, objective, scores[manifest.generation, manifest.global_step]
-    return None
-
-
 def _rows(tables: Mapping[str, int], evicted: Mapping[str, int]) -> str:
     shown = []
     for name, count in tables.items():
@@ -138,7 +124,7 @@ def _verify(args: argparse.Namespace) -> int:
     if (source / MANIFEST).exists():
         checkpoints, refused = [(source, read_manifest(source))], []
     else:
-        found = _find(source)
+        found = run_checkpoints(source)
         checkpoints, refused = list(found.manifests), list(found.refused)
     bad = bool(refused)
     newest = ""
@@ -202,12 +188,12 @@ def _prune(args: argparse.Namespace) -> int:
     run_dir: Path = args.run_dir
     if args.keep is not None and args.keep < 1:
         raise InvalidArgument(f"--keep is {args.keep}; expected a whole number of at least 1")
-    _find(run_dir)
+    run_checkpoints(run_dir)
     with RunDirectory(run_dir, resume=True):
-        description = _description(run_dir)
+        description = described_job(run_dir)
         keep = args.keep or description.keep_checkpoints
         pruner = Pruner(run_dir / CHECKPOINTS, keep, description.keep_best)
-        scores = _scores(run_dir, description.keep_best)
+        scores = scores_of(run_dir, description.keep_best)
         removable = pruner.find(scores)
         failed = [] if args.dry_run else pruner.remove(removable)
         for warning in (*removable.warnings, *failed):
@@ -231,50 +217,6 @@ def _sizes(
         return sizes(directory, manifest)
     except CheckpointError:
         return {}
-
-
-def _find(run_dir: Path) -> Found:
-    if not (run_dir / CHECKPOINTS).is_dir():
-        raise CheckpointError(
-            f"{run_dir} has no {CHECKPOINTS}/; expected the directory of a run", code="PS404"
-        )
-    return find_checkpoints(run_dir / CHECKPOINTS)
-
-
-def _kept(found: Found) -> list[Kept]:
-    return [Kept(m.name, m.generation, m.global_step) for _, m in found.manifests]
-
-
-def _description(run_dir: Path) -> JobDescription:
-    path = run_dir / JOB
-    try:
-        kept = record({"description": anything}, more=True)(read_json(path), "")
-        return read_description(kept["description"])
-    except (OSError, ValueError) as error:
-        raise InvalidJob(f"{path} does not say what the job keeps: {cause_of(error)}") from None
-    except InvalidJob as error:
-        raise InvalidJob(f"{path} does not say what the job keeps: {error}") from None
-
-
-def _objective_of(run_dir: Path) -> Objective | None:
-    """By what the run's best checkpoint is chosen; None too where nobody can say."""
-    try:
-        return _description(run_dir).keep_best
-    except InvalidJob:
-        return None
-
-
-def _scores(run_dir: Path, objective: Objective | None) -> Mapping[tuple[int, int], float]:
-    if objective is None:
-        return {}
-    store = Store(run_dir / LEDGER)
-    try:
-        store.open_to_read()
-        return store.scores(objective.metric)
-    except sqlite3.Error as error:
-        raise unreadable_ledger(run_dir / LEDGER, error) from None
-    finally:
-        store.close()
 
 
 def _age_s(manifest: Manifest, now: datetime) -> float | None:

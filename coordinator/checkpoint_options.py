@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from psrpc.command_line import run_path
-from psrpc.runs import RUNS
+from psrpc.run_names import RUNS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

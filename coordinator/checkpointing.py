@@ -11,7 +11,7 @@ from coordinator.disk import Committed, DiskWork
 from coordinator.job_state import JobState
 from coordinator.snapshots import Failed, Taken
 from psrpc.logs import get_logger
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 
 log = get_logger()
 

@@ -32,7 +32,7 @@ from psrpc.manifest import TEMPORARY
 from psrpc.plan import Plan
 from psrpc.plural import counted
 from psrpc.rows_chain import compare_tables
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 
 RESERVE_NBYTES = 64 << 10

@@ -14,7 +14,7 @@ from coordinator.restarts import MAX_RESTARTS
 from psrpc import config_tf
 from psrpc.config_keys import is_a_setting
 from psrpc.process import PARENT_PID, with_malloc_settings
-from psrpc.runs import CERTS
+from psrpc.run_names import CERTS
 from psrpc.security import PLAINTEXT, Security
 
 

@@ -5,19 +5,14 @@ User code and TensorFlow run in that child process, never in the coordinator.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coordinator.plateau import ReduceLr, StopEarly
 from coordinator.retention import Objective
 from psrpc.batch import batches_per_epoch
 from psrpc.checkpoint_every import SaveInterval, read_checkpoint_every
-from psrpc.config_keys import variable as variable_of
 from psrpc.document import (
     Check,
     anything,
@@ -31,32 +26,20 @@ from psrpc.document import (
     text,
     whole,
 )
-from psrpc.errors import InvalidJob, PsError
+from psrpc.errors import InvalidJob
 from psrpc.plan import Placement, VariableSpec
 from psrpc.plan_form import variable
 from psrpc.plural import counted
 from psrpc.policy import Mode, Policy
-from psrpc.process import with_malloc_settings
 from psrpc.tables import FULL_EVERY, TableSpec
-from psrpc.told import told_lines
 
 FORMAT = 1
 """Of the JSON. Load-bearing."""
 
-_NOT_FOR_JOBS = {variable_of(key) for key in ("certs", "token_file", "config")}
-"""Variables that lead to keys."""
-
-_SAID_CHARS = 64 << 10
-"""Of what a child says that finds the job unusable."""
 
 Engine = Literal["keras", "numpy"]
 WireDtype = Literal["float32", "bfloat16", "float16"]
 ScaleLr = Literal["linear"]
-
-
-class DescribeFailed(PsError):
-    """The child found the job unusable. The message is all that it said, its last line being the
-    error, ready to be shown as it is."""
 
 
 @dataclass(frozen=True)
@@ -347,55 +330,6 @@ def _table(document: Any) -> TableSpec:
         raise InvalidJob(
             f"the job's description has the table {shown(document)}: {error}"
         ) from None
-
-
-def describe_command(
-    job: Path, mode: str | None, replicas: int | None, overrides: Sequence[str]
-) -> list[str]:
-    """The command line of the child. ``--replicas`` comes last, so it beats an override."""
-    command = [sys.executable, "-m", "worker.cli", "describe", str(job)]
-    if mode is not None:
-        command += ["--mode", mode]
-    for override in overrides:
-        command += ["--set", override]
-    if replicas is not None:
-        command += ["--set", f"replicas={replicas}"]
-    return command
-
-
-def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what says where keys and secrets of this process are: the child runs
-    the job's code, and has no use for them."""
-    return {name: value for name, value in environment.items() if name not in _NOT_FOR_JOBS}
-
-
-async def describe_job(command: Sequence[str], environment: dict[str, str]) -> JobDescription:
-    """Runs the child and reads what it prints. Cancelling ends the child.
-
-    Raises:
-        DescribeFailed: the job cannot be used; holds the child's own words.
-        InvalidJob: the child printed something else than a description.
-    """
-    child = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=with_malloc_settings(without_keys(environment)),
-    )
-    try:
-        out, err = await child.communicate()
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
-    if child.returncode:
-        # The job's own code may have written there.
-        said = told_lines(err.decode(errors="replace").strip(), _SAID_CHARS)
-        how = f"`worker describe` ended with exit status {child.returncode}"
-        raise DescribeFailed(said or f"error: {how} and no word; its log may say why")
-    return parse_description(out.decode())
 
 
 def check_for_shards(description: JobDescription, shards: int) -> None:

@@ -19,7 +19,7 @@ from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError, InvalidJob
 from psrpc.logs import get_logger
 from psrpc.manifest import TEMPORARY
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 from psrpc.tracing import span
 

@@ -11,7 +11,7 @@ from psrpc import whereabouts
 from psrpc.command_line import run_path
 from psrpc.errors import PsError
 from psrpc.identity import Role
-from psrpc.runs import CERTS
+from psrpc.run_names import CERTS
 from psrpc.security_options import (
     add_security_arguments,
     certificates_directory,

@@ -18,7 +18,7 @@ from psrpc.command_line import run_path
 from psrpc.document import anything, mapped
 from psrpc.errors import InvalidArgument
 from psrpc.hidden import HIDDEN, document_without_secrets, is_secret_name, without_secrets
-from psrpc.runs import JOB
+from psrpc.run_names import JOB
 from psrpc.storage import cause_of, read_json
 from psrpc.version import SOFTWARE
 

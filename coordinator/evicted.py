@@ -18,7 +18,7 @@ from psrpc.errors import CheckpointError
 from psrpc.evicted_file import Source
 from psrpc.lasting import give_name, give_names_back, make_directory, make_last
 from psrpc.manifest import MANIFEST, TEMPORARY, Manifest, find_checkpoints, read_manifest
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 
 EVICTED = "evicted"

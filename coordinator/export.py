@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.checkpoint_cli import best_checkpoint
+from coordinator.kept_checkpoints import best_checkpoint
 from coordinator.table_export import export_evicted, export_tables, export_variables
 from psrpc.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.document import record, text
@@ -22,7 +22,8 @@ from psrpc.file_name import check_file_name
 from psrpc.manifest import MANIFEST, find_checkpoints
 from psrpc.plural import counted
 from psrpc.remote_copies import written_to
-from psrpc.runs import CHECKPOINTS, JOB, read_summary
+from psrpc.run_names import CHECKPOINTS, JOB
+from psrpc.runs import read_summary
 from psrpc.storage import cause_of, read_bounded, read_json
 
 

@@ -13,7 +13,7 @@ from coordinator.commands import Cluster
 from coordinator.lookout import Look, Lookout
 from coordinator.run_directory import Starting
 from coordinator.vitals import COORDINATOR, Vitals, registrations
-from psrpc.runs import ADDRESS
+from psrpc.run_names import ADDRESS
 
 SAMPLE_S = 1.0
 """Between two looks at what the system says of processes that start."""

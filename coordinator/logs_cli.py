@@ -11,7 +11,8 @@ from pathlib import Path
 
 from psrpc.command_line import run_path
 from psrpc.errors import InvalidArgument
-from psrpc.runs import ADDRESS, JOB, RUNS, newest_run
+from psrpc.run_names import ADDRESS, JOB, RUNS
+from psrpc.runs import newest_run
 from psrpc.storage import open_regular, unreadable
 from psrpc.told import told, told_lines
 

@@ -16,7 +16,7 @@ from coordinator.snapshots import Failed, Snapshots, Taken
 from coordinator.work import Command, Release, SnapshotOrder
 from psrpc.errors import CheckpointError
 from psrpc.logs import get_logger
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 
 log = get_logger()
 

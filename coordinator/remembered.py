@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.description import JobDescription, read_description
 from psrpc.document import anything, mapped
 from psrpc.errors import InvalidJob
-from psrpc.runs import JOB
+from psrpc.run_names import JOB
 from psrpc.storage import read_json
 from psrpc.version import SOFTWARE
 

@@ -11,7 +11,7 @@ from coordinator.description import JobDescription, Rule
 from coordinator.history import Followed, updates
 from psrpc.plan import Plan
 from psrpc.policy import Policy
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,8 @@ from types import TracebackType
 
 from psrpc.errors import AlreadyExists, InvalidJob, disk_code
 from psrpc.lasting import ensure_directory
-from psrpc.runs import (
-    ADDRESS,
-    JOB,
-    LOCK,
-    LONGEST_TOKEN,
-    PLAINTEXT,
-    RUNS,
-    STARTING,
-    TOKEN,
-    is_running,
-    newest_run,
-)
+from psrpc.run_names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKEN
+from psrpc.runs import LONGEST_TOKEN, is_running, newest_run
 from psrpc.storage import make_private, read_bounded, replace_text
 
 LEDGER = "ledger.sqlite"

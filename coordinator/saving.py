@@ -16,7 +16,7 @@ from coordinator.snapshots import Failed, Snapshots
 from coordinator.work import SnapshotOrder
 from psrpc.errors import CheckpointError
 from psrpc.manifest import TEMPORARY
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.tables import FULL_EVERY
 
 MAX_WRITTEN = 2

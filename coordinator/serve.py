@@ -23,12 +23,8 @@ from coordinator.counted import read_counted
 from coordinator.course import Course
 from coordinator.dashboard_options import DEFAULT_PORT as DASHBOARD_PORT
 from coordinator.dashboard_server import DashboardServer
-from coordinator.description import (
-    JobDescription,
-    check_for_shards,
-    describe_command,
-    describe_job,
-)
+from coordinator.describing import describe_command, describe_job
+from coordinator.description import JobDescription, check_for_shards
 from coordinator.disk import ThreadedDisk
 from coordinator.engine import Engine
 from coordinator.lifecycle import ENDED, STOPPED
@@ -57,7 +53,8 @@ from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan, make_plan
 from psrpc.process import StopSignals
-from psrpc.runs import CERTS, HISTORY, SUMMARY, newest_run, read_summary, unfinished_run
+from psrpc.run_names import CERTS, HISTORY, SUMMARY
+from psrpc.runs import newest_run, read_summary, unfinished_run
 from psrpc.security import PLAINTEXT, Security
 from psrpc.security_options import from_arguments
 from psrpc.v1 import coordinator_pb2 as pb

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     import asyncio
 
-    from coordinator.description import DescribeFailed
+    from coordinator.describing import DescribeFailed
     from coordinator.serve import options_from, serve
     from psrpc.job_file import UserCodeFailed
     from psrpc.job_source import first_look

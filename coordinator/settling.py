@@ -32,7 +32,7 @@ from psrpc.logs import get_logger
 from psrpc.manifest import find_checkpoints
 from psrpc.plan import Plan
 from psrpc.policy import SETTINGS, Policy
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.storage import DISK, Storage
 
 log = get_logger()

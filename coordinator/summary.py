@@ -15,7 +15,7 @@ from coordinator.lifecycle import STOPPED
 from coordinator.membership import Worker
 from coordinator.progress import WorkerProgress
 from coordinator.run import Followed
-from psrpc.runs import CHECKPOINTS, SUMMARY
+from psrpc.run_names import CHECKPOINTS, SUMMARY
 from psrpc.storage import replace_text
 
 

@@ -16,7 +16,8 @@ from coordinator.restarts import MAX_RESTARTS, Life, Restart, Restarts
 from coordinator.screen import Screen
 from coordinator.vitals import COORDINATOR
 from psrpc.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
-from psrpc.runs import SUMMARY, read_summary
+from psrpc.run_names import SUMMARY
+from psrpc.runs import read_summary
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 TICK_S = 0.05

@@ -50,7 +50,8 @@ from psrpc.job_source import first_look
 from psrpc.lasting import ensure_directory, make_directory
 from psrpc.observing import OFF
 from psrpc.process import available_nbytes, on_stop_signals
-from psrpc.runs import CERTS, CHECKPOINTS, SUMMARY, read_summary, unfinished_run
+from psrpc.run_names import CERTS, CHECKPOINTS, SUMMARY
+from psrpc.runs import read_summary, unfinished_run
 from psrpc.security import Security
 from psrpc.security_options import from_arguments, is_insecure
 

@@ -26,7 +26,8 @@ from psrpc.metrics import Family, MetricsServer
 from psrpc.observing import OFF
 from psrpc.plan import Plan
 from psrpc.process import incarnation
-from psrpc.runs import LONGEST_TOKEN, TOKEN
+from psrpc.run_names import TOKEN
+from psrpc.runs import LONGEST_TOKEN
 from psrpc.storage import cause_of, read_bounded
 from psrpc.v1 import coordinator_pb2 as pb
 

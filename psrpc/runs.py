@@ -8,33 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.document import anything, flag, listed, mapped, maybe, real, record, text, whole
+from psrpc.run_names import JOB, LOCK, RUNS, STARTING, SUMMARY
 from psrpc.storage import read_json, unreadable
 from psrpc.told import told
 
-RUNS = Path("runs")
-ADDRESS = "address"
-JOB = "job.json"
-CERTS = "certs"
-"""Certificates of the run, where it made them itself."""
-
-PLAINTEXT = "plaintext"
-"""There while a coordinator answers without certificates, whether or not the run has some."""
-
-CHECKPOINTS = "checkpoints"
-"""The directory of a run's checkpoints. Load-bearing."""
-
-SUMMARY = "summary.json"
-HISTORY = "history.csv"
-
-TOKEN = "token"
-
 LONGEST_TOKEN = 1024
-
-LOCK = "lock"
-"""Held by the coordinator of the run."""
-
-STARTING = "starting"
-"""Locked by who starts the run, until its coordinator serves."""
 
 
 def newest_run(job: str | None = None) -> Path | None:

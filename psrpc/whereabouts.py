@@ -12,19 +12,8 @@ from psrpc.command_line import run_path
 from psrpc.config_keys import check_names
 from psrpc.errors import CoordinatorUnreachable, PsError
 from psrpc.identity import Role
-from psrpc.runs import (
-    ADDRESS,
-    CERTS,
-    JOB,
-    PLAINTEXT,
-    RUNS,
-    SUMMARY,
-    ending_in_words,
-    is_starting,
-    newest_run,
-    read_ending,
-    why_unreadable,
-)
+from psrpc.run_names import ADDRESS, CERTS, JOB, PLAINTEXT, RUNS, SUMMARY
+from psrpc.runs import ending_in_words, is_starting, newest_run, read_ending, why_unreadable
 from psrpc.security_options import add_security_arguments, from_arguments
 from psrpc.storage import read_bounded, unreadable
 

@@ -18,7 +18,7 @@ from psrpc.logs import get_logger
 from psrpc.manifest import MANIFEST, Manifest, newest_good, read_manifest
 from psrpc.plan import Plan, VariableSpec
 from psrpc.remote_checkpoint import checkpoint_here, dense_files
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.urls import location
 from worker.data import Array
 from worker.data_files import existing_file, local_copy

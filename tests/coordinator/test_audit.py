@@ -20,7 +20,7 @@ from coordinator.members import revoke
 from psrpc.errors import NotReady
 from psrpc.identity import Role
 from psrpc.peer_certificate import Peer, peer_of_pem
-from psrpc.runs import CERTS
+from psrpc.run_names import CERTS
 from psrpc.security import Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.version import SOFTWARE

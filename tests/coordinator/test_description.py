@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.description import (
-    DescribeFailed,
-    Rule,
-    check_for_shards,
-    describe_command,
-    describe_job,
-    parse_description,
-)
+from coordinator.describing import DescribeFailed, describe_command, describe_job
+from coordinator.description import Rule, check_for_shards, parse_description
 from psrpc.checkpoint_every import SaveInterval
 from psrpc.errors import InvalidJob
 from psrpc.policy import Policy

@@ -19,7 +19,7 @@ from coordinator.run import Run
 from coordinator.saving import temporary_directory
 from coordinator.snapshots import ShardFile, Taken
 from coordinator.work import SnapshotOrder
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.storage import Disk
 from tests.coordinator.parts import make_run
 

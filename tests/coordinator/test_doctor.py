@@ -17,7 +17,7 @@ from coordinator.cli import main
 from coordinator.client import CoordinatorClient
 from coordinator.doctor import add_arguments, find_security
 from psrpc.identity import Role
-from psrpc.runs import CERTS
+from psrpc.run_names import CERTS
 from psrpc.security import Security
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.parts import Served, make_run, serving

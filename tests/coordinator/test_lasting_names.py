@@ -23,7 +23,7 @@ from coordinator.store import Store
 from coordinator.work import SnapshotOrder
 from psrpc.lasting import RENAMED, ensure_directory, make_directory
 from psrpc.manifest import find_checkpoints
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from tests.coordinator.parts import make_run
 from tests.sim.disk import Disk, View
 from tests.sim.faults import Faults

@@ -17,7 +17,7 @@ import pytest
 from coordinator.board import Board
 from coordinator.certs import certificates_of_run
 from coordinator.commands import UpOptions, cluster
-from coordinator.description import DescribeFailed, describe_job
+from coordinator.describing import DescribeFailed, describe_job
 from coordinator.job_warnings import JobWarnings
 from coordinator.members import member_of_run, revoke
 from coordinator.run_directory import RunDirectory

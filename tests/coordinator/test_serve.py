@@ -22,7 +22,8 @@ import structlog
 from coordinator import cli, serve
 from coordinator.client import CoordinatorClient
 from coordinator.course import Course
-from coordinator.description import DescribeFailed, JobDescription
+from coordinator.describing import DescribeFailed
+from coordinator.description import JobDescription
 from coordinator.reserved import reserved_address
 from coordinator.settling import overrides_for_workers
 from psrpc.errors import (

@@ -16,7 +16,8 @@ import pytest
 from coordinator import fleet, vitals
 from coordinator.outcome import Outcome
 from psrpc.channel import bind, make_server
-from psrpc.runs import STARTING, is_starting
+from psrpc.run_names import STARTING
+from psrpc.runs import is_starting
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     add_CoordinatorServicer_to_server,

@@ -17,7 +17,7 @@ from coordinator.epochs import EpochRow
 from coordinator.lifecycle import STOPPED
 from pserver.engine import ShardEngine
 from pserver.tables.tables import Tables
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from tests.coordinator.parts import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View

@@ -14,7 +14,7 @@ from pserver.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, V
 from psrpc.batch import BatchId
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.policy_book import PolicyBook

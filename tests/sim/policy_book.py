@@ -17,7 +17,7 @@ from coordinator.store import POLICIES, Store
 from coordinator.work import Begin, Decision, Round, Span, Train
 from psrpc.checkpoint import load_state, newest_good
 from psrpc.policy import Policy
-from psrpc.runs import CHECKPOINTS
+from psrpc.run_names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 
