@@ -16,12 +16,12 @@ from benchmarks.latency import Answers, Probe, answers_during
 from benchmarks.scaling import TRANSPORTS
 from benchmarks.table import MISSING, OURS, markdown, number
 from benchmarks.workloads import Dense, Transport
-from coordinator.client import CoordinatorClient
-from psrpc.channel import open_channel
-from psrpc.errors import PsError
-from psrpc.identity import Role
-from psrpc.status import error_from_rpc
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
+from psrpc.net.channel import open_channel
+from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2, parameter_server_pb2, parameter_server_pb2_grpc
+from psrpc.wire.status import error_from_rpc
 
 PARAMETERS = Dense(1, (256 << 20,), steps=10)
 TARGET_MS = 200.0

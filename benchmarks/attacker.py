@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from psrpc.channel import open_channel, parse_address
-from psrpc.identity import Role
-from psrpc.process import die_with_parent
-from psrpc.security import Security
+from psrpc.net.channel import open_channel, parse_address
+from psrpc.ops.process import die_with_parent
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types

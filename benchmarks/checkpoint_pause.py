@@ -24,18 +24,18 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pserver.arrival import Shared
-from pserver.assembly import shard_extents
-from pserver.engine import ShardEngine
-from pserver.fence import Fence, ShardIdentity
-from pserver.requests import InitializeRequest, PushRequest, SnapshotOrder
-from pserver.snapshots import SnapshotFiles, SnapshotWriter
-from pserver.staging import Attempt
+from pserver.core.assembly import shard_extents
+from pserver.core.fence import Fence, ShardIdentity
+from pserver.core.requests import InitializeRequest, PushRequest, SnapshotOrder
+from pserver.core.staging import Attempt
+from pserver.engine.engine import ShardEngine
+from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
+from pserver.transport.arrival import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
-from psrpc.batch import BatchId
-from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
-from psrpc.process import apply_malloc_settings
+from psrpc.core.batch import BatchId
+from psrpc.core.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.ops.process import apply_malloc_settings
 from psrpc.v1 import coordinator_pb2 as pb
 
 TARGET_MS = 200.0

@@ -15,9 +15,9 @@ from types import TracebackType
 from benchmarks.memory import MB, available_bytes, cluster_bytes
 from benchmarks.steps import Steps, read_steps
 from benchmarks.workloads import Dense, Transport
-from psrpc.identity import Role
-from psrpc.security import Security
-from psrpc.whereabouts import security_of_run
+from psrpc.options.locate import security_of_run
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import markdown, number
-from psrpc.plan import make_plan
+from psrpc.core.plan import make_plan
 
 SIDES = ("plain", "ours")
 TARGET = 2.0
@@ -80,17 +80,17 @@ def table(variables: int, figures: dict[str, dict[str, float]]) -> str:
 
 
 def measure_ours(variables: int) -> dict[str, float]:
-    from worker.quiet import import_tensorflow
+    from worker.runtime.quiet import import_tensorflow
 
     import_tensorflow()
     import tensorflow as tf
 
     from worker import Arrays, Job
-    from worker.buffers import ParameterBuffers
-    from worker.devices import configure_devices
-    from worker.flat import FlatStep, StepInput
-    from worker.replica import Replica
-    from worker.variables import model_variables
+    from worker.model.variables import model_variables
+    from worker.runtime.buffers import ParameterBuffers
+    from worker.runtime.devices import configure_devices
+    from worker.step.flat import FlatStep, StepInput
+    from worker.step.replica import Replica
 
     x, y = records()
     device = configure_devices("none")
@@ -114,7 +114,7 @@ def measure_ours(variables: int) -> dict[str, float]:
 
 
 def measure_plain(variables: int) -> dict[str, float]:
-    from worker.quiet import import_tensorflow
+    from worker.runtime.quiet import import_tensorflow
 
     import_tensorflow()
     import keras

@@ -28,7 +28,7 @@ from benchmarks.report import say, write_json, write_section
 from benchmarks.steps import Steps, TooShort, step_ms
 from benchmarks.table import MISSING, markdown, number
 from benchmarks.workloads import WARMUP
-from psrpc.runs import read_summary
+from psrpc.files.run_paths import read_summary
 
 JOB = ROOT / "examples" / "mnist_dnn.py"
 PAGE = ROOT / "docs" / "compression.md"

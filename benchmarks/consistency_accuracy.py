@@ -15,7 +15,7 @@ from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.experiment import Experiment, Figures, Found, have, misses
 from benchmarks.milestones import checkpoints_of, evaluator, first_reached
 from benchmarks.table import MISSING, markdown, number
-from psrpc.runs import read_summary
+from psrpc.files.run_paths import read_summary
 
 JOB = ROOT / "examples" / "mnist_cnn.py"
 

@@ -14,8 +14,8 @@ from benchmarks.cluster import ROOT
 from benchmarks.consistency_staleness import shown
 from benchmarks.experiment import Experiment, Figures, Found, have, misses
 from benchmarks.table import markdown
-from psrpc.batch import batches_per_epoch
-from psrpc.policy import Policy
+from psrpc.core.batch import batches_per_epoch
+from psrpc.core.policy import Policy
 
 if TYPE_CHECKING:
     from benchmarks.simulated_training import Model
@@ -76,7 +76,7 @@ def measure(name: str, small: bool) -> Figures:
 def _model(seed: int, replicas: int, epochs: int) -> Model:
     """Made once for the recipes; the schedule depends on how many updates there are."""
     from benchmarks.simulated_training import Model
-    from worker.quiet import import_tensorflow
+    from worker.runtime.quiet import import_tensorflow
 
     import_tensorflow()
     settings = [

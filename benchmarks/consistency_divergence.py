@@ -15,9 +15,9 @@ from benchmarks import plots
 from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.experiment import Experiment, Figures, Found, have, misses
 from benchmarks.table import MISSING, markdown, number
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
-from psrpc.runs import read_summary
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
+from psrpc.files.run_paths import read_summary
 from psrpc.v1 import coordinator_pb2 as pb
 
 JOB = ROOT / "examples" / "mnist_dnn.py"

@@ -13,7 +13,7 @@ from benchmarks import plots
 from benchmarks.cluster import ROOT
 from benchmarks.experiment import Experiment, Figures, Found, have, misses
 from benchmarks.table import MISSING, markdown
-from psrpc.policy import Policy
+from psrpc.core.policy import Policy
 
 if TYPE_CHECKING:
     from benchmarks.simulated_training import Model
@@ -66,7 +66,7 @@ def measure(name: str, small: bool) -> Figures:
 def _model(rate: str, seed: int, small: bool) -> Model:
     """Made once for the runs of a rate and a seed."""
     from benchmarks.simulated_training import Model
-    from worker.quiet import import_tensorflow
+    from worker.runtime.quiet import import_tensorflow
 
     import_tensorflow()
     batch_size = ["batch_size=2000"] if small else []

@@ -17,8 +17,8 @@ from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.experiment import Experiment, Figures, Found, have, misses
 from benchmarks.sleeping_cluster import SleepingCluster
 from benchmarks.table import MISSING, markdown, number
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
 from psrpc.v1 import coordinator_pb2 as pb
 
 WORKERS, SLOW_DOWN, K, M = 4, 5.0, 12, 9

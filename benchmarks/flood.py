@@ -27,9 +27,9 @@ from benchmarks.cluster import ROOT, Cluster, RunFailed
 from benchmarks.report import add_arguments, write_json, write_section
 from benchmarks.table import markdown
 from benchmarks.workloads import JOBS
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
-from psrpc.identity import Role
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
+from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 
 JOB = JOBS / "mnist_dnn.py"

@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.errors import PsError
+from psrpc.core.errors import PsError
 
 INTERVAL_S = 0.02
 KEPT = 100_000

@@ -9,9 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from psrpc.checkpoint import load_variables
-from psrpc.manifest import MANIFEST, read_manifest
-from psrpc.run_names import CHECKPOINTS
+from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.manifest import MANIFEST, read_manifest
+from psrpc.core.run_names import CHECKPOINTS
 
 Evaluate = Callable[[Path], float]
 """The test accuracy of a checkpoint's parameters."""
@@ -76,11 +76,11 @@ def evaluator(job: Path) -> Evaluate:
 @lru_cache(maxsize=1)
 def _loaded(job: Path) -> tuple[Any, Any, Any]:
     """The model of a job and the test data; TensorFlow is imported here."""
-    from worker.quiet import import_tensorflow
+    from worker.runtime.quiet import import_tensorflow
 
     import_tensorflow()
-    from worker.loader import load_job
-    from worker.replica import Replica
+    from worker.job.loader import load_job
+    from worker.step.replica import Replica
 
     loaded = load_job(job, []).job
     assert loaded.eval is not None

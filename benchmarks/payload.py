@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pserver.workspace import Workspace
-from psrpc.batch import cut_batch
-from psrpc.encoding import wire_encoding
-from psrpc.plan import VariableSpec, make_plan
-from worker.describe import describe
-from worker.loader import load_job
-from worker.waits import Waits
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import cut_batch
+from psrpc.core.encoding import wire_encoding
+from psrpc.core.plan import VariableSpec, make_plan
+from worker.describe.describe import describe
+from worker.job.loader import load_job
+from worker.runtime.waits import Waits
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def measure_payload(path: Path, shards: int, settings: Sequence[str]) -> Payload
     (``key=value``) applied: the real gradient, and the arrays that parameters are received into.
     """
     # These import TensorFlow, which tables need not.
-    from worker.compute import BatchReader, Compute
-    from worker.devices import HOST, Device
-    from worker.replica import Replica
+    from worker.runtime.devices import HOST, Device
+    from worker.step.compute import BatchReader, Compute
+    from worker.step.replica import Replica
 
     loaded = load_job(path, settings)
     job = loaded.job

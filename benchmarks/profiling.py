@@ -25,7 +25,7 @@ from typing import get_args
 from benchmarks.cluster import Cluster
 from benchmarks.table import markdown
 from benchmarks.workloads import CASES, Transport
-from coordinator.client import CoordinatorClient
+from coordinator.client.client import CoordinatorClient
 
 SETTLED = 50
 """Steps after which a job is looked at."""

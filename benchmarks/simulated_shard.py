@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pserver.arrival import Shared
-from pserver.assembly import Extent
-from pserver.engine import ShardEngine
-from pserver.fence import Fence, ShardIdentity
-from pserver.requests import (
+from pserver.core.assembly import Extent
+from pserver.core.fence import Fence, ShardIdentity
+from pserver.core.requests import (
     Begin,
     Decision,
     InitializeRequest,
@@ -21,12 +19,14 @@ from pserver.requests import (
     SnapshotOrder,
     Values,
 )
-from pserver.staging import Attempt
+from pserver.core.staging import Attempt
+from pserver.engine.engine import ShardEngine
+from pserver.transport.arrival import Shared
 from pserver.updates.factory import make_engine
-from psrpc.encoding import Gradient
-from psrpc.plan import Plan, aligned_empty
-from psrpc.policy import Policy
-from worker.data import Array
+from psrpc.core.encoding import Gradient
+from psrpc.core.plan import Plan, aligned_empty
+from psrpc.core.policy import Policy
+from worker.data.source import Array
 
 TIMEOUT_S = 60.0
 _INCARNATION = 1

@@ -19,23 +19,23 @@ from types import TracebackType
 import numpy as np
 
 from benchmarks.simulated_shard import Recipe, Shard
-from pserver.requests import Values
-from pserver.staging import Attempt
-from pserver.workspace import Workspace
-from psrpc.batch import BatchId, batches_per_epoch, cut_batch
-from psrpc.encoding import Gradient
-from psrpc.plan import Plan, VariableSpec, make_plan
-from psrpc.policy import Policy
+from pserver.core.requests import Values
+from pserver.core.staging import Attempt
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.core.encoding import Gradient
+from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.compute import BatchReader, Compute
-from worker.data import Array
-from worker.describe import describe
-from worker.devices import Device, configure_devices
-from worker.evaluator import Evaluator
-from worker.loader import load_job
-from worker.replica import Replica
-from worker.row_sets import ReceivedRows
-from worker.waits import Waits
+from worker.data.source import Array
+from worker.describe.describe import describe
+from worker.embedding.row_sets import ReceivedRows
+from worker.job.loader import load_job
+from worker.runtime.devices import Device, configure_devices
+from worker.runtime.waits import Waits
+from worker.step.compute import BatchReader, Compute
+from worker.step.evaluator import Evaluator
+from worker.step.replica import Replica
 
 
 @dataclass

@@ -22,11 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from pserver.updates.keras_objects import rebuild
-from psrpc.batch import batches_per_epoch, cut_batch
-from worker.build import build_model, serialized_optimizer
-from worker.job import Job
-from worker.loader import load_job
-from worker.plateau import parse_stop_early
+from psrpc.core.batch import batches_per_epoch, cut_batch
+from worker.job.job import Job
+from worker.job.loader import load_job
+from worker.job.plateau import parse_stop_early
+from worker.model.build import build_model, serialized_optimizer
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.cluster import ROOT, RunFailed
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
-from psrpc.process import with_malloc_settings
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
+from psrpc.ops.process import with_malloc_settings
 from psrpc.v1 import coordinator_pb2 as pb
 
 JOB = ROOT / "benchmarks" / "jobs" / "sleeping.py"

@@ -16,29 +16,29 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.client import CoordinatorClient
-from pserver.workspace import Workspace
-from psrpc.batch import BatchId
-from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.errors import JobFailed, PsError
-from psrpc.exit_status import after_signal
-from psrpc.logs import configure, get_logger
-from psrpc.plan import Plan
-from psrpc.process import die_with_parent, incarnation, on_stop_signals
-from psrpc.tables import Rows
+from coordinator.client.client import CoordinatorClient
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.errors import JobFailed, PsError
+from psrpc.core.exit_status import after_signal
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Rows
+from psrpc.ops.logs import configure, get_logger
+from psrpc.ops.process import die_with_parent, incarnation, on_stop_signals
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.data import Array
-from worker.ending import Stopped
-from worker.gradient_source import Pull, WithoutTables
-from worker.performer import Performer
-from worker.standing import Standing
+from worker.data.source import Array
+from worker.loop.performer import Performer
+from worker.loop.session import Standing
+from worker.protocol.ending import Stopped
+from worker.step.gradient_source import Pull, WithoutTables
 
 log = get_logger()
 
 
 @dataclass(frozen=True)
 class SleptResult:
-    """See ``worker.gradient_source.Result``."""
+    """See ``worker.step.gradient_source.Result``."""
 
     gradients: tuple[Gradient, ...]
     loss: float = 1.0
@@ -48,7 +48,7 @@ class SleptResult:
 
 
 class SleepingSource(WithoutTables):
-    """A ``worker.gradient_source.GradientSource`` whose gradients are zeros and take time."""
+    """A ``worker.step.gradient_source.GradientSource`` whose gradients are zeros and take time."""
 
     wire: Encoding = "plain"
 

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.report import say, write_json
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
-from psrpc.whereabouts import security_of_run
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
+from psrpc.options.locate import security_of_run
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "examples" / "mnist_dnn.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from worker.step_times import COLUMNS
+from worker.loop.step_times import COLUMNS
 
 Seconds = npt.NDArray[np.float64]
 

@@ -24,7 +24,7 @@ from benchmarks.memory import MB, parse_kilobytes
 from benchmarks.report import add_arguments, say, write_json, write_section
 from benchmarks.table import markdown
 from pserver.tables.table import Table
-from psrpc.tables import Ids, Rows, TableSpec, shard_of
+from psrpc.core.tables import Ids, Rows, TableSpec, shard_of
 
 OPTIMIZERS = {"SGD": 0, "RowwiseAdagrad": 1, "Adagrad": 16, "Adam": 32}
 """Each with the float32 elements that it keeps beside a row of 16."""

@@ -1,0 +1,1 @@
+"""The coordinator: one job, its members, its work and its checkpoints."""

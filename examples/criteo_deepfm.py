@@ -23,7 +23,7 @@ from criteo.records import CATEGORICAL, NUMERIC  # type: ignore[import-not-found
 from criteo.truth import Truth  # type: ignore[import-not-found]
 from criteo.tsv import TsvFile  # type: ignore[import-not-found]
 
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 from worker import Batch, Embedding, Function, Job, RowwiseAdagrad, setting
 
 FACTORS = 8

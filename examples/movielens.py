@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from ratings import Ratings, load_ratings  # type: ignore[import-not-found]  # beside this file
 
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 from worker import Arrays, Embedding, Job, setting
 
 FACTORS = 32

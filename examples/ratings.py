@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.errors import InvalidJob
-from worker.permutation import permutation
+from psrpc.core.errors import InvalidJob
+from worker.data.permutation import permutation
 
 Ints = npt.NDArray[np.int64]
 

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-import coordinator.cli
-import pserver.cli
-import worker.cli
+import coordinator.cli.__main__
+import pserver.cli.__main__
+import worker.cli.__main__
 from tests.test_architecture import ROOT
 from tests.test_docs_links import PAGES
 
 PARSERS = {
-    "coordinator": coordinator.cli.make_parser(),
-    "pserver": pserver.cli.make_parser(),
-    "worker": worker.cli.make_parser(),
+    "coordinator": coordinator.cli.__main__.make_parser(),
+    "pserver": pserver.cli.__main__.make_parser(),
+    "worker": worker.cli.__main__.make_parser(),
 }
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", flags=re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^    (?=\S).*(?:\n    .*)*", flags=re.MULTILINE)

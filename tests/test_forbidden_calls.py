@@ -57,11 +57,11 @@ REBUILT = (
 )
 
 ALLOWED = {
-    ("worker/loader.py", "exec_module"): (
+    ("worker/job/loader.py", "exec_module"): (
         "the job file is its user's own code, which a worker runs from its own disk; none of it "
         "comes over the network"
     ),
-    ("worker/export_check.py", "keras.models.load_model"): (
+    ("worker/export/check.py", "keras.models.load_model"): (
         "the file that this very process has just written, of the model of its user's own job"
     ),
     ("pserver/updates/keras_objects.py", "keras.constraints"): REBUILT,

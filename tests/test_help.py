@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import coordinator.cli
-import pserver.cli
-import worker.cli
-from psrpc.version import SOFTWARE
+import coordinator.cli.__main__
+import pserver.cli.__main__
+import worker.cli.__main__
+from psrpc.core.version import SOFTWARE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,9 +33,9 @@ def commands(parser: argparse.ArgumentParser, said: list[str]) -> Iterator[list[
 
 
 ALL = {
-    "coordinator": list(commands(coordinator.cli.make_parser(), [])),
-    "pserver": list(commands(pserver.cli.make_parser(), [])),
-    "worker": list(commands(worker.cli.make_parser(), [])),
+    "coordinator": list(commands(coordinator.cli.__main__.make_parser(), [])),
+    "pserver": list(commands(pserver.cli.__main__.make_parser(), [])),
+    "worker": list(commands(worker.cli.__main__.make_parser(), [])),
 }
 
 

@@ -10,11 +10,16 @@ from textwrap import TextWrapper
 
 import pytest
 
-from psrpc.job_keys import CODE
+from psrpc.options.job_keys import CODE
 from tests.test_architecture import ROOT
 
 PAGE = ROOT / "docs" / "job-fields.md"
-SOURCES = ("worker/job.py", "psrpc/policy.py", "psrpc/checkpoint_every.py", "psrpc/tables.py")
+SOURCES = (
+    "worker/job/job.py",
+    "psrpc/core/policy.py",
+    "psrpc/core/checkpoint_every.py",
+    "psrpc/core/tables.py",
+)
 """``Job``, and where the types and constants of its fields are defined."""
 
 

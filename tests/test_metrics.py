@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-import coordinator.metrics
-import pserver.metrics
-import worker.metrics
-from coordinator.figures import CAUSES
-from pserver.counters import Counters, ShardReport
+import coordinator.process.metrics
+import pserver.process.metrics
+import worker.process.metrics
+from coordinator.core.figures import CAUSES
+from pserver.core.counters import Counters, ShardReport
 from pserver.tables.tables import TableFigures
-from psrpc.metrics import Family
+from psrpc.metrics.exporter import Family
 from psrpc.v1 import coordinator_pb2 as pb
 
 DASHBOARD = Path(__file__).resolve().parent.parent / "docs" / "grafana.json"
@@ -48,16 +48,18 @@ STATUS = pb.GetJobStatusResponse(
 
 
 def of_shard() -> list[Family]:
-    return list(pserver.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0, 7)]))
+    return list(
+        pserver.process.metrics.families(3, REPORT, [TableFigures("users", 5, 640, 6, 1, 0, 7)])
+    )
 
 
 def of_worker() -> list[Family]:
     times = pb.WorkerTimes(data=1, compute=2)
-    return list(worker.metrics.families("worker-0", 2, "", 11, times))
+    return list(worker.process.metrics.families("worker-0", 2, "", 11, times))
 
 
 def of_coordinator(status: pb.GetJobStatusResponse = STATUS) -> list[Family]:
-    return list(coordinator.metrics.families(status))
+    return list(coordinator.process.metrics.families(status))
 
 
 def of_process() -> list[Family]:
@@ -87,7 +89,7 @@ def test_a_shards_figures() -> None:
 
 
 def test_a_shard_that_starts_is_there_and_not_ready() -> None:
-    found = samples(list(pserver.metrics.families(3, None, ())))
+    found = samples(list(pserver.process.metrics.families(3, None, ())))
     assert {name: value for (name, _), value in found.items()} == {
         "pserver_info": 1,
         "pserver_ready": 0,
@@ -99,7 +101,7 @@ def test_a_workers_figures() -> None:
     assert found["worker_steps_total", ()] == 11
     assert found["worker_seconds_total", ("compute",)] == 2
     assert found["worker_waiting", ()] == 0
-    assert worker.metrics.CAUSES == CAUSES
+    assert worker.process.metrics.CAUSES == CAUSES
 
 
 def test_a_jobs_figures() -> None:

@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker.data import Batch, DataSource
-    from worker.data_arrays import Arrays, Npz
-    from worker.data_csv import Csv
-    from worker.data_function import Function
-    from worker.data_tfrecord import TfRecords
-    from worker.embedding import Embedding, string_ids
-    from worker.job import Job
-    from worker.ragged import Ragged
-    from worker.rowwise_adagrad import RowwiseAdagrad
-    from worker.settings import setting
+    from worker.data.arrays import Arrays, Npz
+    from worker.data.csv import Csv
+    from worker.data.function import Function
+    from worker.data.ragged import Ragged
+    from worker.data.source import Batch, DataSource
+    from worker.data.tfrecord import TfRecords
+    from worker.embedding.embedding import Embedding, string_ids
+    from worker.embedding.rowwise_adagrad import RowwiseAdagrad
+    from worker.job.job import Job
+    from worker.job.settings import setting
 
 __all__ = [
     "Arrays",
@@ -38,19 +38,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Arrays": "worker.data_arrays",
-    "Batch": "worker.data",
-    "Csv": "worker.data_csv",
-    "DataSource": "worker.data",
-    "Embedding": "worker.embedding",
-    "Function": "worker.data_function",
-    "Job": "worker.job",
-    "Npz": "worker.data_arrays",
-    "Ragged": "worker.ragged",
-    "RowwiseAdagrad": "worker.rowwise_adagrad",
-    "TfRecords": "worker.data_tfrecord",
-    "setting": "worker.settings",
-    "string_ids": "worker.embedding",
+    "Arrays": "worker.data.arrays",
+    "Batch": "worker.data.source",
+    "Csv": "worker.data.csv",
+    "DataSource": "worker.data.source",
+    "Embedding": "worker.embedding.embedding",
+    "Function": "worker.data.function",
+    "Job": "worker.job.job",
+    "Npz": "worker.data.arrays",
+    "Ragged": "worker.data.ragged",
+    "RowwiseAdagrad": "worker.embedding.rowwise_adagrad",
+    "TfRecords": "worker.data.tfrecord",
+    "setting": "worker.job.settings",
+    "string_ids": "worker.embedding.embedding",
 }
 
 

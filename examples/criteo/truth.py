@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.tables import Hashes, mix
+from psrpc.core.tables import Hashes, mix
 
 from .records import CATEGORICAL, MISSING, NUMERIC, Records
 

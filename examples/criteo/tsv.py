@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.errors import InvalidJob
-from worker.data_files import hash_file
+from psrpc.core.errors import InvalidJob
+from worker.data.files import hash_file
 
 from .records import CATEGORICAL, MISSING, NUMERIC, Records
 
@@ -71,7 +71,7 @@ class TsvFile:
         )
 
     def fingerprint(self) -> str:
-        """Of what the file holds; see :class:`worker.data.DataSource`."""
+        """Of what the file holds; see :class:`worker.data.source.DataSource`."""
         digest = hashlib.sha256()
         hash_file(self._path, digest)
         return digest.hexdigest()[:32]

@@ -1,1 +1,1 @@
-"""The rows of embedding tables in a shard: storage, index, updates. numpy alone, no I/O."""
+"""Embedding tables: rows by id, created when they are pushed."""

@@ -11,7 +11,7 @@ from pserver.tables.eviction import victims
 from pserver.tables.hash_index import Slots
 from pserver.tables.id_store import NEWEST, IdStore
 from pserver.tables.part import Counted, Counts
-from psrpc.tables import Ids
+from psrpc.core.tables import Ids
 
 _NONE: Slots = np.empty(0, np.int64)
 

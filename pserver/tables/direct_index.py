@@ -6,7 +6,7 @@ import numpy as np
 
 from pserver.tables.hash_index import Slots
 from pserver.tables.memory import Column
-from psrpc.tables import Ids
+from psrpc.core.tables import Ids
 
 MAX_VOCABULARY = 1 << 24
 """Larger vocabularies are hashed: this takes 4 bytes for each id of the vocabulary, 64 MiB at most,

@@ -6,7 +6,7 @@ import numpy as np
 
 from pserver.tables.hash_index import Slots
 from pserver.tables.id_store import IdStore
-from psrpc.tables import Eviction, mix
+from psrpc.core.tables import Eviction, mix
 
 _NEVER = np.uint64(2**64 - 1)
 

@@ -15,7 +15,7 @@ from pserver.tables.memory import Column
 from pserver.tables.part import Counted, Floats, TablePart
 from pserver.tables.removals import Removals
 from pserver.tables.row_store import RowStore
-from psrpc.tables import Ids
+from psrpc.core.tables import Ids
 
 
 class FrozenTable:

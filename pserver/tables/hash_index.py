@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.tables.memory import Column
-from psrpc.tables import Ids, mix
+from psrpc.core.tables import Ids, mix
 
 Slots = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
@@ -30,8 +30,8 @@ class HashIndex:
 
     Buckets are probed at triangular distances (Knuth, TAOCP volume 3, section 6.4: with a power of
     two as their number each is met once), within a segment of them. The first bucket is the lower
-    bits of :func:`psrpc.tables.mix`, of which the shard is the upper half. A removed slot leaves a
-    mark, which the next id that comes by takes.
+    bits of :func:`psrpc.core.tables.mix`, of which the shard is the upper half. A removed slot
+    leaves a mark, which the next id that comes by takes.
 
     It grows by a segment at a time (Litwin 1980, "Linear hashing"): the ids of the next segment in
     order go by one more bit of their hash and are spread over it and a new one at the end. So no

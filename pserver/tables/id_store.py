@@ -8,7 +8,7 @@ from pserver.tables.direct_index import DirectIndex
 from pserver.tables.hash_index import HashIndex, Slots
 from pserver.tables.memory import Column
 from pserver.tables.part import Counts
-from psrpc.tables import Ids
+from psrpc.core.tables import Ids
 
 NEWEST = 2**32 - 2
 """The highest version and count that are remembered; what is above is taken for it."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.tables.memory import scatter
-from psrpc.errors import InvalidJob
-from psrpc.tables import Hashes, Ids, TableSpec, mix
+from psrpc.core.errors import InvalidJob
+from psrpc.core.tables import Hashes, Ids, TableSpec, mix
 
 _BLOCK = 1 << 13
 """Pairs of elements made at a time, so that what is computed of them stays in the cache."""
@@ -57,10 +57,9 @@ _Fill = Callable[[npt.NDArray[np.uint32], npt.NDArray[np.float32]], None]
 class InitialRows:
     """What rows of one table hold before their first update.
 
-    Every 32 bits come from :func:`psrpc.tables.mix` of a key (of seed and name), the id and the
-    number of a pair of columns. Only operations that IEEE 754 rounds correctly follow, so the bits
-    are the same in any order and batch, on any shard and machine. Not thread-safe.
-    """
+    Every 32 bits come from :func:`psrpc.core.tables.mix` of a key (of seed and name), the id and
+    the number of a pair of columns. Only operations that IEEE 754 rounds correctly follow, so the
+    bits are the same in any order and batch, on any shard and machine. Not thread-safe."""
 
     def __init__(self, spec: TableSpec) -> None:
         name, config = spec.initializer["class_name"], spec.initializer["config"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from psrpc.tables import Rows
+from psrpc.core.tables import Rows
 
 
 def weighted_sum(parts: Sequence[tuple[np.float32, Rows]]) -> Rows:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.errors import CheckpointError
-from psrpc.tables import Ids
+from psrpc.core.errors import CheckpointError
+from psrpc.core.tables import Ids
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.uint32]

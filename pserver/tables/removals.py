@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from psrpc.tables import Ids
+from psrpc.core.tables import Ids
 
 
 class Removals:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from psrpc.errors import InvalidArgument
-from psrpc.tables import Ids, Rows, TableSpec, shard_of
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.tables import Ids, Rows, TableSpec, shard_of
 
 _BLOCK = 1 << 17
 """Elements looked at at a time: what is said of them stays in the cache."""

@@ -11,10 +11,10 @@ from pserver.tables.part import Floats
 from pserver.tables.row_store import RowStore
 from pserver.tables.rules import PER_ROW, make_row_rule
 from pserver.updates.schedules import make_schedule
-from psrpc.errors import InvalidJob
-from psrpc.lanes import BLOCK, in_lanes
-from psrpc.plan import aligned_empty
-from psrpc.tables import TableSpec
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import aligned_empty
+from psrpc.core.tables import TableSpec
+from psrpc.ops.lanes import BLOCK, in_lanes
 
 
 class Scratch:

@@ -10,8 +10,8 @@ import numpy as np
 from pserver.updates.allowlist import check_arguments, check_optimizer
 from pserver.updates.engine import NDArray
 from pserver.updates.rules import Rule, make_rule
-from psrpc.errors import InvalidJob
-from psrpc.tables import TableSpec
+from psrpc.core.errors import InvalidJob
+from psrpc.core.tables import TableSpec
 
 PER_ROW = frozenset({"row_accumulators"})
 """Slots that have one element for a whole row. Persisted names, load-bearing."""

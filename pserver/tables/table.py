@@ -16,9 +16,9 @@ from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
 from pserver.tables.row_store import RowStore
 from pserver.tables.row_update import RowUpdate, Scratch
-from psrpc.errors import ResourceExhausted, TableFull
-from psrpc.lanes import in_lanes
-from psrpc.tables import Ids, Rows, TableSpec
+from psrpc.core.errors import ResourceExhausted, TableFull
+from psrpc.core.tables import Ids, Rows, TableSpec
+from psrpc.ops.lanes import in_lanes
 
 MAX_CANDIDATES = 1 << 22
 """Ids that a shard counts without rows."""

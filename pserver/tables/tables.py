@@ -10,9 +10,9 @@ from pserver.tables.hash_index import Slots
 from pserver.tables.part import Floats
 from pserver.tables.row_update import Scratch
 from pserver.tables.table import Table
-from psrpc.errors import InvalidArgument
-from psrpc.plan import Plan
-from psrpc.tables import Ids, Rows
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Ids, Rows
 
 Wanted = Sequence[tuple[int, Ids]]
 """Tables by their number in the plan, and ids of each."""

@@ -1,0 +1,1 @@
+"""Optimizers: NumPy rules and the Keras engine."""

@@ -15,9 +15,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from psrpc.errors import InvalidJob
-from psrpc.plan import AVERAGES as AVERAGES
-from psrpc.plan import Placement, VariableSpec
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import AVERAGES as AVERAGES
+from psrpc.core.plan import Placement, VariableSpec
 
 ELEMENTWISE = frozenset(
     {

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pserver.updates.engine import ITERATIONS, NDArray, Slots
-from psrpc.encoding import Encoding, wire_dtype
-from psrpc.errors import CheckpointError, InvalidArgument
-from psrpc.plan import ALIGNMENT_BYTES, Plan
+from psrpc.core.encoding import Encoding, wire_dtype
+from psrpc.core.errors import CheckpointError, InvalidArgument
+from psrpc.core.plan import ALIGNMENT_BYTES, Plan
 
 _FLOAT32_OR_HALF = tuple(wire_dtype(e, "float32") for e in ("plain", "bfloat16", "float16"))
 
@@ -81,7 +81,7 @@ class ShardArenas:
             if array.ctypes.data % ALIGNMENT_BYTES:
                 raise InvalidArgument(
                     f"arena {name}: the array is not on a {ALIGNMENT_BYTES}-byte boundary; "
-                    "use psrpc.plan.aligned_empty"
+                    "use psrpc.core.plan.aligned_empty"
                 )
             if not (array.flags.c_contiguous and array.flags.writeable):
                 raise InvalidArgument(f"arena {name}: the array is not contiguous and writable")

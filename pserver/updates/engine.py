@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.encoding import Encoding
+from psrpc.core.encoding import Encoding
 
 NDArray = npt.NDArray[Any]
 EngineKind = Literal["keras", "numpy"]
@@ -75,8 +75,8 @@ class UpdateEngine(Protocol):
         Every arena with elements must be there; an empty mapping changes nothing. Gradients of a
         float32 arena may also be bfloat16 (of ``ml_dtypes``) or float16; they are widened on the
         way. Arrays are contiguous, writable, on a 64-byte boundary
-        (``psrpc.plan.aligned_empty``) and belong to the caller again on return: nothing looks at
-        them any more, so they may lie in memory that another process writes.
+        (``psrpc.core.plan.aligned_empty``) and belong to the caller again on return: nothing looks
+        at them any more, so they may lie in memory that another process writes.
 
         Raises:
             InvalidArgument: an array is none of that, or an arena is missing or unknown. Nothing
@@ -87,7 +87,7 @@ class UpdateEngine(Protocol):
         """Read-only values of all arenas that later updates do not change.
 
         With ``bfloat16`` or ``float16`` the float32 trainable arenas are new arrays of that dtype,
-        rounded as :func:`psrpc.encoding.round_to` does; the others are as always.
+        rounded as :func:`psrpc.core.encoding.round_to` does; the others are as always.
 
         numpy, and keras with cut placement: a view that makes the next update copy (let it go
         soon); keras with whole placement: an array shared by all snapshots of one state.

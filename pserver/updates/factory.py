@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pserver.updates.engine import EngineKind, UpdateEngine
-from psrpc.encoding import Encoding
-from psrpc.plan import Plan
+from psrpc.core.encoding import Encoding
+from psrpc.core.plan import Plan
 
 _SMALL_NBYTES = 4 << 20
 """Up to here one thread updates a shard as fast as several, which wait for each other, and takes

@@ -30,9 +30,9 @@ from pserver.updates.keras_function import (
 from pserver.updates.keras_objects import rebuild
 from pserver.updates.keras_pieces import make_variable, pieces_of
 from pserver.updates.keras_slots import SlotVariables
-from psrpc.encoding import Encoding, wire_dtype
-from psrpc.errors import InvalidJob
-from psrpc.plan import Plan
+from psrpc.core.encoding import Encoding, wire_dtype
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import Plan
 
 # What XLA answers with when it cannot compile a function; running out of memory is not among it.
 _NOT_COMPILED = (

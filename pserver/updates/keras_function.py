@@ -11,8 +11,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pserver.updates.engine import NDArray, frozen
-from psrpc.encoding import LARGEST, Encoding, wire_dtype
-from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
+from psrpc.core.encoding import LARGEST, Encoding, wire_dtype
+from psrpc.core.plan import ALIGNMENT_BYTES, aligned_empty
 
 _BFLOAT16 = wire_dtype("bfloat16", "float32")
 
@@ -91,8 +91,8 @@ def widened(tensor: Any, dtype: str) -> Any:
 
 
 def rounded(tensor: Any, encoding: Encoding) -> Any:
-    """In a traced function: float32 as :func:`psrpc.encoding.round_to` would round it, bfloat16
-    as uint16 of the same bits; ``plain`` as it is."""
+    """In a traced function: float32 as :func:`psrpc.core.encoding.round_to` would round it,
+    bfloat16 as uint16 of the same bits; ``plain`` as it is."""
     if encoding == "plain":
         return tensor
     limit = LARGEST[encoding]

@@ -17,7 +17,7 @@ from pserver.updates.allowlist import (
     check_optimizer,
     check_schedule,
 )
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 
 Kind = Literal["optimizer", "schedule", "constraint", "initializer"]
 

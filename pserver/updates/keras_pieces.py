@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from pserver.updates.keras_objects import rebuild
-from psrpc.plan import ArenaPlan, Plan
+from psrpc.core.plan import ArenaPlan, Plan
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from pserver.updates.keras_function import DEVICE
 from pserver.updates.keras_objects import rebuild
 from pserver.updates.keras_pieces import make_variable, pieces_of
-from psrpc.plan import Plan
+from psrpc.core.plan import Plan
 
 _OWN_SHAPE = {("Adafactor", "r"), ("Adafactor", "c")}
 """Slots whose shape is not the variable's: a row and a column statistic of each matrix."""

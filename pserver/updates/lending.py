@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 
 from pserver.updates.engine import NDArray
-from psrpc.plan import aligned_empty
+from psrpc.core.plan import aligned_empty
 
 
 class Lending:

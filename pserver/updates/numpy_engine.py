@@ -13,9 +13,9 @@ from pserver.updates.engine import ITERATIONS, NDArray, Slots, frozen, scalar
 from pserver.updates.lending import Lending
 from pserver.updates.rules import make_rule
 from pserver.updates.schedules import make_schedule
-from psrpc.encoding import Encoding, round_to
-from psrpc.errors import InvalidJob
-from psrpc.plan import Plan, aligned_empty
+from psrpc.core.encoding import Encoding, round_to
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import Plan, aligned_empty
 
 _BLOCK = 32 * 1024
 """Elements worked on at a time: parameters, gradients, slots and scratch of a block stay in the

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pserver.updates.engine import NDArray
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 
 _COMMON = {
     "name",

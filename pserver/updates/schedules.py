@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 
 Schedule = Callable[[int], np.float32]
 """Optimizer steps taken so far -> learning rate."""

@@ -12,11 +12,11 @@ from benchmarks.cluster import Cluster, RunFailed
 from benchmarks.row_job import draw
 from benchmarks.steps import step_ms
 from benchmarks.workloads import CASES, MNIST, Dense, RowsDrawn
-from coordinator.table_export import export_tables
-from psrpc.batch import BatchId
-from psrpc.checkpoint import load_variables
-from psrpc.manifest import read_manifest
-from worker.loader import load_job
+from coordinator.export.tables import export_tables
+from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.manifest import read_manifest
+from psrpc.core.batch import BatchId
+from worker.job.loader import load_job
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from benchmarks.payload import Payload, measure_payload
 from benchmarks.report import replace_section, write_json
 from benchmarks.steps import Steps
 from benchmarks.workloads import WARMUP
-from worker.step_times import PARTS
+from worker.loop.step_times import PARTS
 
 PAYLOADS = {name: Payload(50_000, 150_000) for name in VARIANTS} | {
     "float32": Payload(200_000, 200_000)

@@ -20,7 +20,7 @@ from benchmarks.consistency import EXPERIMENTS, FIGURES, PAGE, parser
 from benchmarks.experiment import Experiment, Figures, Found, Results, left, run
 from benchmarks.milestones import Milestone, first_reached
 from benchmarks.report import replace_section
-from psrpc.policy import SETTINGS, Policy
+from psrpc.core.policy import SETTINGS, Policy
 from psrpc.v1 import coordinator_pb2 as pb
 
 

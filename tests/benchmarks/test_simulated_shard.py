@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from benchmarks.simulated_shard import Recipe, Shard
-from pserver.staging import Attempt
-from psrpc.batch import BatchId
-from psrpc.encoding import Gradient, plain
-from psrpc.plan import VariableSpec, make_plan
-from psrpc.policy import Policy
+from pserver.core.staging import Attempt
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Gradient, plain
+from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.core.policy import Policy
 
 PLAN = make_plan([VariableSpec("w", (4,), "float32", "trainable")], 1, "cut")
 ARENA = PLAN.arenas[0].name

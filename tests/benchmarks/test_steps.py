@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.steps import Steps, TooShort, parts_ms, read_steps, step_ms, steps_per_s
-from worker.step_times import StepTimes
+from worker.loop.step_times import StepTimes
 
 
 def worker(*starts: float) -> Steps:

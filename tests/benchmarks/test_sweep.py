@@ -18,7 +18,7 @@ from benchmarks.shard_memory import MemoryCase, MemorySample
 from benchmarks.shard_memory import table as memory_table
 from benchmarks.sweep import sections
 from benchmarks.workloads import DENSE
-from psrpc.errors import Unreachable
+from psrpc.core.errors import Unreachable
 
 
 def test_variables_vary_at_the_same_bytes() -> None:

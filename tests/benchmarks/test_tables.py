@@ -9,7 +9,7 @@ from benchmarks.peers import Figure
 from benchmarks.table import Results, Sample, tables
 from benchmarks.tables import WIDTH, TableSample, known_ids, measure_shard, new_ids, table_of
 from benchmarks.workloads import CASES, ROWS, Case
-from psrpc.tables import shard_of
+from psrpc.core.tables import shard_of
 
 
 def test_the_peers_run_the_uniform_cases_alone() -> None:

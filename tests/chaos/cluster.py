@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from psrpc.process import MALLOC_SETTINGS
+from psrpc.ops.process import MALLOC_SETTINGS
 from tests.chaos.launcher import Launcher
 from tests.chaos.proxy import Link, Proxy
 from tests.chaos.roles import DESCRIPTION, STACKS
@@ -16,7 +16,11 @@ from tests.chaos.witness import Options, description
 from tests.e2e.cluster import ROOT
 
 KERAS_JOB = Path(__file__).parent / "keras_job.py"
-COMMANDS = {"coordinator": "coordinator.cli", "shard": "pserver.cli", "worker": "worker.cli"}
+COMMANDS = {
+    "coordinator": "coordinator.cli",
+    "shard": "pserver.cli",
+    "worker": "worker.cli",
+}
 
 CONNECT_S = 400.0
 """On a busy machine a coordinator whose job needs TensorFlow takes minutes to come back."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from pserver.row_files import fill_tables
+from pserver.snapshots.row_files import fill_tables
 from pserver.tables.tables import Tables
-from psrpc.batch import BatchId
-from psrpc.checkpoint import ShardState, load_state
-from psrpc.errors import CheckpointError
-from psrpc.manifest import newest_good
-from psrpc.rows_chain import load_rows
+from psrpc.checkpoint.checkpoint import ShardState, load_state
+from psrpc.checkpoint.manifest import newest_good
+from psrpc.checkpoint.rows_chain import load_rows
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import CheckpointError
 from tests.chaos.cluster import Process
 from tests.chaos.injector import Record
 from tests.chaos.observer import Sight

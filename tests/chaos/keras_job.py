@@ -7,11 +7,11 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from psrpc.batch import BatchId
+from psrpc.core.batch import BatchId
 from tests.chaos.schedule import GATE
 from tests.chaos.witness import BATCH_SIZE, Options
 from worker import Arrays, Job
-from worker.data import Batch
+from worker.data.source import Batch
 
 OPTIONS = Options.from_json(os.environ["CHAOS_OPTIONS"])
 GATE_FILE = Path(os.environ["CHAOS_GATE"])

@@ -6,8 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 PAUSE_S = 0.02

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from coordinator.client import CoordinatorClient
-from psrpc.errors import PsError
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import PsError
 from tests.chaos.observer import Observer
 from tests.chaos.witness import Options
 from tests.sim.operator import written

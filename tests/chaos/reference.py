@@ -6,10 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from pserver.staging import Part, mean_rows, weighted_mean
+from pserver.core.staging import Part, mean_rows, weighted_mean
 from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.checkpoint import ShardState
+from psrpc.checkpoint.checkpoint import ShardState
 from tests.chaos.row_witness import row_gradients
 from tests.chaos.witness import (
     WITNESS,

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-import coordinator.cli
-import coordinator.job_state
-import coordinator.serve
-import coordinator.servicer
-import pserver.cli
-import pserver.shard  # what `pserver serve` imports when it runs
+import coordinator.cli.__main__
+import coordinator.process.serve
+import coordinator.rpc.servicer
+import coordinator.training.job_state
+import pserver.cli.__main__
+import pserver.process.shard  # what `pserver serve` imports when it runs
 from tests.chaos import worker_process
 from tests.chaos.launcher import Entry
 
@@ -31,10 +31,14 @@ STACKS = signal.SIGUSR1
 
 def _patches() -> Sequence[tuple[ModuleType, str, object]]:
     return (
-        (coordinator.job_state, "LEASE_S", LEASE_S),
-        (coordinator.servicer, "LEASE_S", LEASE_S),
-        (coordinator.servicer, "HEARTBEAT_S", HEARTBEAT_S),
-        (coordinator.serve, "describe_command", lambda *_: ["cat", os.environ[DESCRIPTION]]),
+        (coordinator.training.job_state, "LEASE_S", LEASE_S),
+        (coordinator.rpc.servicer, "LEASE_S", LEASE_S),
+        (coordinator.rpc.servicer, "HEARTBEAT_S", HEARTBEAT_S),
+        (
+            coordinator.process.serve,
+            "describe_command",
+            lambda *_: ["cat", os.environ[DESCRIPTION]],
+        ),
     )
 
 
@@ -43,12 +47,12 @@ def run_coordinator(arguments: Sequence[str]) -> int:
     for module, name, value in _patches():
         assert hasattr(module, name), f"{module.__name__} has no {name} any more"
         setattr(module, name, value)
-    return coordinator.cli.main(arguments)
+    return coordinator.cli.__main__.main(arguments)
 
 
 def run_shard(arguments: Sequence[str]) -> int:
     """The command ``pserver``."""
-    return pserver.cli.run(arguments)
+    return pserver.cli.__main__.run(arguments)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -14,10 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from psrpc.plan import Plan
-from psrpc.tables import Ids, Rows, mix, shard_of
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Ids, Rows, mix, shard_of
 from tests.chaos.witness import INITIAL_ROW, VOCABULARY, Array, Options, Torn, scale
-from worker.rows import RowsNeeded
+from worker.embedding.rows import RowsNeeded
 
 GROWING, FIXED = 0, 1
 

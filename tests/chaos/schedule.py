@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from psrpc.policy import ASYNC, Policy
+from psrpc.core.policy import ASYNC, Policy
 from tests.chaos.witness import Optimizer, Options
 
 Kind = Literal[

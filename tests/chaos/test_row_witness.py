@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pserver.tables.tables import Tables
-from psrpc.policy import Policy
-from psrpc.tables import shard_of
+from psrpc.core.policy import Policy
+from psrpc.core.tables import shard_of
 from tests.chaos.reference import Reference
 from tests.chaos.row_witness import (
     FIXED,

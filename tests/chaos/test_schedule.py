@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.batch import BatchId
-from psrpc.policy import ASYNC, Policy
+from psrpc.core.batch import BatchId
+from psrpc.core.policy import ASYNC, Policy
 from tests.chaos.reference import Reference
 from tests.chaos.schedule import GATE, LONGEST_S, STARTING, Kind, links, make_schedule
 from tests.chaos.witness import (

@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from psrpc.batch import BatchId
-from psrpc.plan import Plan, VariableSpec, make_plan
-from psrpc.policy import Policy
-from psrpc.tables import TableSpec
+from psrpc.core.batch import BatchId
+from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.policy import Policy
+from psrpc.core.tables import TableSpec
 
 Array = npt.NDArray[Any]
 Optimizer = Literal["sgd", "momentum", "adam"]

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from coordinator.client import CoordinatorClient
-from pserver.workspace import Workspace
-from psrpc.batch import BatchId
-from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.errors import JobFailed, PsError
-from psrpc.exit_status import after_signal
-from psrpc.logs import configure, get_logger
-from psrpc.plan import Plan
-from psrpc.process import die_with_parent, incarnation, on_stop_signals
-from psrpc.security import Security
-from psrpc.tables import Rows
+from coordinator.client.client import CoordinatorClient
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.errors import JobFailed, PsError
+from psrpc.core.exit_status import after_signal
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Rows
+from psrpc.ops.logs import configure, get_logger
+from psrpc.ops.process import die_with_parent, incarnation, on_stop_signals
+from psrpc.security.credentials import Security
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.chaos.row_witness import check_rows, every_row, row_gradients, shard_rows
 from tests.chaos.schedule import GATE
@@ -36,11 +36,11 @@ from tests.chaos.witness import (
     gradient,
     initial_values,
 )
-from worker.ending import Stopped
-from worker.gradient_source import Pull
-from worker.performer import Performer
-from worker.row_sets import ReceivedRows, RowSets, rows_nbytes
-from worker.standing import Standing
+from worker.embedding.row_sets import ReceivedRows, RowSets, rows_nbytes
+from worker.loop.performer import Performer
+from worker.loop.session import Standing
+from worker.protocol.ending import Stopped
+from worker.step.gradient_source import Pull
 
 log = get_logger()
 
@@ -55,7 +55,7 @@ READ_LATE = 3
 
 @dataclass(frozen=True)
 class WitnessResult:
-    """See ``worker.gradient_source.Result``."""
+    """See ``worker.step.gradient_source.Result``."""
 
     gradients: tuple[Gradient, ...]
     loss: float
@@ -65,7 +65,7 @@ class WitnessResult:
 
 
 class WitnessSource:
-    """The witness model as a ``worker.gradient_source.GradientSource``. Looks at all that it
+    """The witness model as a ``worker.step.gradient_source.GradientSource``. Looks at all that it
     receives; the last batches wait until the gate is open."""
 
     wire: Encoding = "plain"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from coordinator.client import CoordinatorClient
-from coordinator.run import Run
-from psrpc.clock import ManualClock
+from coordinator.client.client import CoordinatorClient
+from coordinator.core.run import Run
+from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
-from tests.coordinator.doubles import ShardDouble, WorkerDouble, report
-from tests.coordinator.parts import Served, serving
+from tests.coordinator.builders import Served, serving
+from tests.coordinator.fakes import ShardDouble, WorkerDouble, report
 
 
 @dataclass

@@ -16,11 +16,11 @@ WAIT_S = 240
 PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
-from coordinator.client import CoordinatorClient
-from coordinator.lifecycle import ENDED
-from psrpc.errors import PsError
-from psrpc.identity import Role
-from psrpc.security import Security
+from coordinator.client.client import CoordinatorClient
+from coordinator.core.lifecycle import ENDED
+from psrpc.core.errors import PsError
+from psrpc.security.identity import Role
+from psrpc.security.credentials import Security
 
 def look():
     try:

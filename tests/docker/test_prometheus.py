@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from psrpc.identity import Role, server_name
+from psrpc.security.identity import Role, server_name
 from tests.docker.engine import ROOT
 from tests.docker.prometheus import scrape_targets
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from psrpc.batch import BatchId
+from psrpc.core.batch import BatchId
 from worker import Arrays
-from worker.data import Batch
+from worker.data.source import Batch
 
 GATE = os.environ.get("GATE")
 EPOCH = int(os.environ.get("GATE_EPOCH", "0"))

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from psrpc.batch import batches_per_epoch, cut_batch
-from worker.loader import load_job
+from psrpc.core.batch import batches_per_epoch, cut_batch
+from worker.job.loader import load_job
 
 
 def main(job_path: str, out: str, *overrides: str) -> None:

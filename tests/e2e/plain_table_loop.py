@@ -19,10 +19,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from psrpc.batch import batches_per_epoch, cut_batch
+from psrpc.core.batch import batches_per_epoch, cut_batch
 from tests.e2e.cluster import JOBS
-from worker.loader import load_job
-from worker.ragged import Ragged, as_tensor
+from worker.data.ragged import Ragged, as_tensor
+from worker.job.loader import load_job
 
 
 class Averaged(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types

@@ -43,7 +43,7 @@ def test_a_job_that_cannot_run(
     tmp_path: Path, text: str, args: tuple[str, ...], message: str
 ) -> None:
     """One mistake of each kind: in the file, in a setting, in what the model makes of the data,
-    and in an option. tests/worker/test_describe.py and others there have all of them."""
+    and in an option. tests/worker/describe/test_describe.py and others there have all of them."""
     job = tmp_path / "job.py"
     job.write_text(HEAD + text)
     run = up(job, tmp_path / "run", *args, check=False)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.checkpoint import newest_good
-from psrpc.runs import read_summary
+from psrpc.checkpoint.checkpoint import newest_good
+from psrpc.files.run_paths import read_summary
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,

@@ -19,12 +19,12 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from coordinator import cli
-from psrpc.channel import open_channel
-from psrpc.checkpoint import load_variables
-from psrpc.health import why_unhealthy
-from psrpc.identity import Role
-from psrpc.security import Security
+from coordinator.cli import main as cli
+from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.net.channel import open_channel
+from psrpc.net.health import why_unhealthy
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,
@@ -184,7 +184,8 @@ def test_exports_load_in_plain_keras(trained: Run, exports: Path) -> None:
 def test_a_job_starts_from_what_another_one_trained(
     trained: Run, exports: Path, tmp_path: Path
 ) -> None:
-    """By way of Keras' own format; tests/worker/test_export.py starts from a checkpoint too."""
+    """By way of Keras' own format; tests/worker/export/test_export.py starts from a checkpoint
+    too."""
     sets = ("--set", "epochs=1", "--set", f"init_from={exports / 'model.weights.h5'}")
     second = up(DENSE, tmp_path / "second", *sets, "--shards", "2")
     begun = load_variables(second.run_dir / "checkpoints" / "step-00000000")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.client import CoordinatorClient
-from psrpc.policy import ASYNC, Policy
-from psrpc.security import Security
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.policy import ASYNC, Policy
+from psrpc.security.credentials import Security
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.chaos.roles import DESCRIPTION
 from tests.chaos.witness import Options, description

@@ -17,11 +17,11 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from coordinator.client import CoordinatorClient
-from psrpc.checkpoint import load_state, load_variables, read_manifest
-from psrpc.errors import PsError
+from coordinator.client.client import CoordinatorClient
+from psrpc.checkpoint.checkpoint import load_state, load_variables, read_manifest
+from psrpc.core.errors import PsError
+from psrpc.options.locate import security_of_run
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
-from psrpc.whereabouts import security_of_run
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pserver.lookup import RowReader
-from psrpc.batch import batches_per_epoch, cut_batch
-from psrpc.manifest import read_manifest
-from psrpc.rows_chain import load_table
-from psrpc.security import PLAINTEXT
-from psrpc.tables import Rows, TableSpec, shard_of
+from pserver.client.lookup import RowReader
+from psrpc.checkpoint.manifest import read_manifest
+from psrpc.checkpoint.rows_chain import load_table
+from psrpc.core.batch import batches_per_epoch, cut_batch
+from psrpc.core.tables import Rows, TableSpec, shard_of
+from psrpc.security.credentials import PLAINTEXT
 from tests.e2e.cluster import JOBS, Run, by_hand
 from tests.e2e.test_recovery import EPOCHS, faulty
 from tests.e2e.test_table_files import export

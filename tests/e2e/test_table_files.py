@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from psrpc.rows_chain import load_table
+from psrpc.checkpoint.rows_chain import load_table
 from tests.e2e.cluster import LIMIT_S, Run, command, environment, up
 
 pytestmark = pytest.mark.slow

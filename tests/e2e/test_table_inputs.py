@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.rows_chain import load_table
+from psrpc.checkpoint.rows_chain import load_table
 from tests.e2e.cluster import up
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ job = job_with(Lines, x, epochs=1)
 """
 
 A = 3694432073954588156
-"""The id of "a"; tests/worker/test_embedding.py has it as well."""
+"""The id of "a"; tests/worker/embedding/test_embedding.py has it as well."""
 
 
 def test_words_in_ragged_lines_beside_a_batch_that_is_not_finite(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.rows_chain import load_table
+from psrpc.checkpoint.rows_chain import load_table
 from tests.e2e.cluster import up
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_table_that_was_redefined(trained: Path, change: str, why: str) -> None:
-    """tests/psrpc/test_rows.py has every way to redefine one."""
+    """tests/psrpc/checkpoint/test_rows.py has every way to redefine one."""
     before = digests(trained / "run")
     more = ("--resume", "--set", "epochs=2")
     run = up(trained / "job.py", trained / "run", *SHARDS, *more, check=False, TABLE=change)
@@ -76,7 +76,7 @@ def test_a_table_that_was_redefined(trained: Path, change: str, why: str) -> Non
 
 
 def test_rows_that_cannot_be_read(trained: Path, tmp_path: Path) -> None:
-    """They are damaged; tests/psrpc/test_rows.py has a part that is missing."""
+    """They are damaged; tests/psrpc/checkpoint/test_rows.py has a part that is missing."""
     shutil.copytree(trained / "run", tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").glob("*/rows-1-of-2-0.safetensors"):
         path.write_bytes(path.read_bytes()[:-1] + b"x")

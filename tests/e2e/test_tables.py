@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psrpc.checkpoint import load_variables, read_manifest
-from psrpc.rows_chain import load_table
+from psrpc.checkpoint.checkpoint import load_variables, read_manifest
+from psrpc.checkpoint.rows_chain import load_table
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.e2e.cluster import JOBS, LIMIT_S, ROOT, Run, environment, up
 from tests.e2e.test_recovery import COMMON, EPOCHS, assert_all_counted_once, faulty
@@ -119,7 +119,7 @@ def test_sync_rows_have_the_same_bits_on_other_shards_after_a_loss_and_agree_wit
 def test_async_rows_that_are_fetched_ahead_are_refused_when_too_old_and_none_is_lost(
     tmp_path: Path, loop: dict[str, npt.NDArray[Any]]
 ) -> None:
-    """tests/worker/test_table_training.py has how old they are."""
+    """tests/worker/step/test_table_training.py has how old they are."""
     old = ("--set", "prefetch_rows=true", "--set", f"max_staleness={OLDEST}")
     run = harmed(tmp_path, "--mode", "async", "--workers", "3", *old, *EVERY)
     assert_in_every_batch_once(run, loop)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psrpc.checkpoint import load_state, load_variables, read_manifest
+from psrpc.checkpoint.checkpoint import load_state, load_variables, read_manifest
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,
@@ -149,7 +149,7 @@ def test_all_transports_end_in_the_same_bits(
 def test_what_is_rounded_and_compressed_on_its_way_trains_alike_over_both(
     exact: Exact, tmp_path: Path
 ) -> None:
-    """tests/pserver/test_exchange.py has every encoding over both, and tests/worker/
+    """tests/pserver/client/test_exchange.py has every encoding over both, and tests/worker/
     test_feedback.py what training does with that which was left out."""
     args = [*CLUSTERS["async"], "--set", "wire_dtype=bfloat16", "--set", "compression=int8"]
     over_memory = train(tmp_path / "memory", "shared memory", *args)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import pytest
 
-from psrpc.plan import make_plan
+from psrpc.core.plan import make_plan
+from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
-from psrpc.version import SOFTWARE
 from tests.e2e.cluster import JOBS, Gate, Process
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from tests.worker.shards import Shards, serve_shards
@@ -54,9 +54,9 @@ class Standstill(ScriptedCoordinator):
 
 @pytest.mark.parametrize("missing", ["a shard", "the coordinator", "data"])
 def test_a_worker_that_waits_leaves_when_it_is_told_to(missing: Missing, tmp_path: Path) -> None:
-    from worker.loader import load_job
-    from worker.replica import Replica
-    from worker.variables import model_variables
+    from worker.job.loader import load_job
+    from worker.model.variables import model_variables
+    from worker.step.replica import Replica
 
     loaded = load_job(GATED)
     variables = [spec for spec, _ in model_variables(Replica(loaded.job).model)]

@@ -11,7 +11,7 @@ from examples.criteo.generate import main
 from examples.criteo.records import CATEGORICAL, MISSING, NUMERIC, Records
 from examples.criteo.truth import RANKS, Truth, auc
 from examples.criteo.tsv import TsvFile, lines
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 
 GOLDEN = {
     "labels": [1, 1],

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from psrpc.batch import batches_per_epoch, cut_batch
+from psrpc.core.batch import batches_per_epoch, cut_batch
 from worker import DataSource, Job, Npz
-from worker.build import build_model, serialized_optimizer
-from worker.describe import describe
-from worker.loader import LoadedJob, load_job
+from worker.describe.describe import describe
+from worker.job.loader import LoadedJob, load_job
+from worker.model.build import build_model, serialized_optimizer
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.ratings import Ratings, load_ratings, read_ratings, synthetic_ratings
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from psrpc.errors import InvalidJob
+from psrpc.core.errors import InvalidJob
 from tests.e2e.cluster import EXAMPLES, up
-from worker.describe import describe
-from worker.loader import load_job
+from worker.describe.describe import describe
+from worker.job.loader import load_job
 
 pytestmark = pytest.mark.slow
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator import store as store_module
-from coordinator.checkpoints import Checkpoints
-from coordinator.saving import checkpoint_name, temporary_directory
-from coordinator.snapshots import ShardFile, Taken
-from coordinator.store import GENERATION, Store
-from coordinator.work import Attempt, Decision, SnapshotOrder
-from psrpc.batch import BatchId
-from psrpc.checkpoint import ShardState, shard_file_name, write_shard_file
-from psrpc.errors import CheckpointError
-from psrpc.plan import Plan
-from tests.coordinator.parts import make_run
+from coordinator.checkpoints.checkpoints import Checkpoints
+from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
+from coordinator.checkpoints.snapshots import ShardFile, Taken
+from coordinator.core.work import Attempt, Decision, SnapshotOrder
+from coordinator.records import store as store_module
+from coordinator.records.store import GENERATION, Store
+from psrpc.checkpoint.checkpoint import ShardState, shard_file_name, write_shard_file
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import CheckpointError
+from psrpc.core.plan import Plan
+from tests.coordinator.builders import make_run
 
 Say = Callable[[str], None]
 

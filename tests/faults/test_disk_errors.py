@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.checkpoints import Checkpoints
-from coordinator.store import Store
-from psrpc.checkpoint import newest_good
-from psrpc.errors import CheckpointError
-from tests.coordinator.parts import make_run
+from coordinator.checkpoints.checkpoints import Checkpoints
+from coordinator.records.store import Store
+from psrpc.checkpoint.checkpoint import newest_good
+from psrpc.core.errors import CheckpointError
+from tests.coordinator.builders import make_run
 from tests.faults.disks import fill, mounted_disk
 from tests.faults.scenarios import LEDGER, SHARDS, STEPS, decision, save
 from tests.faults.strace import Call, Zygote, needs_strace
@@ -94,8 +94,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_checkpoints_and_nothing_else(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.store.RESERVED_BYTES", 64 << 10)
-    monkeypatch.setattr("coordinator.store.LOG_PAGES", 8)
+    monkeypatch.setattr("coordinator.records.store.RESERVED_BYTES", 64 << 10)
+    monkeypatch.setattr("coordinator.records.store.LOG_PAGES", 8)
     run = make_run(small_disk, shards=SHARDS, generation=1, keep_checkpoints=2)
     made = Checkpoints(run)
     with Store(small_disk / LEDGER) as store:
@@ -107,7 +107,7 @@ def test_a_full_disk_stops_checkpoints_and_nothing_else(
         # It is full before the shards have written: others have done that.
         filler.unlink()
         filler = fill(small_disk, 4 << 10)
-        monkeypatch.setattr("coordinator.checkpoints.RESERVE_NBYTES", 0)
+        monkeypatch.setattr("coordinator.checkpoints.checkpoints.RESERVE_NBYTES", 0)
         with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
             save(made, small_disk, run.plan, 3, 1)
         fill(small_disk, 0)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.client import CoordinatorClient
-from psrpc.checkpoint import newest_good
+from coordinator.client.client import CoordinatorClient
+from psrpc.checkpoint.checkpoint import newest_good
+from psrpc.options.locate import security_of_run
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
-from psrpc.whereabouts import security_of_run
 from tests.e2e.cluster import JOBS, Gate, Process, Run, by_hand, processes_of, until
 from tests.faults.disks import fill, mounted_disk
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.checkpoints import Checkpoints, remove_unfinished
-from coordinator.store import GENERATION, Store
-from psrpc.checkpoint import load_state, newest_good
-from psrpc.errors import CheckpointError
-from tests.coordinator.parts import make_run
+from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
+from coordinator.records.store import GENERATION, Store
+from psrpc.checkpoint.checkpoint import load_state, newest_good
+from psrpc.core.errors import CheckpointError
+from tests.coordinator.builders import make_run
 from tests.faults.scenarios import LEDGER, ROUNDS, SHARDS, decision, save, state_of
 from tests.faults.strace import Call, Outcome, Zygote, needs_strace
 

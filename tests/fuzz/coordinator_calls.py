@@ -16,19 +16,19 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from coordinator.authority import Authority
-from coordinator.course import Course
-from coordinator.engine import Engine
-from coordinator.messages import read_batch
-from coordinator.servicer import Servicer
-from coordinator.store import Store
-from psrpc.clock import ManualClock
-from psrpc.credentials import receipt_of
-from psrpc.errors import PsError
+from coordinator.job.authority import Authority
+from coordinator.job.engine import Engine
+from coordinator.job.job_run import Course
+from coordinator.records.store import Store
+from coordinator.rpc.messages import read_batch
+from coordinator.rpc.servicer import Servicer
+from psrpc.core.errors import PsError
+from psrpc.core.version import SOFTWARE
+from psrpc.ops.clock import ManualClock
+from psrpc.security.signatures import receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.version import SOFTWARE
-from tests.coordinator.parts import SHA, QueuedDisk, make_run
+from tests.coordinator.builders import SHA, QueuedDisk, make_run
 from tests.fuzz.calls import Caller, joined, split
 
 METHODS = tuple(pb.DESCRIPTOR.services_by_name["Coordinator"].methods)

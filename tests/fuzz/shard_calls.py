@@ -16,21 +16,21 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from pserver import wire
-from pserver.assembly import shard_extents
-from pserver.byte_stream import SealedStream
-from pserver.conversation import Conversation
-from pserver.data_connection import DataConnection
-from pserver.data_keys import data_keys
-from pserver.data_listener import DataListener
-from pserver.engine import ShardEngine
-from pserver.servicer import ParameterServerServicer
-from psrpc.batch import BatchId
-from psrpc.codec import encode_stream
-from psrpc.encoding import plain
-from psrpc.errors import PsError
+from pserver.core.assembly import shard_extents
+from pserver.engine.engine import ShardEngine
+from pserver.server.conversation import Conversation
+from pserver.server.servicer import ParameterServerServicer
+from pserver.transport.byte_stream import SealedStream
+from pserver.transport.data_connection import DataConnection
+from pserver.transport.data_keys import data_keys
+from pserver.transport.data_listener import DataListener
+from pserver.wire import messages as wire
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import plain
+from psrpc.core.errors import PsError
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.codec import encode_stream
 from tests.fuzz.calls import Caller, joined, split
 from tests.pserver.shards import (
     INCARNATION,

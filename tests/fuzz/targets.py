@@ -16,22 +16,22 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from psrpc.codec import parse_message
-from psrpc.encoding import Encoding, check_nbytes, decode, encode_int8, encode_topk
-from psrpc.errors import InvalidArgument, InvalidJob, PsError
-from psrpc.manifest import MANIFEST, _sealed, read_manifest
-from psrpc.plan import Plan, aligned_empty
-from psrpc.rows_reader import RowsReader
-from psrpc.shard_reader import ShardReader
+from psrpc.checkpoint.manifest import MANIFEST, _sealed, read_manifest
+from psrpc.checkpoint.rows_reader import RowsReader
+from psrpc.checkpoint.shard_reader import ShardReader
+from psrpc.core.encoding import Encoding, check_nbytes, decode, encode_int8, encode_topk
+from psrpc.core.errors import InvalidArgument, InvalidJob, PsError
+from psrpc.core.plan import Plan, aligned_empty
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.codec import parse_message
 from tests.fuzz.coordinator_calls import coordinator_calls, coordinator_seeds
 from tests.fuzz.shard_calls import data_port, data_seeds, shard_calls, shard_seeds, ticket
+from tests.psrpc.checkpoint.test_corruption import NEW, Memory, pristine
+from tests.psrpc.checkpoint.test_forgery import check
 from tests.psrpc.forging import checkpoint, documents, forged, places, put
-from tests.psrpc.test_corruption import NEW, Memory, pristine
-from tests.psrpc.test_forgery import check
-from tests.worker.test_job import make_job
-from worker.overrides import FIELDS, override_job, override_optimizer
+from tests.worker.job.test_job import make_job
+from worker.job.overrides import FIELDS, override_job, override_optimizer
 
 Target = Callable[[bytes], None]
 

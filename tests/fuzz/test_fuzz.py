@@ -22,18 +22,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pserver import wire
-from pserver.client import ShardClient
-from pserver.engine import ShardEngine
+from pserver.client.client import ShardClient
+from pserver.engine.engine import ShardEngine
 from pserver.updates.arenas import ShardArenas
-from psrpc.channel import open_channel
-from psrpc.errors import InvalidArgument, PsError, RemoteFailure, Unreachable
-from psrpc.manifest import MANIFEST, Manifest
-from psrpc.plan import ALIGNMENT_BYTES, aligned_empty
-from psrpc.status import error_from_rpc
+from pserver.wire import messages as wire
+from psrpc.checkpoint.manifest import MANIFEST, Manifest
+from psrpc.core.errors import InvalidArgument, PsError, RemoteFailure, Unreachable
+from psrpc.core.plan import ALIGNMENT_BYTES, aligned_empty
+from psrpc.net.channel import open_channel
 from psrpc.v1 import coordinator_pb2 as coordinator_pb
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.status import error_from_rpc
 from tests.fuzz import coordinator_calls, shard_calls
 from tests.fuzz.calls import split
 from tests.fuzz.targets import TARGETS, manifest, overrides, plan, seeds
@@ -47,8 +47,8 @@ from tests.pserver.shards import (
     served,
     whole,
 )
-from tests.psrpc.test_corruption import NEW, pristine
-from worker.overrides import FIELDS
+from tests.psrpc.checkpoint.test_corruption import NEW, pristine
+from worker.job.overrides import FIELDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from coordinator.work import Attempt
-from pserver import wire
-from pserver.engine import ShardEngine
-from pserver.server import ShardServer
+from coordinator.core.work import Attempt
+from pserver.engine.engine import ShardEngine
+from pserver.server.server import ShardServer
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.batch import BatchId
-from psrpc.clock import ManualClock
-from psrpc.credentials import receipt_of
-from psrpc.encoding import round_to
-from psrpc.plan import VariableSpec, make_plan
+from pserver.wire import messages as wire
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import round_to
+from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.ops.clock import ManualClock
+from psrpc.security.signatures import receipt_of
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import AUTHORITY, MOMENTUM, Sink, identity_of
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from worker.data import Array
+from worker.data.source import Array
 
 layers = keras.layers
 

@@ -6,16 +6,16 @@ import keras
 import numpy as np
 import pytest
 
-from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidJob
 from tests.keras_api.recipes import RECIPES, RECORDS, VARIANTS, Recipe, model_of, public_layers
 from tests.keras_api.report import LAYERS, Outcome
 from tests.keras_api.spectral import SpectralDense
-from tests.worker.describe_bench import loaded
-from tests.worker.flat_bench import make_job
-from tests.worker.keras_bench import RATE, train, train_with_keras
+from tests.worker.described_jobs import loaded
+from tests.worker.flat_jobs import make_job
+from tests.worker.keras_jobs import RATE, train, train_with_keras
 from worker import Arrays, Job
-from worker.describe import describe
+from worker.describe.describe import describe
 
 pytestmark = [
     pytest.mark.slow,

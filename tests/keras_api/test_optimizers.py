@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import pytest
 
-from psrpc.batch import BatchId
-from psrpc.errors import InvalidJob
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidJob
 from tests.keras_api.report import OPTIMIZERS, Outcome
-from tests.worker.describe_bench import loaded
-from tests.worker.flat_bench import dense_model, make_job
-from tests.worker.keras_bench import train, train_with_keras
-from worker.describe import describe
+from tests.worker.described_jobs import loaded
+from tests.worker.flat_jobs import dense_model, make_job
+from tests.worker.keras_jobs import train, train_with_keras
+from worker.describe.describe import describe
 
 pytestmark = pytest.mark.slow
 

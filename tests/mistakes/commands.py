@@ -11,15 +11,15 @@ from unittest.mock import patch
 import pytest
 import structlog
 
-import coordinator.cli
-import pserver.cli
-import worker.cli
-from psrpc.process import MALLOC_SETTINGS
+import coordinator.cli.__main__
+import pserver.cli.__main__
+import worker.cli.__main__
+from psrpc.ops.process import MALLOC_SETTINGS
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
-    "coordinator": coordinator.cli.main,
-    "pserver": pserver.cli.run,
-    "worker": worker.cli.run,
+    "coordinator": coordinator.cli.__main__.main,
+    "pserver": pserver.cli.__main__.run,
+    "worker": worker.cli.__main__.run,
 }
 
 SAID: list[str] = []

@@ -20,14 +20,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-import coordinator.client
-import pserver.coordination
-import worker.run
-from coordinator.certs import make_certificates, renew_certificates
-from psrpc.channel import make_server
-from psrpc.identity import Role
-from psrpc.security import Security
-from tests.coordinator.parts import make_run, serving
+import coordinator.client.client
+import pserver.process.coordination
+import worker.process.run
+from coordinator.certificates.authority import make_certificates, renew_certificates
+from psrpc.net.channel import make_server
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
+from tests.coordinator.builders import make_run, serving
 from tests.e2e.cluster import JOBS
 from tests.mistakes.commands import Said, say
 
@@ -252,7 +252,7 @@ def _short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     answer, a name server too, has the time that a busy machine takes."""
     if not request.config.getoption("--report"):
         silent = any(one in request.node.name for one in NEVER_ANSWER)
-        monkeypatch.setattr(coordinator.client, "LOOK_S", 0.1 if silent else 60.0)
+        monkeypatch.setattr(coordinator.client.client, "LOOK_S", 0.1 if silent else 60.0)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -304,7 +304,7 @@ def test_a_shard_that_has_no_place(
 ) -> None:
     said = say(capfd, *serve(place.plaintext, "--shard", "5"))
     _check(said, "PS134", "this job has 1 shard, so --shard is 0")
-    monkeypatch.setattr(pserver.coordination, "SOFTWARE", "9.9")
+    monkeypatch.setattr(pserver.process.coordination, "SOFTWARE", "9.9")
     said = say(capfd, *serve(place.plaintext, "--shard", "0"))
     _check(said, "PS131", "install the same on both")
 
@@ -322,7 +322,7 @@ def test_a_worker_that_no_waiting_helps(
     def load() -> None:
         raise _Loads
 
-    monkeypatch.setattr(worker.run, "import_tensorflow", load)
+    monkeypatch.setattr(worker.process.run, "import_tensorflow", load)
 
     def run(where: str, *arguments: object) -> Said:
         return say(capfd, "worker", "run", "--coordinator", where, *arguments)

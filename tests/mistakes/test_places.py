@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.run_directory import RunDirectory
-from coordinator.store import ENDED, Store
-from psrpc.manifest import MANIFEST
-from psrpc.version import SOFTWARE
-from tests.coordinator.parts import description_json, make_run
+from coordinator.records.run_directory import RunDirectory
+from coordinator.records.store import ENDED, Store
+from psrpc.checkpoint.manifest import MANIFEST
+from psrpc.core.version import SOFTWARE
+from tests.coordinator.builders import description_json, make_run
 from tests.coordinator.training_job import training
 from tests.mistakes.commands import Said, say
 
@@ -94,10 +94,10 @@ def test_a_run_of_another_job(run_dir: Path, capfd: pytest.CaptureFixture[str]) 
 
 def _settled(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Makes the books of a run, with one shard."""
-    from coordinator.description import parse_description
-    from coordinator.serve import ServeOptions
-    from coordinator.settling import settle
-    from psrpc.plan import make_plan
+    from coordinator.core.description import parse_description
+    from coordinator.process.serve import ServeOptions
+    from coordinator.process.settling import settle
+    from psrpc.core.plan import make_plan
 
     kept = json.loads((run_dir / "job.json").read_text())
     description = parse_description(json.dumps(kept["description"]))

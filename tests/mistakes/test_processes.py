@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.certs import make_certificates
-from psrpc.identity import Role
-from psrpc.security import Security
-from tests.coordinator.parts import make_run, serving
+from coordinator.certificates.authority import make_certificates
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
+from tests.coordinator.builders import make_run, serving
 from tests.coordinator.training_job import training
 from tests.e2e.cluster import JOBS, LIMIT_S, command, environment
 from tests.mistakes.commands import SAID

@@ -13,17 +13,17 @@ from typing import Any
 
 import grpc
 
-from psrpc.channel import bind, make_server
-from psrpc.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
-from psrpc.interceptor import ErrorInterceptor
-from psrpc.plan import Plan
-from psrpc.policy import Mode, Policy
-from psrpc.security import PLAINTEXT, Security
+from psrpc.core.errors import AlreadyExists, PsError, StaleGeneration, Unreachable
+from psrpc.core.plan import Plan
+from psrpc.core.policy import Mode, Policy
+from psrpc.net.channel import bind, make_server
+from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )
+from psrpc.wire.interceptor import ErrorInterceptor
 from tests.pserver.shards import AUTHORITY, SGD
 
 TOKEN = "token-of-the-run"

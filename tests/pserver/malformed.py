@@ -10,15 +10,15 @@ import grpc
 import numpy as np
 import pytest
 
-from pserver import wire
-from pserver.client import ShardClient
-from pserver.engine import ShardEngine
-from psrpc.channel import open_channel
-from psrpc.errors import InvalidArgument
-from psrpc.plan import Plan
-from psrpc.status import error_from_rpc
+from pserver.client.client import ShardClient
+from pserver.engine.engine import ShardEngine
+from pserver.wire import messages as wire
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.plan import Plan
+from psrpc.net.channel import open_channel
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
+from psrpc.wire.status import error_from_rpc
 from tests.pserver.shards import INITIAL, counting, engine_of, fence_of, granted, served, whole
 
 

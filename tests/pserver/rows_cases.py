@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.client import Push, ShardClient, Source
-from pserver.rows_wanted import RowsWanted
+from pserver.client.client import Push, ShardClient, Source
+from pserver.core.rows_wanted import RowsWanted
 from pserver.tables.table import Table
-from psrpc.batch import BatchId
-from psrpc.encoding import Gradient
-from psrpc.plan import Plan, VariableSpec, make_plan
-from psrpc.tables import Ids, Rows, TableSpec, shard_of
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Gradient
+from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.tables import Ids, Rows, TableSpec, shard_of
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import SGD, NDArray, SharingClient, fence_of, leased, part, signed, whole
 

@@ -12,22 +12,30 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.authority import Authority
-from coordinator.work import Attempt
-from pserver.client import Arrays, PullInfo, Push, PushResult, RetryPolicy, ShardClient, Source
-from pserver.engine import ShardEngine
-from pserver.fence import ShardIdentity
-from pserver.requests import Snapshot, SnapshotOrder
-from pserver.rows_wanted import RowsWanted
-from pserver.server import ShardServer
+from coordinator.core.work import Attempt
+from coordinator.job.authority import Authority
+from pserver.client.client import (
+    Arrays,
+    PullInfo,
+    Push,
+    PushResult,
+    RetryPolicy,
+    ShardClient,
+    Source,
+)
+from pserver.core.fence import ShardIdentity
+from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.core.rows_wanted import RowsWanted
+from pserver.engine.engine import ShardEngine
+from pserver.server.server import ShardServer
+from pserver.transport.workspace import Workspace
 from pserver.updates.numpy_engine import NumpyEngine
-from pserver.workspace import Workspace
-from psrpc.batch import BatchId
-from psrpc.clock import Clock
-from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.plan import Plan, VariableSpec, aligned_empty, make_plan
-from psrpc.policy import Policy
-from psrpc.tables import Rows
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.policy import Policy
+from psrpc.core.tables import Rows
+from psrpc.ops.clock import Clock
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 

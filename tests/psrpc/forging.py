@@ -12,9 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from psrpc.manifest import MANIFEST, _sealed
-from psrpc.safetensors_form import METADATA_KEY
-from tests.psrpc.test_corruption import NEW, Files, pristine
+from psrpc.checkpoint.manifest import MANIFEST, _sealed
+from psrpc.checkpoint.safetensors_form import METADATA_KEY
+from tests.psrpc.checkpoint.test_corruption import NEW, Files, pristine
 
 Place = tuple[str | int, ...]
 Change = Callable[[dict[str | int, Any], str | int], None]

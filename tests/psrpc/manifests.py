@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psrpc.checkpoint import Manifest, ManifestFile
-from psrpc.plan import Plan
+from psrpc.checkpoint.checkpoint import Manifest, ManifestFile
+from psrpc.core.plan import Plan
 
 RUN = "run-1"
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from psrpc.checkpoint import ManifestFile, RowsFileEntry, ShardState, commit
-from psrpc.lasting import make_directory
-from psrpc.manifest import read_manifest
-from psrpc.plan import Plan, VariableSpec, make_plan
-from psrpc.rows_chain import Candidates, Removed, RowsStep
-from psrpc.rows_file import RowsHeader, TableRows, rows_file_name, write_rows_file
-from psrpc.rows_reader import RowsBlock
-from psrpc.shard_file import NDArray, shard_file_name, write_shard_file
-from psrpc.storage import DISK, Storage
-from psrpc.tables import Ids, TableSpec, shard_of
+from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, ShardState, commit
+from psrpc.checkpoint.manifest import read_manifest
+from psrpc.checkpoint.rows_chain import Candidates, Removed, RowsStep
+from psrpc.checkpoint.rows_file import RowsHeader, TableRows, rows_file_name, write_rows_file
+from psrpc.checkpoint.rows_reader import RowsBlock
+from psrpc.checkpoint.shard_file import NDArray, shard_file_name, write_shard_file
+from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.tables import Ids, TableSpec, shard_of
+from psrpc.files.durable import make_directory
+from psrpc.files.storage import DISK, Storage
 from tests.psrpc.manifests import RUN, manifest_of
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.05, "high": 0.05}}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.certs import make_certificates
-from psrpc.identity import Role
-from psrpc.revocation import CRL
+from coordinator.certificates.authority import make_certificates
+from psrpc.security.identity import Role
+from psrpc.security.revocation import CRL
 from tests.security.forgery import Forgery
 from tests.security.matrix import Cell, document
 

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.members import revoke
-from psrpc.identity import Role
-from psrpc.peer_certificate import peer_of_pem
+from coordinator.certificates.members import revoke
+from psrpc.security.identity import Role
+from psrpc.security.peer_certificate import peer_of_pem
 
 Pair = tuple[bytes, bytes]
 """Key and certificate, PEM."""

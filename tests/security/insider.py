@@ -19,32 +19,32 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import structlog.testing
 
-from coordinator.client import CoordinatorClient
-from coordinator.description import parse_description
-from coordinator.run import Run
-from coordinator.status import write_status
-from pserver.client import Push, PushResult, RetryPolicy, ShardClient, Source
-from pserver.config import ServeConfig
-from pserver.ending import Ending
-from pserver.shard import serve
-from psrpc.batch import BatchId
-from psrpc.encoding import Encoded, Gradient, plain
-from psrpc.errors import PsError
-from psrpc.identity import Role
-from psrpc.policy import Policy
-from psrpc.security import Security
+from coordinator.client.client import CoordinatorClient
+from coordinator.core.description import parse_description
+from coordinator.core.run import Run
+from coordinator.rpc.status import write_status
+from pserver.client.client import Push, PushResult, RetryPolicy, ShardClient, Source
+from pserver.process.config import ServeConfig
+from pserver.process.ending import Ending
+from pserver.process.shard import serve
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoded, Gradient, plain
+from psrpc.core.errors import PsError
+from psrpc.core.policy import Policy
+from psrpc.core.version import SOFTWARE
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.version import SOFTWARE
 from tests.chaos.invariants import check_cuts, check_final_state
 from tests.chaos.witness import Array, Options, Torn, description, gradient
 from tests.chaos.worker_process import WitnessResult, WitnessSource
-from tests.coordinator.parts import Served, serving
-from worker.ending import Stopped
-from worker.gradient_source import Pull
-from worker.performer import Performer
-from worker.row_sets import ReceivedRows
-from worker.standing import Standing
+from tests.coordinator.builders import Served, serving
+from worker.embedding.row_sets import ReceivedRows
+from worker.loop.performer import Performer
+from worker.loop.session import Standing
+from worker.protocol.ending import Stopped
+from worker.step.gradient_source import Pull
 
 ASYNC = Policy(mode="async")
 SYNC = Policy(mode="sync", replicas=2)

@@ -10,17 +10,17 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from pserver import wire
-from pserver.assembly import shard_extents
-from psrpc.codec import encode_stream
-from psrpc.credentials import SECRET_BYTES
-from psrpc.encoding import plain
-from psrpc.status import METADATA_KEY
+from pserver.core.assembly import shard_extents
+from pserver.wire import messages as wire
+from psrpc.core.encoding import plain
+from psrpc.core.version import SOFTWARE
+from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import parameter_server_pb2 as shard_pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.version import SOFTWARE
-from tests.coordinator.parts import SHA
+from psrpc.wire.codec import encode_stream
+from psrpc.wire.status import METADATA_KEY
+from tests.coordinator.builders import SHA
 from tests.pserver.shards import INCARNATION, INITIAL, counting, granted, part, plan_of, session_of
 
 PLAN = plan_of()

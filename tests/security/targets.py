@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
-from coordinator.status import write_status
-from coordinator.store import Store
-from pserver.server import ShardServer
-from psrpc.channel import CHANNEL_OPTIONS
-from psrpc.identity import Role, server_name
-from psrpc.security import Security
-from tests.coordinator.parts import make_run, serving
+from coordinator.records.store import Store
+from coordinator.rpc.status import write_status
+from pserver.server.server import ShardServer
+from psrpc.net.channel import CHANNEL_OPTIONS
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role, server_name
+from tests.coordinator.builders import make_run, serving
 from tests.pserver.shards import engine_of
 from tests.security.conftest import JOB
 from tests.security.forgery import Pair

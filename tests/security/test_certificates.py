@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.certs import certificates_of_run, make_certificates, renew_certificates
-from coordinator.cli import main
-from psrpc.certificates import read_certificates
-from psrpc.errors import InvalidArgument
-from psrpc.identity import Identity, Role, job_name
-from psrpc.security import Security
-from psrpc.security_options import from_arguments
+from coordinator.certificates.authority import (
+    certificates_of_run,
+    make_certificates,
+    renew_certificates,
+)
+from coordinator.cli.__main__ import main
+from psrpc.core.errors import InvalidArgument
+from psrpc.options.security_options import from_arguments
+from psrpc.security.certificates import read_certificates
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Identity, Role, job_name
 from tests.security.forgery import forge, read_pair
 
 NOW = datetime.now(UTC)
@@ -170,7 +174,7 @@ def test_job_names(text: str, name: str) -> None:
 def test_options_go_before_the_environment(certs: Path) -> None:
     from argparse import ArgumentParser
 
-    from psrpc.security_options import add_security_arguments
+    from psrpc.options.security_options import add_security_arguments
 
     parser = ArgumentParser()
     add_security_arguments(parser, listens=True)
@@ -186,7 +190,7 @@ def test_plaintext_may_be_said_by_the_environment(certs: Path) -> None:
     """With the words, and the precedence, that the commands with a configuration have."""
     from argparse import ArgumentParser
 
-    from psrpc import whereabouts
+    from psrpc.options import locate as whereabouts
 
     parser = ArgumentParser()
     whereabouts.add_arguments(parser)

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.members import add_member, renew_all, revoke
-from pserver.client import ShardClient
-from pserver.server import ShardServer
-from psrpc import channel as channel_module
-from psrpc.authorization import AuthorizationInterceptor
-from psrpc.errors import AccessDenied
-from psrpc.identity import Role
-from psrpc.retry import RetryPolicy
-from psrpc.security import Security
+from coordinator.certificates.members import add_member, renew_all, revoke
+from pserver.client.client import ShardClient
+from pserver.server.server import ShardServer
+from psrpc.core.errors import AccessDenied
+from psrpc.net import channel as channel_module
+from psrpc.ops.retry import RetryPolicy
+from psrpc.security.authorization import AuthorizationInterceptor
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
 from psrpc.v1 import types_pb2 as types
-from tests.pserver.exchange_bench import BATCH, NAME, PLAN, normal
+from tests.pserver.exchanges import BATCH, NAME, PLAN, normal
 from tests.pserver.shards import (
     AUTHORITY,
     INCARNATION,

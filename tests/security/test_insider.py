@@ -14,23 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.client import CoordinatorClient
-from psrpc.credentials import grant_of, receipt_of
-from psrpc.encoding import plain
-from psrpc.errors import (
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.encoding import plain
+from psrpc.core.errors import (
     AccessDenied,
     AlreadyExists,
     InvalidArgument,
     StaleGeneration,
 )
-from psrpc.identity import Role
-from psrpc.permissions import PERMISSIONS
-from psrpc.security import PLAINTEXT, Security
+from psrpc.core.version import SOFTWARE
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.identity import Role
+from psrpc.security.permissions import PERMISSIONS
+from psrpc.security.signatures import grant_of, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.version import SOFTWARE
 from tests.chaos.witness import WITNESS
-from tests.coordinator.parts import SHA, make_run, serving
+from tests.coordinator.builders import SHA, make_run, serving
 from tests.security.conftest import JOB
 from tests.security.forgery import forge
 from tests.security.insider import (

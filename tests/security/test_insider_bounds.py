@@ -19,20 +19,20 @@ import numpy as np
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 
-from pserver import wire
-from pserver.assembly import shard_extents
-from psrpc.channel import open_channel
-from psrpc.codec import encode_stream
-from psrpc.encoding import plain
-from psrpc.errors import InvalidArgument, PsError
-from psrpc.identity import Role, server_name
-from psrpc.metrics import Family, MetricsServer
-from psrpc.security import Security
-from psrpc.status import error_from_rpc
+from pserver.core.assembly import shard_extents
+from pserver.wire import messages as wire
+from psrpc.core.encoding import plain
+from psrpc.core.errors import InvalidArgument, PsError
+from psrpc.core.version import SOFTWARE
+from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.net.channel import open_channel
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role, server_name
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import parameter_server_pb2 as shard_pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.version import SOFTWARE
+from psrpc.wire.codec import encode_stream
+from psrpc.wire.status import error_from_rpc
 from tests.chaos.witness import WITNESS
 from tests.security.conftest import JOB
 from tests.security.insider import WAIT_S, Cluster, Insider, batch_of, cluster, refusal

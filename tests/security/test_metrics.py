@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 
-from coordinator.certs import make_certificates, renew_certificates
-from coordinator.members import revoke
-from psrpc.certificates import certificate_name, key_name
-from psrpc.errors import InvalidArgument
-from psrpc.identity import Identity, Role, server_name
-from psrpc.metrics import Family, MetricsServer
-from psrpc.permissions import may_read_metrics
-from psrpc.security import PLAINTEXT, Security
+from coordinator.certificates.authority import make_certificates, renew_certificates
+from coordinator.certificates.members import revoke
+from psrpc.core.errors import InvalidArgument
+from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.security.certificates import certificate_name, key_name
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.identity import Identity, Role, server_name
+from psrpc.security.permissions import may_read_metrics
 from tests.security.conftest import JOB
 from tests.security.test_certificates import NOW
 

@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.certs import make_certificates, renew_certificates
-from pserver.server import ShardServer
-from psrpc.channel import bind, make_server, open_channel
-from psrpc.errors import InvalidArgument
-from psrpc.health import why_unhealthy
-from psrpc.identity import Role
-from psrpc.interceptor import ErrorInterceptor
-from psrpc.security import Security
+from coordinator.certificates.authority import make_certificates, renew_certificates
+from pserver.server.server import ShardServer
+from psrpc.core.errors import InvalidArgument
+from psrpc.net.channel import bind, make_server, open_channel
+from psrpc.net.health import why_unhealthy
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
 from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.wire.interceptor import ErrorInterceptor
 from tests.pserver.shards import engine_of
 from tests.security.forgery import forge
 from tests.security.rpcs import PLAN

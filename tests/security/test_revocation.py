@@ -16,19 +16,19 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.certs import make_certificates
-from coordinator.cli import main
-from coordinator.members import add_member, earliest_end, renew_all, revoke
-from psrpc import channel as channel_module
-from psrpc.authorization import AioAuthorizationInterceptor, AuthorizationInterceptor
-from psrpc.channel import bind, make_aio_server, make_server, open_channel
-from psrpc.errors import AccessDenied, InvalidArgument
-from psrpc.identity import Role
-from psrpc.live_calls import LiveCalls
-from psrpc.peer_certificate import Peer, peer_of_pem
-from psrpc.revocation import CRL, LOOK, read_revocations
-from psrpc.security import Security
-from psrpc.status import error_from_rpc
+from coordinator.certificates.authority import make_certificates
+from coordinator.certificates.members import add_member, earliest_end, renew_all, revoke
+from coordinator.cli.__main__ import main
+from psrpc.core.errors import AccessDenied, InvalidArgument
+from psrpc.net import channel as channel_module
+from psrpc.net.channel import bind, make_aio_server, make_server, open_channel
+from psrpc.security.authorization import AioAuthorizationInterceptor, AuthorizationInterceptor
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role
+from psrpc.security.live_calls import LiveCalls
+from psrpc.security.peer_certificate import Peer, peer_of_pem
+from psrpc.security.revocation import CRL, LOOK, read_revocations
+from psrpc.wire.status import error_from_rpc
 from tests.security.conftest import JOB
 from tests.security.forgery import forge
 from tests.security.test_certificates import NOW, put
@@ -110,7 +110,7 @@ def test_the_list_names_all_that_bear_a_name(mine: Path) -> None:
 
 
 def authorities(directory: Path) -> list[Any]:
-    from psrpc.certificates import authorities_of
+    from psrpc.security.certificates import authorities_of
 
     return authorities_of(directory)
 

@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from psrpc.channel import bind, make_server, open_channel
-from psrpc.errors import InvalidArgument
-from psrpc.identity import Role
-from psrpc.security import PLAINTEXT, TOKEN_KEY, Security
+from psrpc.core.errors import InvalidArgument
+from psrpc.net.channel import bind, make_server, open_channel
+from psrpc.security.credentials import PLAINTEXT, TOKEN_KEY, Security
+from psrpc.security.identity import Role
 from tests.security.conftest import SEEN
 from tests.security.forgery import read_pair
 from tests.security.matrix import BEARERS, NO_CONNECTION, TOKEN, symbol, when_let_through

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from coordinator.client import CommandStream, CoordinatorClient
-from pserver import wire
-from pserver.client import ShardClient
-from pserver.exchanger import Target
-from pserver.requests import PushRequest, Values
-from pserver.rows_wanted import RowsWanted
-from pserver.table_ids import from_table_ids
-from pserver.workspace import Workspace
-from psrpc.encoding import Gradient
-from psrpc.errors import (
+from coordinator.client.client import CommandStream, CoordinatorClient
+from pserver.client.client import ShardClient
+from pserver.client.exchanger import Target
+from pserver.core.requests import PushRequest, Values
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import from_table_ids
+from pserver.transport.workspace import Workspace
+from pserver.wire import messages as wire
+from psrpc.core.encoding import Gradient
+from psrpc.core.errors import (
     CoordinatorUnreachable,
     DeadlinePassed,
     PsError,
     SegmentLost,
     Unreachable,
 )
-from psrpc.security import PLAINTEXT, Security
-from psrpc.tables import Rows
+from psrpc.core.tables import Rows
+from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as commands
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.sim.fibers import Fibers
@@ -162,7 +162,7 @@ class ToShard(ShardClient):
 
 
 class _Exchanger:
-    """In place of :class:`pserver.exchanger.Exchanger`."""
+    """In place of :class:`pserver.client.exchanger.Exchanger`."""
 
     attached = False
     transport = None
@@ -206,7 +206,7 @@ class _Exchanger:
         rows: Mapping[int, Rows] | None = None,
         wanted: RowsWanted | None = None,
     ) -> pb.ExchangeAnswer:
-        """See :class:`pserver.exchanger.Exchanger`."""
+        """See :class:`pserver.client.exchanger.Exchanger`."""
         if self._given_up:
             raise SegmentLost(self._given_up)
         try:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from coordinator.course import Course
-from coordinator.description import JobDescription
-from coordinator.epochs import EpochRow
-from coordinator.lifecycle import STOPPED
-from pserver.engine import ShardEngine
+from coordinator.core.description import JobDescription
+from coordinator.core.lifecycle import STOPPED
+from coordinator.job.job_run import Course
+from coordinator.records.epochs import EpochRow
+from pserver.engine.engine import ShardEngine
 from pserver.tables.tables import Tables
-from psrpc.run_names import CHECKPOINTS
-from tests.coordinator.parts import describe
+from psrpc.core.run_names import CHECKPOINTS
+from tests.coordinator.builders import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View
 from tests.sim.faults import CUT, Faults

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.course import Course
-from coordinator.curves import Curves, Gauges
-from coordinator.engine import POLL_S, Caller, Engine, pause_s
-from coordinator.lifecycle import ENDED
-from coordinator.messages import read_holding, write_command, write_lease
-from coordinator.run import Run
-from coordinator.run_directory import RunDirectory
-from coordinator.servicer import Servicer
-from coordinator.settling import settle
-from coordinator.streams import Stream
-from coordinator.work import Ended, Round, Train, Wait, Work
-from psrpc.errors import (
+from coordinator.core.lifecycle import ENDED
+from coordinator.core.run import Run
+from coordinator.core.work import Ended, Round, Train, Wait, Work
+from coordinator.job.engine import POLL_S, Caller, Engine, pause_s
+from coordinator.job.job_run import Course
+from coordinator.process.settling import settle
+from coordinator.records.curves import Curves, Gauges
+from coordinator.records.run_directory import RunDirectory
+from coordinator.rpc.messages import read_holding, write_command, write_lease
+from coordinator.rpc.servicer import Servicer
+from coordinator.training.streams import Stream
+from psrpc.core.errors import (
     AccessDenied,
     CheckpointError,
     JobDone,
@@ -27,7 +27,7 @@ from psrpc.errors import (
     PsError,
     ResourceExhausted,
 )
-from psrpc.lasting import ensure_directory
+from psrpc.files.durable import ensure_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.disk import View
 from tests.sim.network import Respond
@@ -75,19 +75,19 @@ class NoCurves(Curves):
 
 
 class SimulatedBell:
-    """A :class:`coordinator.bell.Bell` that only says whether it was rung."""
+    """A :class:`coordinator.training.notifier.Bell` that only says whether it was rung."""
 
     def __init__(self) -> None:
         self.rung = False
 
     def ring(self) -> None:
-        """See :class:`coordinator.bell.Bell`."""
+        """See :class:`coordinator.training.notifier.Bell`."""
         self.rung = True
 
 
 @dataclass(frozen=True)
 class _Options:
-    """A :class:`coordinator.settling.Options`."""
+    """A :class:`coordinator.process.settling.Options`."""
 
     shards: int
     job: Path = Path("jobs/witness.py")

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from pserver.tables.tables import Tables, TablesUpdate
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.plan import Plan
-from psrpc.tables import Ids, Rows
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Ids, Rows
 from tests.sim.table_witness import COLUMNS, RARE, SEEN
 from tests.sim.witness import ARENA
 

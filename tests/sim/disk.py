@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 from random import Random
 
-from psrpc.storage import Written
+from psrpc.files.storage import Written
 from tests.sim.faults import Faults
 from tests.sim.schedule import Crash, Process
 
@@ -164,14 +164,14 @@ class Disk:
 
 
 class View:
-    """The disk as one process uses it: a :class:`psrpc.storage.Storage`."""
+    """The disk as one process uses it: a :class:`psrpc.files.storage.Storage`."""
 
     def __init__(self, disk: Disk, process: Process) -> None:
         self._disk = disk
         self._process = process
 
     def make_directory(self, path: Path) -> None:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         above = self._disk.directory(path.parent)
         if path.name in above.names:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
@@ -180,14 +180,14 @@ class View:
         self._crash()
 
     def is_empty(self, path: Path) -> bool:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         try:
             return not self._disk.directory(path).names
         except FileNotFoundError:
             return True
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview]) -> Written:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         directory = self._disk.directory(path.parent)
         if path.name in directory.names:
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
@@ -204,7 +204,7 @@ class View:
         return Written(len(data), hashlib.sha256(data).hexdigest())
 
     def link(self, old: Path, new: Path) -> None:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         file, directory = self._disk.find(old), self._disk.directory(new.parent)
         assert isinstance(file, File)
         if new.name in directory.names:
@@ -214,7 +214,7 @@ class View:
         self._crash()
 
     def sync(self, directory: Path) -> None:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         found = self._disk.directory(directory)
         self._crash()
         if self._disk.faults.strikes("EIO"):
@@ -224,7 +224,7 @@ class View:
         self._crash()
 
     def rename(self, old: Path, new: Path) -> None:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         assert old.parent == new.parent, "across directories it would be two changes"
         node, parent = self._disk.directory(old), self._disk.directory(new.parent)
         there = parent.names.get(new.name)
@@ -235,7 +235,7 @@ class View:
         self._crash()
 
     def remove(self, directory: Path) -> None:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         found = self._disk.directory(directory)
         for name, node in list(found.names.items()):
             self._crash()
@@ -246,20 +246,20 @@ class View:
         self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
 
     def remove_empty(self, directory: Path) -> None:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         if self._disk.directory(directory).names:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(directory))
         self._disk.directory(directory.parent).change(self._writer, {directory.name: None})
 
     def open(self, path: Path) -> io.BufferedIOBase:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         node = self._disk.find(path)
         if isinstance(node, Directory):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
         return io.BytesIO(node.data)
 
     def directories(self, path: Path) -> list[str]:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         try:
             names = self._disk.directory(path).names
         except FileNotFoundError:
@@ -267,7 +267,7 @@ class View:
         return sorted(name for name, node in names.items() if isinstance(node, Directory))
 
     def free(self, path: Path) -> int:
-        """See :class:`psrpc.storage.Storage`."""
+        """See :class:`psrpc.files.storage.Storage`."""
         return 0 if self._full else 1 << 40
 
     @property

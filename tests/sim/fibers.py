@@ -15,10 +15,10 @@ from greenlet import (  # type: ignore[import-untyped]
     greenlet,
 )
 
-from psrpc.errors import PsError
-from psrpc.threads import Threads
+from psrpc.core.errors import PsError
+from psrpc.ops.threads import Threads
 from tests.sim.schedule import Effect, Process, Signal, Steps, Waiter
-from worker.ending import Stopped
+from worker.protocol.ending import Stopped
 
 Result = TypeVar("Result")
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.course import Course
-from coordinator.store import ENDED, GENERATION, Store
-from coordinator.work import Begin, Command, Decision, Round, Train
-from pserver.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
-from psrpc.batch import BatchId
-from psrpc.checkpoint import load_state, newest_good
-from psrpc.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
-from psrpc.run_names import CHECKPOINTS
+from coordinator.core.work import Begin, Command, Decision, Round, Train
+from coordinator.job.job_run import Course
+from coordinator.records.store import ENDED, GENERATION, Store
+from pserver.core.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
+from psrpc.checkpoint.checkpoint import load_state, newest_good
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
+from psrpc.core.run_names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.policy_book import PolicyBook

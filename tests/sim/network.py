@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from psrpc.errors import DeadlinePassed, PsError, Unreachable
+from psrpc.core.errors import DeadlinePassed, PsError, Unreachable
 from tests.sim.faults import CUT, Faults
 from tests.sim.schedule import Effect, Process, Schedule, Waiter
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from psrpc.errors import DeadlinePassed, NotReady, PsError, Unreachable
-from psrpc.policy import Policy
+from psrpc.core.errors import DeadlinePassed, NotReady, PsError, Unreachable
+from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import CALL_S, COORDINATOR
 from tests.sim.schedule import Process, Steps

@@ -8,9 +8,9 @@ from random import Random
 from typing import get_args
 
 from pserver.tables.table import CANDIDATES_PER_ROW
-from psrpc.checkpoint_every import CheckpointEvery
-from psrpc.policy import ASYNC, Policy
-from psrpc.tables import Eviction
+from psrpc.core.checkpoint_every import CheckpointEvery
+from psrpc.core.policy import ASYNC, Policy
+from psrpc.core.tables import Eviction
 from tests.sim.faults import CUT, PLANNED, RATES, SIGNALS
 from tests.sim.policies import draw_plan
 from tests.sim.table_witness import PLAIN, RECENT, Recent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from psrpc.policy import ASYNC, Policy
+from psrpc.core.policy import ASYNC, Policy
 
 
 @dataclass(frozen=True)

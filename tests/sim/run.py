@@ -13,7 +13,7 @@ from random import Random
 
 import structlog
 
-from psrpc.logs import set_role
+from psrpc.ops.logs import set_role
 from tests.sim.cluster import Cluster
 from tests.sim.invariants import Violation
 from tests.sim.options import Options, draw

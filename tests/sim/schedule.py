@@ -9,8 +9,8 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
-from psrpc.clock import ManualClock
-from psrpc.errors import PsError
+from psrpc.core.errors import PsError
+from psrpc.ops.clock import ManualClock
 
 Effect: TypeAlias = "Callable[[Waiter], None]"
 """What a thread waits for: it arranges for ``resume`` to be called later."""

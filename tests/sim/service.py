@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.assembly import Extent
-from pserver.finite import Seen
-from pserver.requests import PullRequest, RowsRequest
-from pserver.table_ids import TableIds
-from psrpc.errors import AccessDenied, NotReady, PsError
-from psrpc.plan import Plan
+from pserver.core.assembly import Extent
+from pserver.core.finite import Seen
+from pserver.core.requests import PullRequest, RowsRequest
+from pserver.core.table_ids import TableIds
+from psrpc.core.errors import AccessDenied, NotReady, PsError
+from psrpc.core.plan import Plan
 from psrpc.v1 import parameter_server_pb2 as pb
 from tests.sim.network import Respond
 from tests.sim.witness import ARENA
@@ -41,17 +41,17 @@ class Tensors:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A gradient on its way: a :class:`pserver.arrival.Arrival`."""
+    """A gradient on its way: a :class:`pserver.transport.arrival.Arrival`."""
 
     tensors: Tensors
     meanwhile: Callable[[], object]
 
     def place(self, plan: Plan, extents: Sequence[Extent]) -> None:
-        """See :class:`pserver.arrival.Arrival`."""
+        """See :class:`pserver.transport.arrival.Arrival`."""
         return
 
     def placed_rows(self) -> Sequence[NDArray]:
-        """See :class:`pserver.arrival.Arrival`."""
+        """See :class:`pserver.transport.arrival.Arrival`."""
         return ()
 
     def receive(
@@ -62,7 +62,7 @@ class Sent:
         rows: Mapping[int, NDArray] | None = None,
         seen: Seen | None = None,
     ) -> None:
-        """See :class:`pserver.arrival.Arrival`."""
+        """See :class:`pserver.transport.arrival.Arrival`."""
         self.meanwhile()
         if self.tensors.arena is not None:
             np.copyto(into[ARENA], self.tensors.arena.view(into[ARENA].dtype))

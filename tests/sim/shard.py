@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from pserver.coordination import Coordination
-from pserver.ending import Ending
-from pserver.engine import ShardEngine
-from pserver.fence import ShardIdentity
-from pserver.requests import RestoredState, Snapshot, SnapshotOrder
-from pserver.snapshots import SnapshotFiles
+from pserver.core.fence import ShardIdentity
+from pserver.core.requests import RestoredState, Snapshot, SnapshotOrder
+from pserver.engine.engine import ShardEngine
+from pserver.process.coordination import Coordination
+from pserver.process.ending import Ending
+from pserver.snapshots.writer import SnapshotFiles
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.errors import PsError
-from psrpc.plan import Plan
+from psrpc.core.errors import PsError
+from psrpc.core.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.calls import ToCoordinator
 from tests.sim.counting import CountingEngine, CountingTables
@@ -77,7 +77,7 @@ class Shard:
         return f"generation {report.generation} version {report.version}, {waits}"
 
     def _serve(self) -> PsError | None:
-        """As :func:`pserver.shard.serve`."""
+        """As :func:`pserver.process.shard.serve`."""
         try:
             with _Coordination(self, self._ending) as coordination:
                 job = coordination.register(lambda: self.address)

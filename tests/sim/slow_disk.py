@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from coordinator.disk import Choice, DiskWork, Result
-from coordinator.run import Run
+from coordinator.checkpoints.disk import Choice, DiskWork, Result
+from coordinator.core.run import Run
 from tests.sim.disk import View
 from tests.sim.schedule import Process
 
@@ -23,7 +23,7 @@ class SlowDisk(DiskWork):
         self._counts = counts
 
     def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
-        """See :class:`coordinator.disk.DiskWork`."""
+        """See :class:`coordinator.checkpoints.disk.DiskWork`."""
         schedule = self._process.schedule
 
         def end() -> None:
@@ -33,7 +33,8 @@ class SlowDisk(DiskWork):
         schedule.after(schedule.random.uniform(*DISK_S), self._process, end)
 
     def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
-        """See :class:`coordinator.disk.DiskWork`. Counts how often it is not the newest."""
+        """See :class:`coordinator.checkpoints.disk.DiskWork`. Counts how often it is not the
+        newest."""
 
         def chosen(choice: Choice) -> None:
             if choice.chosen is not None and choice.chosen.remarks:

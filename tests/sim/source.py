@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pserver.requests import PushRequest, Values
-from pserver.table_ids import TableIds
-from pserver.workspace import Workspace
-from psrpc.batch import BatchId
-from psrpc.encoding import Encoding, Gradient, plain
-from psrpc.plan import Plan
-from psrpc.tables import Rows
+from pserver.core.requests import PushRequest, Values
+from pserver.core.table_ids import TableIds
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.table_witness import PAIR
 from tests.sim.witness import ARENA, NDArray
-from worker.data import Array
-from worker.gradient_source import Pull
-from worker.row_sets import ReceivedRows, RowSets
-from worker.rows import RowsNeeded
+from worker.data.source import Array
+from worker.embedding.row_sets import ReceivedRows, RowSets
+from worker.embedding.rows import RowsNeeded
+from worker.step.gradient_source import Pull
 
 if TYPE_CHECKING:
     from tests.sim.worker import Worker
@@ -38,7 +38,7 @@ ROWS_NBYTES = 4096
 
 @dataclass(frozen=True)
 class Result:
-    """A :class:`worker.gradient_source.Result`."""
+    """A :class:`worker.step.gradient_source.Result`."""
 
     gradients: tuple[Gradient, ...]
     rows: Sequence[Mapping[int, Rows]]
@@ -48,8 +48,8 @@ class Result:
 
 
 class Source:
-    """A :class:`worker.gradient_source.GradientSource`. It knows by itself of which versions the
-    parameters and rows are that it computes from."""
+    """A :class:`worker.step.gradient_source.GradientSource`. It knows by itself of which versions
+    the parameters and rows are that it computes from."""
 
     wire: Encoding = "plain"
     spare: Mapping[str, Array]

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import ClassVar
 
-from coordinator.store import ENDED, Store
+from coordinator.records.store import ENDED, Store
 from tests.sim.faults import Faults
 from tests.sim.schedule import Crash
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from psrpc.errors import PsError, Unreachable
+from psrpc.core.errors import PsError, Unreachable
 from tests.sim.network import Network
 from tests.sim.schedule import Effect, Process, Waiter
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from pserver.requests import RestoredState, Snapshot, Values
-from pserver.row_files import fill_tables
-from pserver.table_ids import TableIds
+from pserver.core.requests import RestoredState, Snapshot, Values
+from pserver.core.table_ids import TableIds
+from pserver.snapshots.row_files import fill_tables
 from pserver.tables.tables import Tables
-from psrpc.checkpoint import read_manifest
-from psrpc.rows_chain import load_rows
-from psrpc.storage import Storage
+from psrpc.checkpoint.checkpoint import read_manifest
+from psrpc.checkpoint.rows_chain import load_rows
+from psrpc.files.storage import Storage
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.table_witness import (

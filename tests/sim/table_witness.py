@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.table_ids import TableIds
+from pserver.core.table_ids import TableIds
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.part import Counted, TablePart
 from pserver.tables.tables import Tables
-from psrpc.batch import BatchId
-from psrpc.plan import Plan
-from psrpc.tables import Eviction, Ids, TableSpec, mix, shard_of
+from psrpc.core.batch import BatchId
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Eviction, Ids, TableSpec, mix, shard_of
 
 NDArray = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import structlog
 
-from psrpc.policy import ASYNC, Policy
+from psrpc.core.policy import ASYNC, Policy
 from tests.sim.faults import CUT
 from tests.sim.options import Options, draw
 from tests.sim.run import run_options, silence

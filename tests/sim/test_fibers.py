@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from psrpc.errors import NotReady, PsError
+from psrpc.core.errors import NotReady, PsError
 from tests.sim.fibers import Fibers
 from tests.sim.schedule import Process, Schedule, Steps
 

@@ -15,13 +15,13 @@ from typing import get_args
 import pytest
 import structlog
 
-from coordinator.engine import POLL_S, Caller, Engine
-from coordinator.work import Wait, Work
-from pserver.applied import AppliedSet
-from psrpc.batch import BatchId
-from psrpc.lasting import make_directory
-from psrpc.policy import SETTINGS, Policy
-from psrpc.tables import Eviction
+from coordinator.core.work import Wait, Work
+from coordinator.job.engine import POLL_S, Caller, Engine
+from pserver.core.applied import AppliedSet
+from psrpc.core.batch import BatchId
+from psrpc.core.policy import SETTINGS, Policy
+from psrpc.core.tables import Eviction
+from psrpc.files.durable import make_directory
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.cluster import TOGETHER, Cluster
 from tests.sim.coordinator import Coordinator

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pserver.staging import Part, mean_rows, weighted_mean
+from pserver.core.staging import Part, mean_rows, weighted_mean
 from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.batch import BatchId, cut_batch
-from psrpc.plan import Plan, VariableSpec, make_plan
-from psrpc.tables import Rows
+from psrpc.core.batch import BatchId, cut_batch
+from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.tables import Rows
 from tests.sim.options import Options
 from tests.sim.table_witness import PLAIN, Recent, TableWitness, specs
 

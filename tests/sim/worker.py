@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from psrpc.errors import PsError
+from psrpc.core.errors import PsError
 from tests.sim.calls import ToCoordinator, ToShard
 from tests.sim.fibers import Fibers
 from tests.sim.place import SHA
 from tests.sim.schedule import Process, Steps
 from tests.sim.source import Source
-from worker import actions as does
-from worker.conduct import conduct, drive
-from worker.ending import Stopped
-from worker.performer import Performer
-from worker.routes import PROBE_S, Routes
-from worker.standing import Standing
-from worker.step_times import StepTimes
+from worker.loop.performer import Performer
+from worker.loop.routes import PROBE_S, Routes
+from worker.loop.session import Standing
+from worker.loop.step_times import StepTimes
+from worker.protocol import actions as does
+from worker.protocol.conduct import conduct, drive
+from worker.protocol.ending import Stopped
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster

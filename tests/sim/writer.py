@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pserver.requests import Snapshot, SnapshotOrder
-from pserver.snapshots import SnapshotFiles, SnapshotWriter
+from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.table_witness import Contents
 
@@ -33,7 +33,7 @@ class Writer(SnapshotWriter):
         super().__init__(slow, report, shard.fibers)
 
     def taken(self, order: SnapshotOrder, snapshot: Snapshot) -> None:
-        """See :class:`pserver.shelf.SnapshotSink`."""
+        """See :class:`pserver.engine.held_snapshots.SnapshotSink`."""
         self._cuts[order.name] = self._shard.cut(order, snapshot)
         super().taken(order, snapshot)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from psrpc import remote_calls
-from psrpc.retry import RetryPolicy
+from psrpc.files import remote_calls
+from psrpc.ops.retry import RetryPolicy
 
 _numbers = count()
 

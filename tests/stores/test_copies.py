@@ -11,22 +11,22 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load
 
-from coordinator.cli import main as coordinator
-from pserver.first_rows import FirstRows
-from psrpc import remote_copies
-from psrpc.errors import CheckpointError, InvalidArgument, InvalidData, InvalidJob
-from psrpc.remote_checkpoint import checkpoint_here, dense_files
-from psrpc.remote_copies import upload
+from coordinator.cli.__main__ import main as coordinator
+from pserver.engine.first_rows import FirstRows
+from psrpc.checkpoint.remote_checkpoint import checkpoint_here, dense_files
+from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidData, InvalidJob
+from psrpc.files import remote_copies
+from psrpc.files.remote_copies import upload
 from tests.psrpc.rows import TABLES, DictTable, plan_of
 from tests.psrpc.rows import write_checkpoint as write_rows
 from tests.stores.conftest import Bucket
-from tests.worker.test_export import flat_values, write_checkpoint, write_job
+from tests.worker.export.test_export import flat_values, write_checkpoint, write_job
 from worker import Npz
-from worker.describe import describe
-from worker.export import export
-from worker.initializer import first_rows, load_values
-from worker.loader import load_job
-from worker.replica import Replica
+from worker.describe.describe import describe
+from worker.export.export import export
+from worker.job.loader import load_job
+from worker.step.initializer import first_rows, load_values
+from worker.step.replica import Replica
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,11 +11,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from psrpc import remote_calls
-from psrpc.errors import InvalidData, Unreachable
-from psrpc.remote import find, read_ranges
-from psrpc.remote_calls import NotThere, call, translated
-from psrpc.retry import RetryPolicy
+from psrpc.core.errors import InvalidData, Unreachable
+from psrpc.files import remote_calls
+from psrpc.files.remote import find, read_ranges
+from psrpc.files.remote_calls import NotThere, call, translated
+from psrpc.ops.retry import RetryPolicy
 from tests.stores.conftest import Bucket, forget_stores
 
 URL = "s3://bucket/key"

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from psrpc import remote
-from psrpc.batch import BatchId
-from psrpc.errors import InvalidData
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidData
+from psrpc.files import remote
 from tests.stores.conftest import Bucket
-from worker import Csv, Npz, TfRecords, data_csv, data_files
-from worker.data_tfrecord import masked_crc32c
+from worker import Csv, Npz, TfRecords
+from worker.data import csv as data_csv
+from worker.data import files as data_files
+from worker.data.tfrecord import masked_crc32c
 
 pytestmark = pytest.mark.slow
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from psrpc.batch import BatchId
-from psrpc.channel import bind, make_server
-from psrpc.credentials import SIGNATURE_BYTES
-from psrpc.errors import PsError
-from psrpc.interceptor import ErrorInterceptor
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import PsError
+from psrpc.net.channel import bind, make_server
+from psrpc.security.signatures import SIGNATURE_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,
     add_CoordinatorServicer_to_server,
 )
+from psrpc.wire.interceptor import ErrorInterceptor
 from tests.pserver.shards import AUTHORITY, grant_of, session_of
 
 WAIT_S = 30.0

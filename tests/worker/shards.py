@@ -7,21 +7,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from coordinator.client import CoordinatorClient
-from pserver.engine import ShardEngine
-from pserver.fence import ShardIdentity
-from pserver.requests import Snapshot, SnapshotOrder
-from pserver.server import ShardServer
+from coordinator.client.client import CoordinatorClient
+from pserver.core.fence import ShardIdentity
+from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.engine.engine import ShardEngine
+from pserver.server.server import ShardServer
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
-from psrpc.batch import BatchId
-from psrpc.plan import Plan, aligned_empty
-from psrpc.policy import Policy
+from psrpc.core.batch import BatchId
+from psrpc.core.plan import Plan, aligned_empty
+from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import AUTHORITY, grant_of, session_of
-from worker.data import Array
-from worker.router import Router
-from worker.standing import Standing
+from worker.data.source import Array
+from worker.loop.router import Router
+from worker.loop.session import Standing
 
 SGD = {"class_name": "SGD", "config": {"name": "SGD", "learning_rate": 0.5}}
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pserver.tables.initial import InitialRows
 from pserver.tables.part import Counted
 from pserver.tables.table import CANDIDATES_PER_ROW, MAX_CANDIDATES
-from psrpc.tables import Ids, Rows, TableSpec, mix
+from psrpc.core.tables import Ids, Rows, TableSpec, mix
 
 UNIFORM = {"class_name": "uniform", "config": {"low": -0.5, "high": 0.5}}
 

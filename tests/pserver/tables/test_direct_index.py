@@ -11,8 +11,8 @@ from pserver.tables.direct_index import DirectIndex
 from pserver.tables.hash_index import HashIndex
 from pserver.tables.part import TablePart
 from pserver.tables.table import Table
-from psrpc.errors import CheckpointError
-from psrpc.tables import TableSpec
+from psrpc.core.errors import CheckpointError
+from psrpc.core.tables import TableSpec
 
 
 def test_it_finds_what_the_hashed_one_finds() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from pserver.tables import hash_index
 from pserver.tables.hash_index import HashIndex
-from psrpc.tables import Hashes, Ids, mix
+from psrpc.core.tables import Hashes, Ids, mix
 
 
 def ids_with(hashes: Hashes) -> Ids:
-    """The ids that :func:`psrpc.tables.mix` turns into ``hashes``."""
+    """The ids that :func:`psrpc.core.tables.mix` turns into ``hashes``."""
     h: Hashes = hashes ^ hashes >> np.uint64(31) ^ hashes >> np.uint64(62)
     h *= np.uint64(0x319642B2D24D8EC3)
     h ^= h >> np.uint64(27) ^ h >> np.uint64(54)

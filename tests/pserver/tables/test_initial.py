@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from pserver.tables.initial import InitialRows
-from psrpc.errors import InvalidJob
-from psrpc.tables import Ids
+from psrpc.core.errors import InvalidJob
+from psrpc.core.tables import Ids
 from tests.pserver.tables.table_cases import spec
 
 KINDS: list[dict[str, Any]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pserver.tables.mean import weighted_sum
-from psrpc.tables import Rows
+from psrpc.core.tables import Rows
 from tests.pserver.tables.table_cases import gradients
 
 

@@ -11,9 +11,9 @@ import pytest
 from pserver.tables.rules import make_row_rule
 from pserver.tables.table import Table
 from pserver.updates.schedules import make_schedule
-from psrpc.errors import InvalidJob
-from psrpc.rows_chain import optimizer_kind
-from psrpc.tables import Rows
+from psrpc.checkpoint.rows_chain import optimizer_kind
+from psrpc.core.errors import InvalidJob
+from psrpc.core.tables import Rows
 from tests.pserver.tables.table_cases import ids_of, optimizer, spec
 
 IDS = np.arange(40)

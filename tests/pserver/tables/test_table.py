@@ -10,8 +10,8 @@ import pytest
 from pserver.tables import candidates, evicted
 from pserver.tables import table as table_module
 from pserver.tables.table import Table
-from psrpc.errors import CheckpointError, InvalidArgument, ResourceExhausted
-from psrpc.tables import Ids, Rows, shard_of
+from psrpc.core.errors import CheckpointError, InvalidArgument, ResourceExhausted
+from psrpc.core.tables import Ids, Rows, shard_of
 from tests.pserver.tables.table_cases import gradients, ids_of, marks_of, optimizer, spec
 
 

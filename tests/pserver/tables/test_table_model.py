@@ -14,7 +14,7 @@ from pserver.tables import table as table_module
 from pserver.tables.frozen import FrozenTable
 from pserver.tables.part import TablePart
 from pserver.tables.table import Table
-from psrpc.tables import Rows, TableSpec
+from psrpc.core.tables import Rows, TableSpec
 from tests.pserver.tables.table_cases import Model, ids_of, marks_of, spec
 
 WIDTH = 3

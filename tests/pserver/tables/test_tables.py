@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pserver.tables.tables import TableFigures, Tables
-from psrpc.errors import InvalidArgument, ResourceExhausted
-from psrpc.plan import VariableSpec, make_plan
+from psrpc.core.errors import InvalidArgument, ResourceExhausted
+from psrpc.core.plan import VariableSpec, make_plan
 from tests.pserver.tables.table_cases import gradients, ids_of, spec
 
 DENSE = VariableSpec("dense", (4,), "float32", "trainable")

@@ -1,0 +1,1 @@
+"""Issues certificates, and keeps the audit log."""

@@ -1,0 +1,76 @@
+"""The register of certificates that an authority has issued: ``issued.jsonl`` beside its key, a
+line for each, so that all that bear a name can be revoked, renewed ones too."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from psrpc.core.errors import InvalidArgument
+from psrpc.files.storage import cause_of, read_bounded
+from psrpc.security.peer_certificate import Peer
+
+ISSUED = "issued.jsonl"
+"""The name of the file. Load-bearing."""
+
+MOST_BYTES = 32 << 20
+"""Of the file: some hundred thousand certificates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """One certificate; see :class:`psrpc.security.peer_certificate.Peer`. ``not_after`` is ISO
+    8601."""
+
+    name: str
+    role: str
+    serial: str
+    fingerprint: str
+    not_after: str
+
+    @property
+    def end(self) -> datetime:
+        """When it stops being valid."""
+        return datetime.fromisoformat(self.not_after)
+
+
+def note_issued(directory: Path, peer: Peer) -> None:
+    """Adds the certificate of ``peer``, which has one. Raises OSError."""
+    assert peer.not_after is not None
+    line = Issued(
+        peer.name, str(peer.role or ""), peer.serial, peer.fingerprint, peer.not_after.isoformat()
+    )
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    handle = os.open(directory / ISSUED, flags, 0o600)
+    try:
+        os.write(handle, (json.dumps(asdict(line)) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def read_issued(directory: Path) -> list[Issued]:
+    """All of them, oldest first; none where an earlier version has made the certificates.
+
+    Raises:
+        InvalidArgument: the register cannot be read.
+    """
+    path = directory / ISSUED
+    try:
+        lines = read_bounded(path, MOST_BYTES).decode().splitlines()
+        found = [Issued(**json.loads(line)) for line in lines if line.strip()]
+        for one in found:
+            datetime.fromisoformat(one.not_after)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {cause_of(error)}", code="PS311") from None
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(
+            f"{path} is not a register of issued certificates: {error}; move it away, and revoke "
+            "by serial number what it had",
+            code="PS311",
+        ) from None
+    return found

@@ -1,0 +1,1 @@
+"""When checkpoints are taken, where they lie, and which are kept."""

@@ -1,0 +1,206 @@
+"""When the next checkpoint of a job is due, by its steps, by time, and by what checkpoints cost.
+
+Pure: the clock comes in as an argument.
+
+With an interval in time, k = :data:`COST_FACTOR` and N = :data:`PAY_IN`: the next checkpoint is
+ordered no sooner after the last one than k c, where c is the median of what the last three that
+were committed took, and than it takes to pay an N-th of what is owed. Each that is committed adds
+k times what it took to what is owed; each second pays one. So a slow checkpoint among fast ones
+holds off the next for a fraction of k times as long, and at most 1 / k of the time still goes by
+with a checkpoint under way in the long run. Let the i-th take d_i, the next one be ordered g_i
+after it, and b_i be owed with it:
+
+    b_i = max(0, b_(i-1) - g_(i-1)) + k d_i,    g_i >= b_i / N.
+
+The first gives k d_i <= g_(i-1) + b_i - b_(i-1), so in the time T until the n-th is ordered
+k (d_1 + ... + d_n) <= T + b_n. Both give b_i <= (1 - 1/N) b_(i-1) + k d_i, so b_n <= N k d, where d
+is the longest. Hence d_1 + ... + d_n <= T / k + N d: beyond 1 / k of the time a constant, however
+long the job runs. Nor is a gap longer for it than b_i / N <= k d. Checkpoints ordered for another
+reason (an epoch to be kept, somebody who leaves) are not held off, but owed for; what is owed is
+cut to N k d, so that the bound on gaps holds with them, too.
+
+One that fails, or that ends with its generation, counts as if it was never ordered. After the n-th
+in a row that has failed, the next one is ordered no sooner than min(2^(n-1), k) times as long as
+that one took, or as :data:`PAUSE_S`, so that failures do not follow one another without a pause.
+
+Of the literature: where checkpoints cost d and failures come M apart on average, the least time is
+lost with τ = sqrt(2 d M) between them (Young 1974; Daly 2006 adds terms that matter where d is
+close to M). Then checkpoints cost d/τ of the time, and so does, on average, work that is done
+again, τ/2M. The factor k = τ/d is thus the best one for M = k² d / 2: 20 is, for one failure in 200
+times what a checkpoint takes. 60 s is, for a checkpoint of half a second, for one an hour.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median_low
+
+from psrpc.core.checkpoint_every import SaveInterval
+from psrpc.ops.clock import Clock
+
+COST_FACTOR = 20.0
+"""Load-bearing: ``docs/guarantees.md`` says what a loss may cost by it."""
+
+PAY_IN = 10.0
+"""What part of what is owed is paid before the next checkpoint; likewise."""
+
+PAUSE_S = 3.0
+"""What a checkpoint that failed counts as having taken, at least, for the pause after it."""
+
+RECENT = 3
+"""Checkpoints whose median is what one costs; likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a checkpoint is due, and why, or why not yet."""
+
+    due: bool
+    reason: str
+
+
+def judge(
+    every: SaveInterval, *, passed: int | None, since_s: float | None, held: str = ""
+) -> Verdict:
+    """Whether a checkpoint is due.
+
+    Args:
+        passed: a multiple of the steps that was passed since the last checkpoint was ordered.
+        since_s: seconds since then; None where nothing has been trained.
+        held: why none may be ordered yet for what they cost; empty where one may.
+    """
+    if every.seconds is None:
+        return Verdict(passed is not None, f"step {passed}" if passed else f"each {every}")
+    if since_s is None:
+        return Verdict(False, "nothing has been trained")
+    if passed is not None:
+        reason = f"step {passed}"
+    elif since_s >= every.seconds:
+        reason = f"{since_s:.0f} s since the last one"
+    else:
+        return Verdict(False, f"{since_s:.0f} s of {every}")
+    return Verdict(False, held) if held else Verdict(True, reason)
+
+
+class Cadence:
+    """What checkpoints of a job were ordered when, and what they took; it outlives generations.
+    Not thread-safe."""
+
+    def __init__(self, every: SaveInterval, clock: Clock) -> None:
+        self.every = every
+        self.took_s = 0.0
+        """What the checkpoint that was committed last took."""
+        self._clock = clock
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        """What the last few took that were committed."""
+        self._longest_s = 0.0
+        """What any took at most."""
+        self._owed_s = 0.0
+        self._owed_at = 0.0
+        """What was owed at that time; it is paid since then."""
+        self._next_at = 0.0
+        """No sooner than then the next one is ordered, for what they cost."""
+        self._since: float | None = None
+        """When the last checkpoint was ordered, or training began."""
+        self._before: float | None = None
+        """The same without those that are under way."""
+        self._under_way: dict[str, float] = {}
+        """When each was ordered."""
+        self._failures = 0
+        """In a row."""
+        self._pause_until = 0.0
+        """After them."""
+        self._passed: int | None = None
+        self._remarked = False
+
+    @property
+    def cost_s(self) -> float:
+        """What a checkpoint takes; 0 before the first is committed."""
+        return median_low(self._recent) if self._recent else 0.0
+
+    def stepped(self, before: int, after: int) -> None:
+        """The global step went from ``before`` to ``after``."""
+        if self._since is None and after > before:
+            self._since = self._clock.now()
+        steps = self.every.steps
+        if steps is not None and before // steps < after // steps:
+            self._passed = after // steps * steps
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether a checkpoint is due now."""
+        now = self._clock.now()
+        since_s = None if self._since is None else now - self._since
+        return judge(self.every, passed=self._passed, since_s=since_s, held=self._held(now))
+
+    def ordered(self, name: str) -> None:
+        """A checkpoint goes out, whatever the reason."""
+        if not self._under_way:
+            self._before = self._since
+        self._since = self._under_way[name] = self._clock.now()
+        self._passed = None
+
+    def committed(self, name: str) -> None:
+        """It is on the disk."""
+        at = self._under_way.pop(name, None)
+        if at is None:
+            return
+        self._before = at if self._before is None else max(self._before, at)
+        self.took_s = took_s = self._clock.now() - at
+        self._recent.append(took_s)
+        self._longest_s = max(self._longest_s, took_s)
+        # Two that are under way at once may end in the other order.
+        paid_s = max(0.0, at - self._owed_at)
+        owed_s = max(0.0, self._owed_s - paid_s) + COST_FACTOR * took_s
+        self._owed_s = min(owed_s, PAY_IN * COST_FACTOR * self._longest_s)
+        self._owed_at = max(self._owed_at, at)
+        self._next_at = at + max(COST_FACTOR * self.cost_s, self._owed_s / PAY_IN)
+        self._failures, self._pause_until = 0, 0.0
+
+    def failed(self, name: str) -> None:
+        """It will never be."""
+        now = self._clock.now()
+        at = self._under_way.get(name)
+        if at is None:
+            return
+        self.withdrawn(name)
+        pause_s = min(2.0 ** min(self._failures, 10), COST_FACTOR) * max(now - at, PAUSE_S)
+        self._failures += 1
+        self._pause_until = now + pause_s
+
+    def withdrawn(self, name: str) -> None:
+        """It counts as if it was never ordered."""
+        if self._under_way.pop(name, None) is not None:
+            self._since = max(self._under_way.values(), default=self._before)
+
+    def take_remarks(self) -> list[str]:
+        """Tells once that the interval that was asked for cannot be kept."""
+        least_s, asked_s = COST_FACTOR * self.cost_s, self.every.seconds
+        if self._remarked or self.every.steps is not None or asked_s is None or least_s <= asked_s:
+            return []
+        self._remarked = True
+        return [
+            f"checkpoint_every is {self.every}, but checkpoints take {self.cost_s:.1f} s: the next "
+            f"one comes {least_s:.0f} s after the last, so that they take at most "
+            f"{1 / COST_FACTOR:.0%} of the time"
+        ]
+
+    def given_up(self) -> None:
+        """The generation is over, and those that are under way with it."""
+        for name in list(self._under_way):
+            self.withdrawn(name)
+        self._passed = None
+
+    def _held(self, now: float) -> str:
+        """Why no checkpoint may be ordered now by time; empty where one may."""
+        if self._under_way:
+            return "one is under way"
+        if now < self._next_at:
+            return (
+                f"checkpoints take {self.cost_s:.1f} s, the last one took {self.took_s:.1f} s: "
+                f"{self._next_at - now:.0f} s more"
+            )
+        if now < self._pause_until:
+            return f"{self._failures} failed in a row: {self._pause_until - now:.0f} s more"
+        return ""

@@ -1,0 +1,262 @@
+"""The slow work of a job on its disk, as its course asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, MutableSet
+from concurrent.futures import Future
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import TypeVar
+
+from coordinator.checkpoints.checkpoints import Checkpoints, Chosen, choose_checkpoint
+from coordinator.checkpoints.snapshots import Taken
+from coordinator.core.run import Run
+from coordinator.core.work import SnapshotOrder
+from psrpc.checkpoint.manifest import TEMPORARY
+from psrpc.core.errors import CheckpointError, InvalidJob
+from psrpc.core.run_names import CHECKPOINTS
+from psrpc.files.storage import DISK, Storage
+from psrpc.ops.logs import get_logger
+from psrpc.ops.tracing import span
+
+log = get_logger()
+
+CLOSE_S = 10.0
+"""How long work that is under way is waited for when the coordinator ends."""
+
+Result = TypeVar("Result")
+Warnings = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What came of writing a manifest: ``error`` says why there is no checkpoint. ``damaged``: it
+    was read back, and is not what was written."""
+
+    taken: Taken
+    generation: int
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The newest good checkpoint, or None and why there is none. ``seen`` when there are some that
+    are not good, ``again`` when the disk did not say and may do so later."""
+
+    chosen: Chosen | None
+    reason: str = ""
+    seen: bool = False
+    again: bool = False
+
+
+class DiskWork:
+    """Makes, commits, removes and chooses the checkpoints of a run. What may take long calls back
+    once, on the engine's loop and never before it has returned. Used from one event loop."""
+
+    def __init__(self, run: Run, storage: Storage = DISK) -> None:
+        self._run = run
+        self._storage = storage
+        self._checkpoints = Checkpoints(run, storage)
+        # The first has its turn.
+        self._turns: deque[tuple[str, Callable[[], None]]] = deque()
+
+    def start(self, what: str, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """Has ``work``, which is ``what``, done elsewhere, once what was started before it is over,
+        and tells ``done`` what came of it."""
+        self._turns.append((what, partial(self.begin, work, done)))
+        if len(self._turns) == 1:
+            self._turns[0][1]()
+
+    @property
+    def under_way(self) -> str:
+        """What is done now, in words; empty while nothing is."""
+        return self._turns[0][0] if self._turns else ""
+
+    def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """Has ``work`` done elsewhere at once, tells ``done`` what came of it, and then calls
+        :meth:`over`, whatever happened."""
+        raise NotImplementedError
+
+    def over(self) -> None:
+        """The piece of work that had its turn is over: the next one begins."""
+        self._turns.popleft()
+        if self._turns:
+            self._turns[0][1]()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the run directory was not there when a checkpoint was to be made last."""
+        return self._checkpoints.gone
+
+    def prepare(self, order: SnapshotOrder) -> None:
+        """Makes the directory that shards write to. Raises CheckpointError."""
+        self._checkpoints.prepare(order)
+
+    def discard(self, order: SnapshotOrder) -> None:
+        """Removes what shards wrote of a checkpoint that failed."""
+        self._checkpoints.discard(order)
+
+    def commit(
+        self,
+        taken: Taken,
+        generation: int,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Committed], None],
+    ) -> None:
+        """Commits a checkpoint that was ordered in ``generation``, and removes old ones as
+        :meth:`Checkpoints.retain` does."""
+        self.start(
+            f"the commit of checkpoint {taken.order.name}",
+            lambda: commit(self._checkpoints, taken, generation, scores, in_use),
+            done,
+        )
+
+    def retain(
+        self,
+        scores: Mapping[tuple[int, int], float],
+        in_use: Collection[str],
+        done: Callable[[Warnings], None],
+    ) -> None:
+        """Removes old checkpoints alone."""
+        self.start(
+            "the removal of old checkpoints",
+            lambda: retain(self._checkpoints, scores, in_use),
+            done,
+        )
+
+    def choose(self, refused: Mapping[str, str], done: Callable[[Choice], None]) -> None:
+        """Finds the newest good checkpoint besides ``refused``, names and why."""
+        lasting = self._checkpoints.lasting
+        self.start(
+            "the choice of the newest good checkpoint",
+            lambda: choose(self._run, refused, self._storage, lasting),
+            done,
+        )
+
+
+class ThreadedDisk(DiskWork):
+    """On other threads than the loop's, which end with the process: storage that hangs holds up
+    its end no longer than :data:`CLOSE_S`."""
+
+    def __init__(self, run: Run, failed: Callable[[str], object], storage: Storage = DISK) -> None:
+        """``failed`` hears, on the loop, why a piece of work was never answered: who waits for it
+        waits for ever."""
+        super().__init__(run, storage)
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Waits for the work that was started, and leaves what takes too long, which is a warning.
+        What was under way then has its effect or has none, as if the process had been killed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CLOSE_S
+        while self._tasks:
+            over, late = await asyncio.wait(self._tasks, timeout=max(0.0, deadline - loop.time()))
+            for task in over:
+                task.result()
+            if not late:
+                continue
+            log.warning("storage hangs, and is left", waited_for=self.under_way, waited_s=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late)
+            return
+
+    def begin(self, work: Callable[[], Result], done: Callable[[Result], None]) -> None:
+        """See :class:`DiskWork`."""
+
+        async def run() -> None:
+            try:
+                done(await asyncio.wrap_future(_on_thread(work)))
+            except Exception as error:  # nobody else looks at what became of the task
+                log.exception("the disk's work has failed")
+                self._failed(f"the disk's work has failed, which was not foreseen: {error!r}")
+            self.over()
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _on_thread(work: Callable[[], Result]) -> Future[Result]:
+    """``work`` on a thread that the end of the process does not wait for, unlike asyncio's own."""
+    found: Future[Result] = Future()
+    found.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def target() -> None:
+        try:
+            result = context.run(work)
+        except BaseException as error:
+            found.set_exception(error)
+        else:
+            found.set_result(result)
+
+    Thread(target=target, name="disk", daemon=True).start()
+    return found
+
+
+def commit(
+    checkpoints: Checkpoints,
+    taken: Taken,
+    generation: int,
+    scores: Mapping[tuple[int, int], float],
+    in_use: Collection[str],
+) -> Committed:
+    """Commits a checkpoint and removes old ones. Blocks."""
+    try:
+        with span("checkpoint", checkpoint=taken.order.name):
+            checkpoints.commit(taken, generation)
+    except CheckpointError as error:
+        return Committed(taken, generation, error.coded)
+    except Exception as error:  # not foreseen; without an answer the job would wait for ever
+        return Committed(taken, generation, repr(error))
+    warnings = retain(checkpoints, scores, in_use)
+    damaged = checkpoints.is_damaged(taken.order.name)
+    return Committed(taken, generation, warnings=warnings, damaged=damaged)
+
+
+def retain(
+    checkpoints: Checkpoints, scores: Mapping[tuple[int, int], float], in_use: Collection[str]
+) -> Warnings:
+    """Removes old checkpoints; returns warnings. Blocks."""
+    try:
+        return checkpoints.retain(scores, in_use)
+    except OSError as error:
+        return (f"old checkpoints stay: {error}",)
+
+
+def choose(
+    run: Run,
+    refused: Mapping[str, str],
+    storage: Storage = DISK,
+    lasting: MutableSet[str] | None = None,
+) -> Choice:
+    """Finds the newest good checkpoint of a run, whose name lasts then; see
+    :func:`choose_checkpoint`. Blocks."""
+    present: list[str] = []
+    try:
+        present = _present(run, storage)
+        chosen = choose_checkpoint(
+            run.run_dir, run.description, run.run_id, refused, storage, run.plan, lasting
+        )
+    except OSError as error:
+        return Choice(None, f"{run.run_dir / CHECKPOINTS} cannot be used: {error}", again=True)
+    except (CheckpointError, InvalidJob) as error:
+        return Choice(None, str(error), seen=bool(present))
+    except Exception as error:  # as above
+        return Choice(None, repr(error), seen=bool(present))
+    return Choice(chosen)
+
+
+def _present(run: Run, storage: Storage) -> list[str]:
+    """Names of checkpoints, good or not."""
+    names = storage.directories(run.run_dir / CHECKPOINTS)
+    return [name for name in names if not name.startswith(TEMPORARY)]

@@ -1,0 +1,327 @@
+"""When a snapshot is due: checkpoints now and then, a frozen state per epoch to evaluate, the end.
+
+A job that keeps its best checkpoint writes the states that it evaluates as well.
+
+Pure: the engine's loop is the only caller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from coordinator.checkpoints.cadence import Cadence
+from coordinator.checkpoints.snapshots import Failed, Snapshots
+from coordinator.core.work import SnapshotOrder
+from coordinator.records.job_warnings import NotEvaluated
+from coordinator.schedule.evaluation import FINAL, Evaluations, evaluation_of
+from psrpc.checkpoint.manifest import TEMPORARY
+from psrpc.core.errors import CheckpointError
+from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.tables import FULL_EVERY
+
+MAX_WRITTEN = 2
+"""Checkpoints that are written at once at most; shards take no more."""
+
+PAUSE_S = 1.0
+"""Before a state that could not be saved is ordered again; doubled each time."""
+
+LONGEST_PAUSE_S = 60.0
+
+
+def pause_s(failures: int) -> float:
+    """How long until a state is ordered again that could not be saved so many times."""
+    return min(PAUSE_S * 2.0 ** min(failures - 1, 9), LONGEST_PAUSE_S)
+
+
+def checkpoint_name(step: int, generation: int = 1) -> str:
+    """The name of the checkpoint of a global step. One of a later generation never has the name of
+    an earlier one's. Load-bearing."""
+    return f"step-{step:08d}{_suffix(generation)}"
+
+
+def is_checkpoint(snapshot: str) -> bool:
+    """Whether a snapshot of this name is a checkpoint, and not only kept to be evaluated."""
+    return snapshot.startswith("step-")
+
+
+def _suffix(generation: int) -> str:
+    return f".g{generation}" if generation > 1 else ""
+
+
+def temporary_directory(name: str) -> str:
+    """Where shards write a checkpoint before it is committed, relative to the run directory."""
+    return f"{CHECKPOINTS}/{TEMPORARY}{name}"
+
+
+class Saving:
+    """Orders snapshots one at a time, in one generation. At most one checkpoint is being written,
+    except that a round's decision never waits: the final one of a sync job, and an epoch's whose
+    state is evaluated, go out beside it. Where two are written already, the final one waits: its
+    state stays as it is. For the same reason one that failed is ordered again, under another name,
+    until it is saved."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: Snapshots,
+        evaluations: Evaluations,
+        cadence: Cadence,
+        last_epoch: int,
+        evaluates: bool,
+        saved_step: int | None,
+        first_saved: bool,
+        generation: int = 1,
+        writes_epochs: bool = False,
+        full_every: int = FULL_EVERY,
+    ) -> None:
+        """``cadence`` says when a checkpoint is due. ``saved_step`` is the step of a checkpoint
+        that holds what the shards hold now, if there is one; ``first_saved`` whether there ever was
+        a checkpoint. With ``writes_epochs`` the states that are evaluated are checkpoints. One of
+        ``full_every`` has all rows of tables by itself."""
+        self._snapshots = snapshots
+        self._evaluations = evaluations
+        self._cadence = cadence
+        self._last_epoch = last_epoch
+        self._evaluates = evaluates
+        self._saved_step = saved_step
+        self._generation = generation
+        self._writes_epochs = writes_epochs
+        self._full_every = full_every
+        self._written_step: int | None = None
+        """Of the checkpoint that was ordered last."""
+        self._written = ""
+        """Its name."""
+        self._asked: dict[int, int] = {}
+        """By epoch, how often its evaluation was asked for once more."""
+        self.final_known = False
+        """Whether the final state has been evaluated already, as that of an epoch."""
+        self._lost: tuple[int, int] = (0, 0)
+        """How many have failed, besides final ones, and the latest step of any of them."""
+        self._due = False
+        """Whether a checkpoint is."""
+        self._epochs: deque[int] = deque()
+        self._first: str | None = None
+        self._final: str | None = None
+        self._refused = ""
+        """Why the final state could not be saved, while it is not yet ordered again."""
+        self._tries = 0
+        """Orders of the final state that have failed."""
+        self._again_at: float | None = None
+        self._why = ""
+        """Why the checkpoint before failed; empty once one is committed."""
+        self._done: set[str] = set()
+        if first_saved:
+            self._first = ""
+            self._done.add(self._first)
+        self.warnings: list[str] = []
+        self.base = ""
+        """The checkpoint that the next one may continue, relative to the run directory."""
+
+    @property
+    def first_saved(self) -> bool:
+        """Whether the state that training starts from is on the disk."""
+        return self._first in self._done
+
+    @property
+    def final_saved(self) -> bool:
+        """Whether the final state is on the disk (and kept, where it is evaluated)."""
+        return self._final in self._done
+
+    @property
+    def final_evaluated(self) -> bool:
+        """Whether no evaluation is left to do, the final one included."""
+        return self._final is not None and self._evaluations.idle
+
+    def order_first(self, step: int) -> SnapshotOrder | None:
+        """The checkpoint that training begins with, once. It is of step 0, or of a later ``step``
+        that the shards have kept while it could not be noted that they were ever saved."""
+        if self._first is not None:
+            return None
+        self._first = self._written = self._name(step)
+        self._saved_step = self._written_step = step
+        return self._order(self._first, step, write=True, keep=False, by_decision=False)
+
+    def stepped(self, before: int, after: int, finished_epochs: list[int]) -> None:
+        """The global step went from ``before`` to ``after``, and these epochs ended."""
+        self._cadence.stepped(before, after)
+        if after > before and self._cadence.verdict.due:
+            self._due = True
+        if self._evaluates:
+            # The last epoch's evaluation is the final one.
+            self._epochs += [e for e in finished_epochs if e < self._last_epoch]
+
+    def evaluate(self, epoch: int) -> None:
+        """The state of ``epoch``, which the shards still have, is to be evaluated (again)."""
+        if epoch not in self._epochs:
+            self._epochs.append(epoch)
+            # One that failed is ordered under another name.
+            self._asked[epoch] = self._asked.get(epoch, 0) + 1
+
+    def look(self, step: int) -> None:
+        """Time alone may make a checkpoint due. Call it now and then while the shards train, with
+        the global step."""
+        if not self._due and self._cadence.verdict.due:
+            self.request(step)
+
+    def request(self, step: int) -> bool:
+        """A checkpoint of now is wanted; whether one will be ordered. One of this very step may
+        have been already."""
+        if step in (self._saved_step, self._written_step):
+            return False
+        self._due = True
+        return True
+
+    def began_with(self, step: int) -> bool:
+        """Whether there was a checkpoint of ``step`` before any was ordered here."""
+        return step == self._saved_step and self._first == ""
+
+    def next_order(
+        self, step: int, trained: bool, by_decision: bool = False
+    ) -> SnapshotOrder | None:
+        """What is to be ordered now that the shards stand at ``step``; call it until it returns
+        None, or once per decision."""
+        busy = self._snapshots.writing
+        final_due = trained and self._final is None and not self._refused
+        if final_due and step == self._written_step and self._written not in self._done:
+            return None  # it is being saved
+        if final_due and busy < (MAX_WRITTEN if by_decision else 1):
+            return self._order_final(step, by_decision)
+        write = self._due and not trained and not busy
+        evaluation, keep, again = "", False, ""
+        if self._epochs and not (trained and by_decision):
+            write_epoch = write
+            if self._writes_epochs and not trained and step != self._written_step:
+                if busy and not by_decision and len(self._epochs) == 1:
+                    return None  # async: a little later will do
+                write_epoch = busy < (MAX_WRITTEN if by_decision else 1)
+            epoch = self._epochs.popleft()
+            evaluation = evaluation_of(epoch)
+            again = f".r{self._asked[epoch]}" if epoch in self._asked else ""
+            keep = self._keeps(epoch, write_epoch)
+            write = write or (keep and write_epoch)
+        if not (write or keep):
+            return None
+        kept = f"{evaluation}{_suffix(self._generation)}{again}"
+        name = self._name(step) if write else kept
+        if write:
+            self._due = False
+            self._written_step, self._written = step, name
+        if keep:
+            self._evaluations.add(evaluation, name, step)
+        return self._order(name, step, write, keep, by_decision)
+
+    def taken(self, name: str) -> None:
+        """Every shard has the snapshot, and if it was to be written it is committed."""
+        self._done.add(name)
+        self._why = "" if is_checkpoint(name) else self._why
+        self._cadence.committed(name)
+        self.warnings += self._cadence.take_remarks()
+
+    def failed(self, failed: Failed) -> str | None:
+        """A snapshot failed; why the job must stop for it, or None if a warning will do. Without
+        the first one nothing was trained; the final one is all that was."""
+        order = failed.order
+        self._cadence.failed(order.name)
+        dropped = self._evaluations.drop(order.name)
+        if order.name == self._final:
+            if not self._tries:
+                self.warnings.append(
+                    f"the final state cannot be saved as {order.name}: {failed.reason}; the shards "
+                    "keep it, and it is tried again until it is saved"
+                )
+            self._final, self._refused = None, failed.reason
+            self._tries += 1
+            return None
+        if order.name == self._first:
+            why = CheckpointError(failed.reason)
+            return f"{why.code}: snapshot {order.name} could not be taken: {why}"
+        if order.write:
+            # Two are written at once, and the later may fail first.
+            self._lost = (self._lost[0] + 1, max(self._lost[1], order.global_step))
+            if order.global_step == self._written_step:
+                self._written_step = None
+        lost = f"; not evaluated: {', '.join(dropped)}" if dropped else ""
+        known = failed.reason == self._why
+        self._why = failed.reason if order.write else self._why
+        if not known:
+            self.warnings.append(f"snapshot {order.name} failed: {failed.reason}{lost}")
+        elif lost:
+            self.warnings.append(f"snapshot {order.name} failed for the same reason{lost}")
+        return None
+
+    def withdrawn(self, order: SnapshotOrder) -> None:
+        """The order did not go out after all, and nothing that it was for is left to wait for."""
+        self._cadence.withdrawn(order.name)
+        self._evaluations.drop(order.name)
+        if order.name == self._final:
+            self._final = None
+        if order.write and order.global_step == self._written_step:
+            self._written_step = None
+
+    def retry(self, now: float) -> None:
+        """Lets a final state that could not be saved be ordered again, after a pause. Call it now
+        and then."""
+        if not self._refused:
+            return
+        if self._again_at is None:
+            self._again_at = now + pause_s(self._tries)
+        elif now >= self._again_at:
+            self._refused, self._again_at = "", None
+
+    def waiting_for(self) -> str:
+        """Why the final state is not saved, in words; empty while nothing is wrong with it."""
+        if not self._refused:
+            return ""
+        return (
+            f"the final state to be saved: {self._refused}; tried again after "
+            f"{pause_s(self._tries):.0f} s"
+        )
+
+    def _keeps(self, epoch: int, written: bool) -> bool:
+        """Whether the shards have room to keep an epoch's state; notes what is lost."""
+        # One place is left free for the final state.
+        if self._snapshots.room <= 1:
+            unkept = ", so it cannot be kept as the best one" if self._writes_epochs else ""
+            self.warnings.append(
+                NotEvaluated(
+                    epoch,
+                    f"{unkept}: the evaluations of earlier epochs still run; with "
+                    "evaluate_every_epoch=True epochs wait for them",
+                )
+            )
+            return False
+        if self._writes_epochs and not written:
+            self.warnings.append(
+                f"epoch {epoch + 1} is evaluated, but cannot be kept as the best one: earlier "
+                "checkpoints are still written"
+            )
+        return True
+
+    def _name(self, step: int) -> str:
+        times, lost_step = self._lost
+        again = f".r{times}" if times and step == lost_step else ""
+        return checkpoint_name(step, self._generation) + again
+
+    def _order_final(self, step: int, by_decision: bool) -> SnapshotOrder | None:
+        saved = step in (self._saved_step, self._written_step)
+        evaluates = self._evaluates and not self.final_known
+        self._final = FINAL + _suffix(self._generation) if saved else self._name(step)
+        if self._tries:
+            self._final += f".r{self._tries}"
+        if saved and not evaluates:
+            self._done.add(self._final)
+            return None
+        if evaluates:
+            self._evaluations.add(FINAL, self._final, step)
+        return self._order(self._final, step, not saved, evaluates, by_decision)
+
+    def _order(
+        self, name: str, step: int, write: bool, keep: bool, by_decision: bool
+    ) -> SnapshotOrder:
+        directory = temporary_directory(name) if write else ""
+        base = self.base if write else ""
+        order = SnapshotOrder(name, step, write, keep, directory, base, self._full_every)
+        self._snapshots.order(order, by_decision)
+        if write:
+            self._cadence.ordered(name)
+        return order

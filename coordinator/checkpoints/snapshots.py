@@ -1,0 +1,154 @@
+"""Which snapshots were ordered, which shards have taken them, which are still kept.
+
+Pure: the engine's loop is the only caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.core.history import Followed
+from coordinator.core.wording import shards
+from coordinator.core.work import SnapshotOrder
+from psrpc.checkpoint.manifest import RowsFileEntry
+from psrpc.core.errors import InvalidArgument
+
+MAX_KEPT = 3
+"""Snapshots that shards hold in memory at most: two of epochs and the final one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """What one shard reports of a snapshot; ``file`` is empty when it was not to be written.
+    ``rows`` are the files of its tables' rows, in order, ``evicted`` that of evicted ones."""
+
+    shard: int
+    version: int
+    file: str = ""
+    nbytes: int = 0
+    sha256: str = ""
+    rows: tuple[RowsFileEntry, ...] = ()
+    evicted: RowsFileEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Every shard has taken the snapshot; ``files`` by shard index. ``under`` is the policy that
+    stood then; None where there was never another than the run's."""
+
+    order: SnapshotOrder
+    files: tuple[ShardFile, ...]
+    under: Followed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A shard could not take or write the snapshot."""
+
+    order: SnapshotOrder
+    reason: str
+
+
+@dataclass(slots=True)
+class _Pending:
+    order: SnapshotOrder
+    by_decision: bool
+    files: dict[int, ShardFile] = field(default_factory=dict)
+
+
+class Snapshots:
+    """The snapshots of one run, by name. Not thread-safe."""
+
+    def __init__(self, shards: int, under: Followed | None = None) -> None:
+        """``under`` is the policy that stands."""
+        self._shards = shards
+        self._under = under
+        self._pending: dict[str, _Pending] = {}
+        self._known: set[str] = set()
+        self._kept: list[str] = []
+        self._released: list[str] = []
+        self._writing: set[str] = set()
+
+    @property
+    def writing(self) -> int:
+        """How many checkpoints are being written, or written and not yet committed."""
+        return len(self._writing)
+
+    @property
+    def pending(self) -> tuple[SnapshotOrder, ...]:
+        """The orders that not every shard has carried out."""
+        return tuple(pending.order for pending in self._pending.values())
+
+    @property
+    def room(self) -> int:
+        """How many more snapshots the shards may keep."""
+        return MAX_KEPT - len(self._kept)
+
+    @property
+    def released(self) -> tuple[str, ...]:
+        """The last few names that were released, for shards that missed it."""
+        return tuple(self._released)
+
+    def order(self, order: SnapshotOrder, by_decision: bool = False) -> None:
+        """Records an order that goes out, in a round's decision or as a command of its own."""
+        assert order.name not in self._known
+        assert not order.keep or self.room > 0
+        self._known.add(order.name)
+        self._pending[order.name] = _Pending(order, by_decision)
+        if order.keep:
+            self._kept.append(order.name)
+        if order.write:
+            self._writing.add(order.name)
+
+    def withdraw(self, name: str) -> None:
+        """An order that was recorded does not go out after all."""
+        del self._pending[name]
+
+    def report(self, name: str, file: ShardFile, error: str) -> Taken | Failed | None:
+        """One shard's report; None while others are awaited and when it is a repetition.
+
+        Raises:
+            InvalidArgument: no such snapshot was ordered.
+        """
+        if name not in self._known:
+            raise InvalidArgument(f"snapshot {name!r} was not ordered")
+        pending = self._pending.get(name)
+        if pending is None:
+            return None
+        if error:
+            del self._pending[name]
+            self._writing.discard(name)
+            return Failed(pending.order, f"shard {file.shard}: {error}")
+        pending.files[file.shard] = file
+        if len(pending.files) < self._shards:
+            return None
+        del self._pending[name]
+        files = tuple(pending.files[k] for k in range(self._shards))
+        return Taken(pending.order, files, self._under)
+
+    def written(self, name: str) -> None:
+        """The manifest is committed, or the attempt has failed."""
+        self._writing.discard(name)
+
+    def release(self, name: str) -> bool:
+        """Nobody needs the kept snapshot any more; whether it was kept."""
+        if name not in self._kept:
+            return False
+        self._kept.remove(name)
+        self._released = [*self._released, name][-MAX_KEPT:]
+        return True
+
+    def lacking(self, shard: int) -> list[SnapshotOrder]:
+        """Orders that ``shard`` has not reported. Those that ride in a decision are left out:
+        only with it do they fall on the right version."""
+        return [
+            p.order for p in self._pending.values() if not p.by_decision and shard not in p.files
+        ]
+
+    def waiting_for(self) -> str:
+        """Which shards a snapshot waits for, in words; empty when none is pending."""
+        parts = []
+        for name, pending in self._pending.items():
+            missing = [shard for shard in range(self._shards) if shard not in pending.files]
+            parts.append(f"snapshot {name} of {shards(missing)}")
+        return "; ".join(parts)

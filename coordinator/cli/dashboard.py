@@ -1,0 +1,170 @@
+"""``coordinator dashboard``: the page of a job that runs elsewhere, on the machine that looks.
+
+It asks the coordinator as an operator: whoever holds that certificate may look, and what is not
+encrypted stays on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from coordinator.client.absence import check_way
+from coordinator.dashboard.options import DEFAULT_PORT
+from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument, PsError
+from psrpc.options import locate as whereabouts
+
+if TYPE_CHECKING:
+    from coordinator.client.client import CoordinatorClient
+    from coordinator.dashboard.relay import Relay
+
+EVERY_S = 1.0
+"""Between two looks."""
+
+AWAY_S = 120.0
+"""How long a coordinator may be away unless it is said otherwise: as long as its members wait."""
+
+LAST_LOOK_S = 4.0
+"""How long it stays for browsers to see how the job has ended."""
+
+INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator dashboard``."""
+    parser.description = (
+        "Shows a job that runs elsewhere to the browsers of this machine: the page that "
+        "`--dashboard` shows beside the coordinator. Ends with 0 when the job has, with 2 when no "
+        "coordinator answers."
+    )
+    whereabouts.add_arguments(parser)
+    parser.add_argument(
+        "--bind",
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        metavar="HOST:PORT",
+        help="where browsers find the page; port 0 is any; default: %(default)s",
+    )
+    parser.add_argument(
+        "--public",
+        action="store_true",
+        help="allow a --bind that others reach: they see the page, which is not encrypted and does "
+        "not ask who they are, and cannot change anything; --insecure allows it, too",
+    )
+    parser.add_argument(
+        "--connect-timeout",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait for a coordinator that is not there yet; default: not at all",
+    )
+    parser.add_argument(
+        "--away-timeout",
+        type=float,
+        default=AWAY_S,
+        metavar="SECONDS",
+        help="how long to go on when the coordinator is away; default: %(default)g",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Shows the job until it has ended; returns 0, or 130 if it was interrupted.
+
+    Raises:
+        CoordinatorUnreachable: no coordinator answers there, or none has for ``--away-timeout``.
+        AccessDenied: one end wants TLS and the other does not, or not with such a certificate.
+        InvalidArgument: an option that cannot be used.
+        PortInUse: somebody else has the port.
+    """
+    from coordinator.client.client import CoordinatorClient
+    from coordinator.dashboard.relay import Relay
+    from coordinator.dashboard.server import DashboardServer
+    from psrpc.ops.process import on_stop_signals
+
+    if not args.away_timeout > 0:
+        raise InvalidArgument(f"--away-timeout is {args.away_timeout:g}; expected seconds above 0")
+    if not args.connect_timeout >= 0:
+        raise InvalidArgument(
+            f"--connect-timeout is {args.connect_timeout:g}; expected seconds of at least 0"
+        )
+    run_dir = whereabouts.find_run(args)
+    security = whereabouts.find_security(args)
+    relay, stopped = Relay(time.monotonic), threading.Event()
+    server = DashboardServer(
+        args.bind,
+        relay,
+        args.public or security.insecure,
+        option="--bind",
+        instead="or --public if all who reach it may look",
+    )
+    with CoordinatorClient(whereabouts.find_coordinator(args), security) as client:
+        try:
+            server.start()
+            if args.connect_timeout:
+                on_stop_signals(lambda _number: stopped.set())
+                told = client.persist(client.get_dashboard, args.connect_timeout, say, stopped)
+            else:
+                check_way(client, run_dir)
+                told = client.get_dashboard()
+                on_stop_signals(lambda _number: stopped.set())
+            relay.took(told)
+            say(f"dashboard {server.url} of the job at {client.address}")
+            return follow(client, relay, stopped.wait, args.away_timeout)
+        except CoordinatorUnreachable:
+            if stopped.is_set():
+                return INTERRUPTED
+            raise
+        finally:
+            server.stop()
+
+
+def follow(
+    client: CoordinatorClient,
+    relay: Relay,
+    pause: Callable[[float], bool],
+    away_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Brings the relay what the coordinator says, until the job has ended.
+
+    Args:
+        pause: waits for so many seconds; returns whether to stop.
+        away_s: for how long the coordinator may be away.
+
+    Returns:
+        0, or 130 if it was to stop.
+
+    Raises:
+        PsError: what is in the way to the coordinator, after ``away_s``.
+    """
+    heard, said = clock(), ""
+    while not relay.ended:
+        if pause(EVERY_S):
+            return INTERRUPTED
+        try:
+            relay.took(client.get_dashboard())
+        except PsError as error:
+            why = error
+            if isinstance(error, CoordinatorUnreachable):
+                why = client.why_unreachable() or error
+            relay.lost(why)
+            if clock() - heard >= away_s:
+                raise why from None
+            if why.code != said:
+                said = why.code
+                say(f"the coordinator is away: {why.coded}")
+        else:
+            heard = clock()
+            if said:
+                said = ""
+                say("the coordinator is back")
+    say("the job has ended")
+    relay.audience.wait_until_seen(LAST_LOOK_S)
+    return 0
+
+
+def say(line: str) -> None:
+    """Prints a line at once, for somebody who waits."""
+    print(line, flush=True)  # noqa: T201

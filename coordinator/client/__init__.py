@@ -1,0 +1,1 @@
+"""What shards, workers and commands call."""

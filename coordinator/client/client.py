@@ -1,0 +1,403 @@
+"""How shards and workers call the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from threading import Event
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from psrpc.core.errors import (
+    CoordinatorRefuses,
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    InvalidArgument,
+    NotConnected,
+    NotReady,
+    OutcomeUnknown,
+    Preparing,
+    PsError,
+    RemoteFailure,
+    Unreachable,
+)
+from psrpc.net.channel import open_channel
+from psrpc.net.reach import why_unreachable
+from psrpc.ops.retry import GaveUp, RetryPolicy, persist
+from psrpc.ops.threads import THREADS, Threads
+from psrpc.ops.waiting import Announcer
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.identity import Role
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from psrpc.wire.bounds import shorten
+from psrpc.wire.status import error_from_rpc
+
+CALL_S = 10.0
+"""Deadline of a call that the coordinator answers at once."""
+
+LOOK_ON_S = 5.0
+"""Deadline of a look at a job by somebody who looks again and again."""
+
+HEARTBEAT_CALL_S = 3.0
+"""Deadline of a sign of life. One that is lost on its way leaves time for two more before the
+coordinator takes the sender for gone."""
+
+POLL_S = 20.0
+"""Deadline of a call that the coordinator may hold for a few seconds until there is news."""
+
+WATCH_S = 600.0
+"""A command stream ends by itself after this time; its owner opens the next one."""
+
+RETRY_S = 1.0
+"""Longest pause between two tries to reach the coordinator."""
+
+FIRST_RETRY_S = 0.05
+"""The first such pause."""
+
+ANNOUNCE_S = 3.0
+"""Pause between two words on what is awaited."""
+
+LOOK_S = 1.0
+"""For each step of finding out why the coordinator cannot be reached."""
+
+Response = TypeVar("Response", bound=Message)
+Result = TypeVar("Result")
+
+
+class CommandStream:
+    """The commands for one shard; iterate it. Thread-safe: any thread may ``cancel``."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._cancelled = False
+
+    def __iter__(self) -> Iterator[pb.WatchResponse]:
+        """Yields commands until the coordinator ends the stream, ``cancel`` is called or
+        ``WATCH_S`` have passed; then watch again. Every command is idempotent, since the
+        coordinator repeats on a new stream what may have been missed.
+
+        Raises:
+            CoordinatorUnreachable: the connection broke.
+            PsError: as the coordinator raised it.
+        """
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            if self._cancelled:
+                return
+            typed = _typed(error, self._address)
+            if not isinstance(typed, DeadlinePassed):
+                raise typed from None
+
+    def cancel(self) -> None:
+        """Ends the iteration, in whatever thread it runs."""
+        self._cancelled = True
+        self._call.cancel()
+
+
+class CoordinatorClient:
+    """One process's connection to the coordinator. Thread-safe.
+
+    Every call has a deadline and raises the class that the coordinator raised, besides
+
+    * :class:`CoordinatorUnreachable` when nothing answers at the address or the connection broke,
+    * :class:`DeadlinePassed` when the coordinator is there but took too long.
+
+    Both are ``retryable``, and every RPC of the service is safe to repeat.
+    """
+
+    def __init__(
+        self, address: str, security: Security = PLAINTEXT, threads: Threads = THREADS
+    ) -> None:
+        """``address`` is HOST:PORT, ``security`` this process's; nothing is connected before the
+        first call."""
+        self.address = address
+        self.security = security
+        self._threads = threads
+        self._channel = open_channel(address, security, Role.COORDINATOR)
+        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._closed = False
+        self.reached = False
+        """Whether it has ever answered: what stands in the way since then may go again."""
+        self.refusal = ""
+        """Why the coordinator that answered last will not start; empty if it has a run to serve."""
+
+    def __enter__(self) -> CoordinatorClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; calls in flight and later ones raise CoordinatorUnreachable."""
+        self._closed = True
+        self._channel.close()
+
+    def get_job(self) -> pb.GetJobResponse:
+        """What a worker must load before it can register."""
+        return self._call(self._stub.GetJob, pb.GetJobRequest(), pb.GetJobResponse, CALL_S)
+
+    def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardResponse:
+        """Raises AlreadyExists (the index is held, by whom) or InvalidArgument (no such index)."""
+        return self._call(self._stub.RegisterShard, request, pb.RegisterShardResponse, CALL_S)
+
+    def report_shard_ready(
+        self, request: pb.ReportShardReadyRequest
+    ) -> pb.ReportShardReadyResponse:
+        """Raises StaleGeneration (the coordinator knows another process or generation)."""
+        return self._call(self._stub.ReportShardReady, request, pb.ReportShardReadyResponse, CALL_S)
+
+    def heartbeat_shard(self, request: pb.HeartbeatShardRequest) -> pb.HeartbeatShardResponse:
+        """Raises StaleGeneration (the coordinator knows another process under this index)."""
+        return self._call(
+            self._stub.HeartbeatShard, request, pb.HeartbeatShardResponse, HEARTBEAT_CALL_S
+        )
+
+    def watch(self, request: pb.WatchRequest) -> CommandStream:
+        """Opens the command stream of a shard; errors come out of its iteration."""
+        return CommandStream(self._stub.Watch(request, timeout=WATCH_S), self.address)
+
+    def report_snapshot(self, request: pb.ReportSnapshotRequest) -> pb.ReportSnapshotResponse:
+        """Raises StaleGeneration or InvalidArgument (a snapshot that was not ordered)."""
+        return self._call(self._stub.ReportSnapshot, request, pb.ReportSnapshotResponse, CALL_S)
+
+    def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
+        """Raises JobMismatch, which names both hashes or both versions."""
+        return self._call(self._stub.RegisterWorker, request, pb.RegisterWorkerResponse, CALL_S)
+
+    def heartbeat_worker(
+        self, request: pb.HeartbeatWorkerRequest, deadline_s: float = HEARTBEAT_CALL_S
+    ) -> pb.HeartbeatWorkerResponse:
+        """A sign of life; never refused, see its response."""
+        return self._call(
+            self._stub.HeartbeatWorker, request, pb.HeartbeatWorkerResponse, deadline_s
+        )
+
+    def get_cluster(
+        self, request: pb.GetClusterRequest, deadline_s: float = POLL_S
+    ) -> pb.GetClusterResponse:
+        """Raises NotReady (names the missing shards), for a worker after a few seconds: ask
+        again."""
+        return self._call(self._stub.GetCluster, request, pb.GetClusterResponse, deadline_s)
+
+    def lease_work(self, request: pb.LeaseWorkRequest) -> pb.LeaseWorkResponse:
+        """Asks for work. With ``request.received`` a worker may ask for its next task while it runs
+        the present one, and gets again what was lost on the way.
+
+        Raises:
+            StaleGeneration: get the cluster again, pull, and ask again.
+        """
+        return self._call(self._stub.LeaseWork, request, pb.LeaseWorkResponse, POLL_S)
+
+    def commit_batch(self, request: pb.CommitBatchRequest) -> pb.CommitBatchResponse:
+        """Commits an attempt of the open round and brings the next lease."""
+        return self._call(self._stub.CommitBatch, request, pb.CommitBatchResponse, POLL_S)
+
+    def report_work(self, request: pb.ReportWorkRequest) -> pb.ReportWorkResponse:
+        """Raises InvalidArgument (a result that does not fit what was leased)."""
+        return self._call(self._stub.ReportWork, request, pb.ReportWorkResponse, CALL_S)
+
+    def leave_worker(
+        self, request: pb.LeaveWorkerRequest, deadline_s: float = CALL_S
+    ) -> pb.LeaveWorkerResponse:
+        """Gives the worker's leases back."""
+        return self._call(self._stub.LeaveWorker, request, pb.LeaveWorkerResponse, deadline_s)
+
+    def set_policy(self, settings: Iterable[str]) -> pb.SetPolicyResponse:
+        """Changes the policy of the running job; ``key=value``.
+
+        Raises:
+            InvalidJob: settings that do not fit the mode, each other or the job.
+            NotReady: another change is under way, or nobody trains yet.
+            JobFailed: the job has ended, or has nothing more to train.
+        """
+        request = pb.SetPolicyRequest(settings=settings)
+        return self._call(self._stub.SetPolicy, request, pb.SetPolicyResponse, CALL_S)
+
+    def revoke_worker(
+        self, worker: str, incarnation: int, reason: str, *, bar: bool
+    ) -> pb.RevokeWorkerResponse:
+        """Ends a worker's session; with ``bar`` its process may not register again. ``incarnation``
+        is that of the process that is meant, 0 for the one that has the name now.
+
+        Raises:
+            InvalidArgument: there is no such worker.
+        """
+        request = pb.RevokeWorkerRequest(
+            worker=worker, incarnation=incarnation, reason=reason, bar=bar
+        )
+        return self._call(self._stub.RevokeWorker, request, pb.RevokeWorkerResponse, CALL_S)
+
+    def get_job_status(self) -> pb.GetJobStatusResponse:
+        """Everything a person wants to know."""
+        return self._call(
+            self._stub.GetJobStatus, pb.GetJobStatusRequest(), pb.GetJobStatusResponse, CALL_S
+        )
+
+    def get_dashboard(self) -> pb.GetDashboardResponse:
+        """What a dashboard shows; ask again within a few seconds to see the end of the job."""
+        return self._call(
+            self._stub.GetDashboard, pb.GetDashboardRequest(), pb.GetDashboardResponse, LOOK_ON_S
+        )
+
+    def persist(
+        self,
+        call: Callable[[], Result],
+        connect_timeout_s: float,
+        announce: Callable[[str], object],
+        stopped: Event | None = None,
+        effect: str = "",
+    ) -> Result:
+        """Repeats ``call`` while the coordinator cannot be reached, or reads its job.
+
+        Args:
+            call: one of this client's methods with its arguments bound.
+            connect_timeout_s: how long to try while it is silent.
+            announce: gets a line now and then that says what is awaited.
+            stopped: set it from elsewhere to give up at once.
+            effect: what an answer that never came leaves open, where that matters to the caller.
+
+        Raises:
+            OutcomeUnknown: it did not answer in time, and ``effect`` may have happened.
+            CoordinatorUnreachable: it did not answer in time; names the address and the fix.
+            AccessDenied, InvalidArgument: see :meth:`raise_if_hopeless`.
+            PsError: whatever else ``call`` raises.
+        """
+
+        cause: PsError | None = None
+        last: PsError | None = None
+
+        def say(_reason: str, waited_s: float) -> None:
+            nonlocal cause
+            cause = self.why_unreachable()
+            why = self.refusal or (cause.coded if cause else "")
+            announce(
+                f"waiting for the coordinator at {self.address} "
+                f"({waited_s:.0f} of {connect_timeout_s:.0f} s)" + (f": {why}" if why else "")
+            )
+
+        def failed(reason: str) -> None:
+            if isinstance(last, Preparing):
+                silence.over()
+                reading.waiting(reason, self._threads.now())
+                return
+            if not self.reached:
+                self.raise_if_hopeless()
+            reading.over()
+            silence.waiting(reason, self._threads.now())
+
+        def once() -> Result:
+            nonlocal last
+            try:
+                return call()
+            except PsError as error:
+                last = error
+                raise
+
+        def give_up(tries: GaveUp) -> PsError:
+            if effect and tries.sent:
+                return OutcomeUnknown(
+                    f"the coordinator at {self.address} has not answered {effect}, so whether that "
+                    f"counts is not known; doing it again is safe ({tries})"
+                )
+            tried = f"(tried for {tries.spent_s:.0f} s)"
+            if self.refusal:
+                return CoordinatorUnreachable(
+                    f"no coordinator serves this run at {self.address} {tried}: {self.refusal}"
+                )
+            why = cause or self.why_unreachable()
+            if why is not None:
+                return CoordinatorUnreachable(
+                    f"no coordinator answers {tried}: {why}, or say another --coordinator",
+                    code=why.code,
+                )
+            return CoordinatorUnreachable(
+                f"no coordinator answers at {self.address} {tried}; start `coordinator serve` "
+                "there, or say another --coordinator"
+            )
+
+        silence = Announcer(say, ANNOUNCE_S)
+        reading = Announcer(lambda reason, _waited_s: announce(f"waiting: {reason}"), ANNOUNCE_S)
+        if not self.reached:
+            cause = self.raise_if_hopeless()
+            # A call to who does not answer at all takes its whole deadline.
+            if cause is not None and not isinstance(cause, NotConnected):
+                say("", 0.0)
+        return persist(
+            once,
+            RetryPolicy(FIRST_RETRY_S, RETRY_S, connect_timeout_s),
+            give_up,
+            stop=stopped or self._threads.event(),
+            announce=failed,
+            # One that answers is there; what it waits for is the caller's to know.
+            again=lambda error: (
+                error.retryable
+                and (isinstance(error, Preparing) or not isinstance(error, NotReady))
+            ),
+            alive=lambda error: isinstance(error, Preparing),
+            now=self._threads.now,
+            chance=self._threads.chance,
+        )
+
+    def why_unreachable(self) -> PsError | None:
+        """What is wrong on the way to the coordinator; None if nothing is, any more."""
+        return why_unreachable(self.address, self.security, Role.COORDINATOR, LOOK_S)
+
+    def raise_if_hopeless(self) -> PsError | None:
+        """Looks what is in the way, which it returns if that may go by itself.
+
+        Raises:
+            AccessDenied: one end wants TLS and the other does not, or not with such a certificate.
+            InvalidArgument: what listens there is something else.
+        """
+        cause = self.why_unreachable()
+        if cause is not None and not cause.retryable:
+            raise cause
+        return cause
+
+    def _call(
+        self, method: Any, request: Message, expected: type[Response], timeout_s: float
+    ) -> Response:
+        shorten(request)
+        try:
+            response = method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            typed = _typed(error, self.address)
+            if isinstance(typed, CoordinatorRefuses):
+                self.refusal = str(typed)
+            raise typed from None
+        except ValueError:
+            if not self._closed:
+                raise
+            # Another thread closed the channel; gRPC has no error of its own for that.
+            raise CoordinatorUnreachable(
+                f"the connection to the coordinator at {self.address} was closed here"
+            ) from None
+        assert isinstance(response, expected)
+        self.reached, self.refusal = True, ""
+        return response
+
+
+def _typed(error: grpc.RpcError, address: str) -> PsError:
+    """The error of a call, a broken connection being the coordinator's."""
+    typed = error_from_rpc(error, f"coordinator at {address}")
+    if isinstance(typed, RemoteFailure) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidArgument(
+            f"{address} is not a coordinator: it does not know what it is asked; give the "
+            "coordinator's address, not a shard's",
+            code="PS212",
+        )
+    if not isinstance(typed, Unreachable):
+        return typed
+    unreachable = CoordinatorUnreachable(str(typed))
+    unreachable.sent = typed.sent
+    return unreachable

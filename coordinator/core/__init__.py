@@ -1,0 +1,1 @@
+"""What a job, a run and its work are. Pure."""

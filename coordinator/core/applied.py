@@ -1,0 +1,47 @@
+"""What several shards have applied: in common, and apart. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from coordinator.core.work import Positions
+from psrpc.core.intervals import IntervalSet
+
+_NONE = (sys.maxsize, sys.maxsize)
+
+
+def common_positions(sets: Sequence[Positions]) -> dict[int, IntervalSet]:
+    """The positions that are in all of several sets, per epoch."""
+    common: dict[int, IntervalSet] = {}
+    for epoch in set.intersection(*(set(one) for one in sets)) if sets else set():
+        first, *others = (one[epoch] for one in sets)
+        for other in others:
+            first = first.intersection(other)
+        common[epoch] = first
+    return common
+
+
+def partial_positions(
+    sets: Sequence[Positions], common: Mapping[int, IntervalSet]
+) -> dict[int, IntervalSet]:
+    """The positions that are in some of the sets and not in ``common``, per epoch; epochs without
+    any are left out."""
+    partial: dict[int, IntervalSet] = {}
+    for epoch in sorted({epoch for one in sets for epoch in one}):
+        # In order, so that each is added at the end, and each of both is looked at once.
+        union = IntervalSet(sorted(i for one in sets for i in one.get(epoch, ())))
+        left = IntervalSet()
+        inside = iter(common.get(epoch, ()))
+        first, last = next(inside, _NONE)
+        for start, stop in union:
+            while first < stop:
+                if start < first:
+                    left.add(start, first)
+                start = max(start, last)
+                first, last = next(inside, _NONE)
+            if start < stop:
+                left.add(start, stop)
+        if len(left):
+            partial[epoch] = left
+    return partial

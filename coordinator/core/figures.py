@@ -1,0 +1,107 @@
+"""What shards and workers tell about themselves with each sign of life.
+
+All counts are since the process that tells them started, so those of a process that was restarted
+begin at 0 again. A sum over shards or workers is one over the processes that are there now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+MAX_WORKERS = 256
+"""Workers whose figures are kept apart, at most."""
+
+MAX_COUNTS = 256
+"""Entries of a histogram that are read, at most. Shards send 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTotals:
+    """Sums over the ``records`` of an epoch that a shard has applied, see
+    :mod:`psrpc.core.totals`."""
+
+    epoch: int
+    records: int
+    totals: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFigures:
+    """Of a shard. ``staleness_counts[s]`` is the number of pushes that were applied with staleness
+    s, the last entry counts all above; ``workers`` are the same counts by who pushed. ``apply_s``
+    are the seconds of its updates; see HeartbeatShardRequest for the others."""
+
+    version: int = 0
+    applied: int = 0
+    already_applied: int = 0
+    skipped: int = 0
+    refused: int = 0
+    waiting_for: str = ""
+    generation: int = 0
+    staleness_counts: tuple[int, ...] = ()
+    workers: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    too_stale: int = 0
+    uncompensated: int = 0
+    apply_s: float = 0.0
+    gradient_nbytes: int = 0
+    memory_nbytes: int = 0
+    table_rows: int = 0
+    table_nbytes: int = 0
+    epochs: tuple[EpochTotals, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How a worker's tensors travel to a shard; see the message of the same name."""
+
+    shard: int
+    kind: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTimes:
+    """Where a worker's time has gone, in seconds; see the message of the same name."""
+
+    data: float = 0.0
+    compute: float = 0.0
+    barrier: float = 0.0
+    network: float = 0.0
+    apply: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.data + self.compute + self.barrier + self.network + self.apply
+
+    def by_cause(self) -> dict[str, float]:
+        """Seconds by what they were spent on."""
+        return {cause: getattr(self, cause) for cause in CAUSES}
+
+    def since(self, earlier: WorkerTimes) -> WorkerTimes:
+        """What came after ``earlier``; all, if another process counts now."""
+        mine, others = self.by_cause(), earlier.by_cause()
+        if self.total < earlier.total:
+            return self
+        return WorkerTimes(**{cause: max(0.0, mine[cause] - others[cause]) for cause in CAUSES})
+
+    def shares(self) -> dict[str, float]:
+        """Parts of the whole by cause; empty while there is nothing."""
+        total = self.total
+        return {cause: s / total for cause, s in self.by_cause().items()} if total else {}
+
+
+CAUSES: tuple[str, ...] = tuple(f.name for f in fields(WorkerTimes))
+"""What a worker's time goes to."""
+
+
+def add_counts(histograms: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The sum of histograms of any lengths, entry by entry."""
+    total: list[int] = []
+    for counts in histograms:
+        total += [0] * (len(counts) - len(total))
+        for value, count in enumerate(counts):
+            total[value] += count
+    return tuple(total)

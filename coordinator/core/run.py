@@ -1,0 +1,120 @@
+"""One run of a job: what is settled before anyone is let in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.core.description import JobDescription, Rule
+from coordinator.core.history import Followed, updates
+from psrpc.core.plan import Plan
+from psrpc.core.policy import Policy
+from psrpc.core.run_names import CHECKPOINTS
+
+
+@dataclass(frozen=True)
+class RestoredCheckpoint:
+    """The checkpoint that a run goes on from; ``policy`` is the number of the one that stood."""
+
+    name: str
+    global_step: int
+    policy: int = 1
+
+    @property
+    def directory(self) -> str:
+        """Relative to the run directory."""
+        return f"{CHECKPOINTS}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a job's coordinator serves. All is settled before anyone is let in, but for generation,
+    policies, since and restored: they are replaced whenever a generation is formed.
+
+    Attributes:
+        run_id: names the run over all its generations.
+        job_path: the job file as the user gave it.
+        overrides: ``key=value``, in order.
+        token: what a process must find in the run directory to prove that it shares it.
+        generation: the one that was formed last; 0 before the first of the run.
+        policies: those that it has followed after its first, oldest first; the last one stands.
+        first: the policy that it began with, where that is not the one that the job says now.
+        since: the generation since which all shards have kept what they held.
+        restored: what all shards restored when this generation was formed; None if some kept
+            theirs, or began with nothing.
+        remarks: what a person should know of how it was settled.
+        counted_twice: batches that may have counted twice on parts of the parameters, since it was
+            resumed with another number of shards.
+    """
+
+    run_id: str
+    run_dir: Path
+    job_path: str
+    overrides: tuple[str, ...]
+    token: str
+    description: JobDescription
+    plan: Plan
+    generation: int = 0
+    since: int = 0
+    restored: RestoredCheckpoint | None = None
+    policies: tuple[Followed, ...] = ()
+    first: Policy | None = None
+    remarks: tuple[str, ...] = ()
+    counted_twice: int = 0
+
+    @property
+    def followed(self) -> tuple[Followed, ...]:
+        """All policies that it has followed, the first one with them."""
+        return (Followed(1, self.first or self.description.policy), *self.policies)
+
+    @property
+    def policy(self) -> int:
+        """The number of the policy that stands; raised by each change."""
+        return self.followed[-1].number
+
+    @property
+    def settings(self) -> Policy:
+        """The policy that stands."""
+        return self.followed[-1].settings
+
+    @property
+    def rule(self) -> Rule | None:
+        """What the job goes over to by itself, as long as it has followed its first policy only."""
+        return None if self.policies else self.description.then
+
+    @property
+    def rate_scale(self) -> float:
+        """What the learning rate is multiplied by once it is warm: k, the micro-batches of an
+        update (Goyal et al. 2017, section 2.1), and what it was reduced to."""
+        return self.micro_batches * self.followed[-1].rate
+
+    @property
+    def micro_batches(self) -> float:
+        """k; 1 where the job does not scale its learning rate."""
+        return float(self.settings.taken) if self.description.scale_lr == "linear" else 1.0
+
+    @property
+    def warmup_updates(self) -> int:
+        """Updates of the optimizer until then."""
+        if self.micro_batches == 1.0:
+            return 0
+        description = self.description
+        per_epoch = updates(self.settings, 0, description.per_epoch, description.per_epoch)
+        return round(description.warmup_epochs * per_epoch)
+
+    @property
+    def settings_sha256(self) -> str:
+        """Hex; of what a worker loads besides the job file, which a resumed run may change."""
+        job = self.description
+        settings = [self.overrides, job.mode, job.replicas, job.data_fingerprint]
+        return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+
+    @property
+    def first_attempt(self) -> int:
+        """Attempts are unique in a job: each generation counts from its own start."""
+        return (max(0, self.generation - 1) << 40) + 1
+
+
+__all__ = ["Followed", "RestoredCheckpoint", "Run"]

@@ -1,0 +1,127 @@
+"""The dashboard's pages: read-only, for whoever can reach its address, and for no other site."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from psrpc.core.errors import PsError
+from psrpc.metrics.http_head import known_host
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+WEB = Path(__file__).parent / "web"
+
+PAGES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/dashboard.css": ("dashboard.css", "text/css; charset=utf-8"),
+    "/dashboard.js": ("dashboard.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/lanes.js": ("lanes.js", "text/javascript; charset=utf-8"),
+    "/tables.js": ("tables.js", "text/javascript; charset=utf-8"),
+    "/words.js": ("words.js", "text/javascript; charset=utf-8"),
+    "/vendor/uPlot.js": ("vendor/uPlot.iife.min.js", "text/javascript; charset=utf-8"),
+    "/vendor/uPlot.css": ("vendor/uPlot.min.css", "text/css; charset=utf-8"),
+}
+"""All files that are served, by their path."""
+
+HEADERS = {
+    # Nothing from elsewhere, nothing inline: a name that slipped through as HTML could not run.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Shown(Protocol):
+    """What the pages show; asked from the server's thread. Both raise PsError where that is not
+    known now, with the reason."""
+
+    def status(self) -> Any:
+        """What ``/status.json`` says, see ``Board.status``."""
+
+    def history(self) -> Any:
+        """What ``/history.json`` says, see ``Board.history``."""
+
+
+def make_app(shown: Shown, names: Iterable[str] = ()) -> ASGIApp:
+    """The pages.
+
+    Args:
+        names: host names by which it may be asked for, besides localhost and any IP address.
+    """
+
+    contents = {path: (WEB / name).read_bytes() for path, (name, _) in PAGES.items()}
+    edition = hashlib.sha256(b"".join(contents.values())).hexdigest()[:16]
+
+    def answer(source: Callable[[], Any]) -> Handler:
+        async def respond(_request: Request) -> Response:
+            try:
+                text = json.dumps(source(), separators=(",", ":"), allow_nan=False)
+            except PsError as error:
+                return PlainTextResponse(error.coded, 503)
+            # A page of another version than ours is to load itself again.
+            return Response(text, headers={"x-edition": edition}, media_type="application/json")
+
+        return respond
+
+    def page(path: str, kind: str) -> Handler:
+        async def respond(_request: Request) -> Response:
+            return Response(contents[path], media_type=kind)
+
+        return respond
+
+    routes = [Route(path, page(path, kind), methods=["GET"]) for path, (_, kind) in PAGES.items()]
+    routes.append(Route("/status.json", answer(shown.status), methods=["GET"]))
+    routes.append(Route("/history.json", answer(shown.history), methods=["GET"]))
+    return _Guard(Starlette(routes=routes), names)
+
+
+class _Guard:
+    """Asks for a known host and a method that only reads, and adds the headers to every answer."""
+
+    def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
+        self._app = app
+        self._names = frozenset(names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # There is nothing else here; websockets are refused by not being accepted.
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        hosts = Headers(scope=scope).getlist("host")
+        app = self._app
+        if scope["method"] not in ("GET", "HEAD"):
+            app = PlainTextResponse(
+                "This page only shows; it takes GET and HEAD.\n", 405, {"allow": "GET, HEAD"}
+            )
+        elif len(hosts) != 1 or not known_host(hosts[0], self._names):
+            app = PlainTextResponse(
+                "Ask for this page by its IP address, localhost or the name in --dashboard.\n",
+                421,
+            )
+        await app(scope, receive, send_guarded)

@@ -1,0 +1,165 @@
+"""What the dashboard remembers of a run: its curves and what happened to it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+from coordinator.core.wording import duration
+from coordinator.dashboard.series import Point, Points
+from coordinator.display.timeline import KINDS, Event, events_between
+from psrpc.core.document import Check, anything, choice, listed, maybe, real, record, text, whole
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+
+FORMAT = 1
+"""Of the JSON. Load-bearing."""
+
+EVENTS = 400
+"""The newest are kept; of those that every epoch brings at most half as many, so that they do not
+push out what went wrong."""
+
+_ROUTINE = ("evaluation", "checkpoint")
+
+LONGEST_TEXT = 500
+"""Characters of an event; what is longer is cut."""
+
+_ONCE = ("evaluation", "checkpoint", "mode", "warning")
+"""What a coordinator that was started again hears of anew."""
+
+_TRAINS = ("training", "finishing", "stopping")
+"""Phases in which rates say something."""
+
+
+class Recorder:
+    """Looks at a job about once a second. All times are Unix time in seconds. Not thread-safe."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.points = Points()
+        self._routine: deque[dict[str, Any]] = deque(maxlen=EVENTS // 2)
+        self._others: deque[dict[str, Any]] = deque(maxlen=EVENTS // 2)
+        self._last = GetJobStatusResponse()
+        self._looked: float | None = None
+        self._number = 0
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return sorted([*self._routine, *self._others], key=itemgetter("number"))
+
+    def look(self, status: GetJobStatusResponse, now: float) -> None:
+        """The state of the job at ``now``."""
+        last, self._last = self._last, GetJobStatusResponse()
+        self._last.CopyFrom(status)
+        self._looked = now
+        for event in events_between(last, status):
+            self._note(event, now, status.global_step)
+        if status.reason and status.reason != last.reason:
+            done = status.phase == "done"
+            event = (
+                Event("phase", status.reason)
+                if done
+                else Event("failure", f"failed: {status.reason}")
+            )
+            self._note(event, now, status.global_step)
+        if status.phase in _TRAINS:
+            self.points.add(_point(last, status, now))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; the inverse of :meth:`resume`."""
+        return {
+            "format": FORMAT,
+            "run_id": self.run_id,
+            "looked": self._looked,
+            "points": self.points.to_json(),
+            "events": self.events,
+        }
+
+    def resume(self, document: Any, now: float) -> bool:
+        """Goes on from what an earlier coordinator of the same run has left; False, and nothing
+        has changed, if it is not that."""
+        try:
+            if _KEPT(document, "")["run_id"] != self.run_id:
+                return False
+            looked = document["looked"]
+            points = Points.from_json(document["points"])
+            events = [_read_event(event) for event in document["events"][-EVENTS:]]
+        except ValueError:
+            return False
+        self.points = points
+        for event in events:
+            self._keep(event)
+        self._number = max((event["number"] for event in events), default=0)
+        step = points.recent[-1].step if points.recent else 0
+        away = ""
+        if looked is not None and 0 <= looked <= now:
+            away = f", {duration(now - looked)} after it was last seen"
+            # Nothing is known of the time between.
+            self.points.add(Point(now, step))
+        self._note(Event("restart", f"coordinator started again{away}"), now, step)
+        return True
+
+    def _note(self, event: Event, now: float, step: int) -> None:
+        text = event.text[:LONGEST_TEXT]
+        if event.kind in _ONCE and any(known["text"] == text for known in self.events):
+            return
+        self._number += 1
+        self._keep(
+            {
+                "number": self._number,
+                "at": now,
+                "step": step,
+                "kind": event.kind,
+                "text": text,
+            }
+        )
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        (self._routine if event["kind"] in _ROUTINE else self._others).append(event)
+
+
+def _point(last: GetJobStatusResponse, status: GetJobStatusResponse, now: float) -> Point:
+    active = sum(worker.state == "active" for worker in status.workers)
+    return Point(
+        at=now,
+        step=status.global_step,
+        loss=status.loss if math.isfinite(status.loss) else None,
+        examples_per_s=status.examples_per_s,
+        steps_per_s=status.steps_per_s,
+        staleness=_mean_staleness(last.staleness_counts, status.staleness_counts),
+        workers=active,
+    )
+
+
+def _mean_staleness(before: Sequence[int], now: Sequence[int]) -> float | None:
+    """Of the pushes since; None where there were none, or a shard was restarted and counts anew."""
+    new = [count - (before[s] if s < len(before) else 0) for s, count in enumerate(now)]
+    if not any(new) or min(new) < 0:
+        return None
+    return sum(s * count for s, count in enumerate(new)) / sum(new)
+
+
+def _read_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: event[key] for key in _FIELDS} | {"text": event["text"][:LONGEST_TEXT]}
+
+
+_FIELDS: Mapping[str, Check] = {
+    "number": whole(),
+    "at": real,
+    "step": whole(),
+    "kind": choice(*KINDS),
+    "text": text,
+}
+_KEPT = record(
+    {
+        "format": whole(FORMAT, FORMAT),
+        "run_id": text,
+        "looked": maybe(real),
+        "points": anything,
+        "events": listed(record(_FIELDS, more=True)),
+    },
+    more=True,
+)

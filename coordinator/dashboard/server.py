@@ -1,0 +1,175 @@
+"""The dashboard on the network: a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from coordinator.dashboard.options import DEFAULT_PORT
+from psrpc.core.errors import InvalidArgument, PortInUse
+from psrpc.net.channel import format_address, parse_address
+from psrpc.ops.logs import get_logger
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from coordinator.dashboard.app import Shown
+
+log = get_logger()
+
+CONNECTIONS = 64
+"""At once; who comes on top is told to come again. A browser takes six at most."""
+
+MOST_CONNECTIONS = 2 * CONNECTIONS
+"""Who comes on top of these is told nothing."""
+
+PATIENCE_S = 15.0
+"""A connection on which no answer was completed for so long is closed, whatever came meanwhile. A
+page that nobody looks at asks every ten seconds."""
+
+GRACE_S = 1
+"""What answers get that are under way when it stops."""
+
+_BACKLOG = 64
+
+_OPTION = "--dashboard"
+
+
+ELSEWHERE = (
+    "and look from another machine with `coordinator dashboard --coordinator HOST:PORT --certs "
+    "DIR` there; only a job without certificates, in plaintext (--insecure), is shown to everybody"
+)
+"""How to look at a job with certificates."""
+
+
+class DashboardServer:
+    """Answers from ``start`` to ``stop``; used from one thread. Without an address it does nothing
+    at all."""
+
+    def __init__(
+        self,
+        address: str | None,
+        shown: Shown,
+        insecure: bool = False,
+        option: str = _OPTION,
+        instead: str = ELSEWHERE,
+        patience_s: Callable[[], float] = lambda: PATIENCE_S,
+    ) -> None:
+        """
+        Args:
+            address: HOST:PORT; port 0 lets the system choose.
+            shown: what the pages show.
+            insecure: whether others than this machine may look.
+            option: which one says the address.
+            instead: what is said to whoever wants others to look, and may not.
+            patience_s: how long a connection may be of no use, asked for each time.
+        """
+        self._address = address
+        self._shown = shown
+        self._insecure = insecure
+        self._option = option
+        self._instead = instead
+        self._patience_s = patience_s
+        self._socket: socket.socket | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        """Takes the port and begins to answer; ``url`` says where.
+
+        Raises:
+            InvalidArgument: the address is not this machine's, or others could reach it.
+            PortInUse: somebody else has the port.
+        """
+        if self._address is None:
+            return
+        # For those who want it only.
+        import uvicorn
+
+        from coordinator.dashboard.app import make_app
+        from coordinator.dashboard.connection import bounded
+
+        host, port = parse_address(self._address, default_port=DEFAULT_PORT)
+        self._socket = _listen(host, port, self._insecure, self._option, self._instead)
+        port = self._socket.getsockname()[1]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        self.url = f"http://{format_address(shown, port)}/"
+        config = uvicorn.Config(
+            make_app(self._shown, {host, socket.gethostname()}),
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            http=bounded(self._patience_s, MOST_CONNECTIONS),
+            ws="none",
+            loop="asyncio",
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            backlog=_BACKLOG,
+            timeout_keep_alive=round(PATIENCE_S),
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._server, self._socket), name="dashboard", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answers no more; blocks for a moment. May be called twice."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(GRACE_S + 2)
+            self._server = self._thread = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _run(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        try:
+            asyncio.run(server.serve(sockets=[listener]))
+        except Exception as error:
+            # Whoever trains goes on; who looks sees that nobody answers.
+            log.exception("the dashboard has stopped", why=repr(error))
+
+
+def check_address(address: str, insecure: bool) -> None:
+    """Whether the dashboard of a job can be served at HOST:PORT now. Raises as
+    :meth:`DashboardServer.start` does."""
+    host, port = parse_address(address, default_port=DEFAULT_PORT)
+    _listen(host, port, insecure, _OPTION, ELSEWHERE).close()
+
+
+def _listen(host: str, port: int, insecure: bool, option: str, instead: str) -> socket.socket:
+    where = format_address(host, port)
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise InvalidArgument(
+            f"{option} {where}: {error.strerror}; say an address of this machine"
+        ) from None
+    if not (insecure or ipaddress.ip_address(address[0]).is_loopback):
+        raise InvalidArgument(
+            f"{option} {where} would show the job to whoever reaches this machine, "
+            f"without encryption and without asking who it is; say 127.0.0.1, {instead}"
+        )
+    listener = socket.socket(family, kind, proto)
+    try:
+        # A coordinator that is started again gets the port of the one before.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise PortInUse(
+            f"cannot serve the dashboard at {where}: {error.strerror}; say another {option}"
+        ) from None
+    return listener

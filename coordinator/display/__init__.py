@@ -1,0 +1,1 @@
+"""Status and progress on a terminal."""

@@ -1,0 +1,1 @@
+"""Says why a cluster does not work."""

@@ -1,0 +1,1 @@
+"""Finds the checkpoint to export, compares checkpoints, exports tables."""

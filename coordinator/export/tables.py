@@ -1,0 +1,185 @@
+"""``coordinator export --tables`` and ``--evicted``: the rows of each embedding table of a
+checkpoint, or those that it has evicted, as a file of ids and rows; and all its other variables.
+
+A file is safetensors with the tensors ``ids`` int64 ``[n]``, ascending, and ``rows`` float32
+``[n, width]``, or with a tensor for each variable, by its path and in its shape. Unlike .npz it can
+be mapped into memory, and a table is written without holding it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from coordinator.checkpoints.evicted import evicted_of
+from psrpc.checkpoint.checkpoint import exported_variables
+from psrpc.checkpoint.evicted_file import evicted_ids, fill_evicted
+from psrpc.checkpoint.manifest import Manifest
+from psrpc.checkpoint.rows_chain import fill_rows, table_ids
+from psrpc.checkpoint.safetensors_form import Placed, header_bytes
+from psrpc.core.errors import CheckpointError, InvalidArgument, disk_code, disk_reason
+from psrpc.core.tables import Ids, TableSpec
+
+Values = npt.NDArray[np.float32]
+
+VARIABLES = "model.safetensors"
+"""The file of the variables that are no tables. Load-bearing."""
+
+Fill = Callable[[str, Ids, Values], None]
+"""Writes the rows of a table, by name, into an array, in the order of ids."""
+
+
+@dataclass(frozen=True)
+class ExportedTable:
+    """A table's file."""
+
+    name: str
+    path: Path
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class ExportedVariables:
+    """The file of all variables that are no tables: how many, and their elements together."""
+
+    path: Path
+    variables: int
+    elements: int
+
+
+def table_file_name(table: str) -> str:
+    """The name of a table's file; what a file's name may not have is percent-encoded."""
+    name = f"{quote(table, safe='')}.safetensors"
+    # That name is taken; a program that decodes names reads this one like the others.
+    return name if name != VARIABLES else f"%6D{name[1:]}"
+
+
+def export_tables(directory: Path, manifest: Manifest, to: Path) -> list[ExportedTable]:
+    """Writes all tables of a checkpoint into the directory ``to``, over what is there of the same
+    names. About 30 bytes are held for each row of a table, whatever its width.
+
+    Raises:
+        CheckpointError: its files are damaged, or the operating system refused.
+    """
+
+    def fill(table: str, ids: Ids, into: Values) -> None:
+        fill_rows(directory, table, ids, into)
+
+    return _export(manifest, manifest.plan.tables, to, partial(table_ids, directory), fill)
+
+
+def export_variables(directory: Path, manifest: Manifest, to: Path) -> ExportedVariables:
+    """Writes the variables of a checkpoint that are no tables into the directory ``to``, over what
+    is there of that name; moving averages in place of the parameters that have them. They are all
+    held at once.
+
+    Raises:
+        CheckpointError: its files are damaged, or the operating system refused.
+    """
+    values = exported_variables(directory, manifest)
+    tensors = [Placed(name, array.dtype.name, array.shape) for name, array in values.items()]
+    path = to / VARIABLES
+    with _placed(path) as unfinished, unfinished.open("wb") as file:
+        file.write(header_bytes(_origin(manifest), tensors))
+        for array in values.values():
+            file.write(array.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return ExportedVariables(path, len(tensors), sum(tensor.size for tensor in tensors))
+
+
+def export_evicted(
+    directory: Path, manifest: Manifest, to: Path
+) -> tuple[list[ExportedTable], list[str]]:
+    """The same with all rows that were evicted until the checkpoint: of a row that was evicted
+    several times the last. Only of tables that keep them; and lines on what was passed over.
+
+    Raises:
+        InvalidArgument: no table keeps evicted rows.
+        CheckpointError: files are damaged, or the operating system refused.
+    """
+    tables = [table for table in manifest.plan.tables if table.keep_evicted]
+    if not tables:
+        raise InvalidArgument(
+            f"--evicted {to}: {directory} has no embedding table that keeps evicted rows; a job's "
+            "tables do with worker.Embedding(..., keep_evicted=True)"
+        )
+    sources, remarks = evicted_of(directory.absolute(), manifest)
+
+    def fill(table: str, ids: Ids, into: Values) -> None:
+        fill_evicted(sources, table, ids, into)
+
+    exported = _export(manifest, tables, to, partial(evicted_ids, sources), fill)
+    return exported, remarks
+
+
+def _export(
+    manifest: Manifest,
+    tables: Iterable[TableSpec],
+    to: Path,
+    ids_of: Callable[[str], Ids],
+    fill: Fill,
+) -> list[ExportedTable]:
+    found = []
+    for spec in tables:
+        path = to / table_file_name(spec.name)
+        with _placed(path) as unfinished:
+            rows = _write(manifest, spec, ids_of(spec.name), fill, unfinished)
+        found.append(ExportedTable(spec.name, path, rows, spec.width))
+    return found
+
+
+@contextmanager
+def _placed(path: Path) -> Iterator[Path]:
+    """Where to write the file that then takes its place at ``path``, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield unfinished
+        unfinished.replace(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {disk_reason(error)}", code=disk_code(error)
+        ) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _origin(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "run_id": manifest.run_id,
+        "checkpoint": manifest.name,
+        "global_step": manifest.global_step,
+    }
+
+
+def _write(manifest: Manifest, spec: TableSpec, ids: Ids, fill: Fill, path: Path) -> int:
+    tensors = [
+        Placed("ids", "int64", ids.shape),
+        Placed("rows", "float32", (ids.size, spec.width)),
+    ]
+    head = header_bytes({"table": spec.to_json(), **_origin(manifest)}, tensors)
+    with path.open("w+b") as file:
+        file.write(head)
+        file.write(ids.data)
+        # At once, so that a disk that is too small is found here and not while it is mapped.
+        os.posix_fallocate(file.fileno(), 0, len(head) + sum(t.nbytes for t in tensors))
+        file.flush()
+        if ids.size:
+            at = len(head) + tensors[0].nbytes
+            into = np.memmap(file, np.float32, "r+", at, (ids.size, spec.width))
+            fill(spec.name, ids, into)
+            into.flush()
+        os.fsync(file.fileno())
+    return ids.size

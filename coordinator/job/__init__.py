@@ -1,0 +1,1 @@
+"""Puts the pure parts together, on one event loop."""

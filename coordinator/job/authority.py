@@ -1,0 +1,98 @@
+"""Issues what shards accept from workers: sessions, grants and signed decisions."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from coordinator.core.work import Attempt, Report
+from psrpc.core.errors import AccessDenied
+from psrpc.security.signatures import (
+    DECISION,
+    INITIALIZE,
+    KEY_BYTES,
+    NONCE_BYTES,
+    SESSION,
+    Keys,
+    Session,
+    SignedDecision,
+    grant_of,
+    receipt_of,
+    session_body,
+)
+
+
+class Authority:
+    """One coordinator process's keys. A coordinator that is started again has others, and forms a
+    generation before anything is trained, with whose order they reach the shards.
+
+    Attributes:
+        keys: for shards.
+    """
+
+    def __init__(self, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        """``random`` draws that many bytes, which have to be unpredictable."""
+        self._random = random
+        self._key = Ed25519PrivateKey.from_private_bytes(random(KEY_BYTES))
+        public = self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.keys = Keys(public, random(KEY_BYTES))
+
+    def open_session(self, worker: str, certificate: str) -> bytes:
+        """The token of a new session of ``worker``, which calls with ``certificate``, a common
+        name; empty without certificates."""
+        body = session_body(Session(worker, certificate), self._random(NONCE_BYTES))
+        return self._key.sign(SESSION + body) + body
+
+    def sign(self, decision: bytes) -> SignedDecision:
+        """A serialized decision that may travel through workers."""
+        return SignedDecision(decision, self._key.sign(DECISION + decision))
+
+    def grant(self, worker: str, generation: int, attempt: Attempt) -> bytes:
+        """The proof that ``attempt`` was leased to ``worker`` in ``generation``."""
+        return grant_of(self.keys.grant, worker, generation, attempt.batch, attempt.number)
+
+    def vouched(self, worker: str, generation: int, report: Report, shards: int) -> Report:
+        """``report`` of ``worker``, as the receipts of all ``shards`` have it: skipped if one of
+        them says so.
+
+        Raises:
+            AccessDenied: a shard has not vouched for it.
+        """
+        if report.too_stale:
+            return report
+        skipped = False
+        for shard in range(shards):
+            receipt = report.receipts[shard] if shard < len(report.receipts) else b""
+            if not self._is_receipt(receipt, worker, generation, report, shard, skipped=False):
+                if not self._is_receipt(receipt, worker, generation, report, shard, skipped=True):
+                    raise AccessDenied(
+                        f"{worker} reports attempt {report.attempt} of {report.batch} as done, and "
+                        f"shard {shard} has not vouched for it",
+                        code="PS308",
+                    )
+                skipped = True
+        return replace(report, skipped=skipped)
+
+    def _is_receipt(
+        self,
+        receipt: bytes,
+        worker: str,
+        generation: int,
+        report: Report,
+        shard: int,
+        *,
+        skipped: bool,
+    ) -> bool:
+        expected = receipt_of(
+            self.keys.grant, worker, generation, report.batch, report.attempt, shard, skipped
+        )
+        return hmac.compare_digest(receipt, expected)
+
+    def grant_initialize(self, worker: str, generation: int) -> bytes:
+        """The proof that ``worker`` was told to initialize the shards in ``generation``."""
+        return self.grant(worker, generation, Attempt(INITIALIZE, 0))

@@ -1,0 +1,447 @@
+"""What the RPCs do: who may call, what it changes, what is answered.
+
+Everything runs on one event loop and no method awaits between reading and changing state, so
+there is no lock. What must wait for news parks on the bell and looks again when it rings; each such
+method has one beside it that does all but the waiting and knows nothing of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.checkpoints.snapshots import ShardFile
+from coordinator.core.figures import EpochTotals, ShardFigures, Transport, WorkerTimes
+from coordinator.core.lifecycle import ENDED, FORMING
+from coordinator.core.run import Run
+from coordinator.core.standstill import Position
+from coordinator.core.work import Command, Ended, MetricVariable, Report, Wait, Work
+from coordinator.job.admission import check_job, check_software
+from coordinator.job.authority import Authority
+from coordinator.job.job_run import Course
+from coordinator.job.policy_settings import changed_policy, parse_settings
+from coordinator.membership.membership import Shard, Worker
+from coordinator.membership.recovery import Holding
+from coordinator.records.store import BARRED, Store
+from coordinator.training.generations import Standing
+from coordinator.training.streams import Stream
+from psrpc.core.errors import (
+    AccessDenied,
+    Forming,
+    InvalidArgument,
+    JobFailed,
+    NotReady,
+    StaleGeneration,
+)
+from psrpc.core.policy import Policy
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+POLL_S = 5.0
+"""How long a call may be parked. Load-bearing: clients allow four times as much."""
+
+
+SHORTEST_S = 0.01
+"""How long a call is parked at least that may find work at a time of its own."""
+
+
+def pause_s(work: Wait, now: float) -> float:
+    """How long a parked call waits for the bell before it looks again by itself, in seconds. It
+    rings for nobody else then."""
+    return POLL_S if work.until is None else max(SHORTEST_S, work.until - now)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The worker that calls and what it believes about the cluster; ``policy`` is None where it
+    does not matter. ``name`` is empty for a session that is not known."""
+
+    name: str
+    generation: int
+    policy: int | None = None
+
+
+class Engine:
+    """The calls on one run of a job. Every method is called on one event loop.
+
+    Attributes:
+        authority: issues what shards accept from workers.
+    """
+
+    def __init__(self, course: Course, store: Store, authority: Authority | None = None) -> None:
+        self.course = course
+        self.authority = authority or Authority()
+        self._members = course.members
+        self._store = store
+
+    @property
+    def run(self) -> Run:
+        """The run, as of the present generation."""
+        return self.course.run
+
+    # Shards.
+
+    def register_shard(
+        self, index: int, incarnation: int, address: str, host: str, pid: int, software: str
+    ) -> Run:
+        """A shard takes its place. Raises AlreadyExists, InvalidArgument, StaleGeneration or
+        JobMismatch."""
+        check_software(f"shard {index}", software)
+        now = self.course.now()
+        if self._members.register_shard(index, incarnation, address, host, pid, now):
+            self._note("shard", str(index), incarnation, address)
+            log.info("shard registered", shard=index, address=address, pid=pid, host=host)
+            self.course.shard_replaced(index)
+        return self.run
+
+    def report_shard_ready(self, index: int, standing: Standing, error: str) -> None:
+        """A shard has begun a generation, or cannot. Raises StaleGeneration."""
+        holding, now = standing.holding, self.course.now()
+        self._members.shard_seen(index, holding.incarnation, now)
+        self.course.check_generation(holding.generation)
+        if not error:
+            self._members.shard_ready(index, holding.incarnation, holding.version, now)
+            log.info("shard ready", shard=index, version=holding.version)
+        self.course.shard_ready(index, standing, error)
+
+    def heartbeat_shard(
+        self,
+        index: int,
+        incarnation: int,
+        generation: int,
+        figures: ShardFigures,
+        failure: str,
+        revoked: int = 0,
+        leaving: bool = False,
+    ) -> tuple[bool, bool]:
+        """A shard is alive; with ``failure`` it leaves, and the job with it. Whether it has to
+        register again, and whether one that is ``leaving`` may go. Raises StaleGeneration."""
+        if not self._members.knows_shard(index, incarnation):
+            return True, False
+        self._members.shard_beat(index, incarnation, figures, self.course.now())
+        if index == 0 and self.course.stands(generation):
+            self.course.training.take_totals(figures.epochs)
+        if failure:
+            self.course.fail(f"{self._members.shards[index]} cannot go on: {failure}")
+        self.course.departures.obeyed(index, generation, revoked)
+        return False, leaving and self.course.departures.shard_may_go(index, incarnation)
+
+    @property
+    def saving(self) -> bool:
+        """Whether the job is being saved before it is left."""
+        return self.course.departures.saving
+
+    def forming_waits_for(self) -> str:
+        """What a shard waits for that has yet to begin, in words; empty once all have."""
+        return self.course.waiting_for() if self.course.phase in FORMING else ""
+
+    def watch_now(self, index: int, holding: Holding) -> Stream:
+        """A shard opens its command stream, which begins with what it may have missed; give the
+        stream to :meth:`watch_ended` when the shard's end of it is gone. Raises
+        StaleGeneration."""
+        self._members.shard_watches(index, holding.incarnation, self.course.now())
+        return self.course.watched(index, holding)
+
+    def watch_ended(self, stream: Stream) -> None:
+        """A command stream has ended: the connection, its process, or the job."""
+        if stream.told:
+            self._members.shard_left(stream.shard, stream.incarnation)
+        if self.course.streams.close(stream):
+            self._members.shard_stopped_watching(stream.shard, stream.incarnation)
+            self.course.unwatched(stream.shard)
+
+    async def watch(self, index: int, holding: Holding) -> AsyncGenerator[Command, None]:
+        """The commands for a shard, after those that it may have missed, until the job is over.
+        Raises StaleGeneration."""
+        stream = self.watch_now(index, holding)
+        try:
+            async for command in stream:
+                yield command
+        finally:
+            self.watch_ended(stream)
+
+    def report_snapshot(
+        self,
+        incarnation: int,
+        generation: int,
+        name: str,
+        file: ShardFile,
+        error: str,
+        epochs: Sequence[EpochTotals] = (),
+    ) -> None:
+        """A shard has taken (and written) a snapshot, by which it had these totals. Raises
+        StaleGeneration, InvalidArgument."""
+        self._members.shard_seen(file.shard, incarnation, self.course.now())
+        self.course.check_standing(generation)
+        outcome = self.course.training.orders.snapshots.report(name, file, error)
+        if file.shard == 0:
+            # Before the snapshot counts: it may be the last.
+            self.course.training.take_totals(epochs)
+        self.course.checkpoints.reported(outcome)
+
+    # Workers.
+
+    def register_worker(
+        self,
+        incarnation: int,
+        host: str,
+        pid: int,
+        device: str,
+        job_sha256: str,
+        software: str,
+        settings_sha256: str = "",
+        certificate: str = "",
+        secret: bytes = b"",
+        address: str = "",
+    ) -> Worker:
+        """A worker gets an id and a session; ``address`` is where it calls from. Raises
+        JobMismatch, AccessDenied: its process is barred, or ResourceExhausted: all places are held
+        by workers that have done work."""
+        who = f"the worker with pid {pid} on {host}"
+        check_software(who, software)
+        check_job(self.run, who, job_sha256, settings_sha256)
+        again = self._members.active_worker(incarnation, certificate, secret)
+        if again is not None and self.course.holds_attempt(again.name):
+            # It has dropped a gradient that some shards may have staged. The next one may have
+            # other bits, so it must be another attempt.
+            self.leave_worker(again.name, "it joins anew", fatal=False)
+        displaced = self._members.displaced_by(incarnation, address, certificate, secret)
+        if displaced is not None:
+            crowd = f"{displaced.address or 'its address'} has registered too many that do not work"
+            self.course.departures.dismiss(displaced.name, crowd)
+        known = set(self._members.workers)
+        worker = self._members.register_worker(
+            incarnation, host, pid, device, self.course.now(), certificate, secret, address
+        )
+        if worker.name not in known:
+            self._members.opened(worker, self.authority.open_session(worker.name, certificate))
+            self._note("worker", worker.name, incarnation, host)
+            log.info(
+                "worker registered",
+                worker=worker.name,
+                host=host,
+                pid=pid,
+                device=device,
+                certificate=certificate or None,
+            )
+            self.course.bell.ring()
+        return worker
+
+    def worker_of(self, session: bytes, certificate: str, serial: str = "") -> str:
+        """See :meth:`coordinator.membership.membership.Membership.worker_of`."""
+        return self._members.worker_of(session, certificate, serial)
+
+    def vouched(self, name: str, generation: int, reports: Sequence[Report]) -> list[Report]:
+        """The reports of a worker as the shards have them. One that reports what it did not push
+        has no part in the job any more. Those of a generation that is over are not looked at: they
+        do not count.
+
+        Raises:
+            AccessDenied: a shard has not vouched for one.
+        """
+        if not name or not self.course.stands(generation):
+            return list(reports)
+        shards = self.run.plan.shards
+        try:
+            return [self.authority.vouched(name, generation, one, shards) for one in reports]
+        except AccessDenied as error:
+            self.course.warnings.add(str(error))
+            self._bar(self._members.workers[name])
+            self.course.departures.dismiss(name, str(error))
+            raise
+
+    def heartbeat_worker(
+        self,
+        name: str,
+        generation: int,
+        reports: Sequence[Report],
+        waiting_for: str,
+        times: WorkerTimes | None = None,
+        unreachable: Mapping[int, float] | None = None,
+        position: Position | None = None,
+        transports: tuple[Transport, ...] = (),
+    ) -> tuple[bool, Ended | None]:
+        """A worker is alive: whether it must register again, and the end of the job.
+
+        Args:
+            unreachable: the shards that it gets no answer from, and for how long by now.
+        """
+        now = self.course.now()
+        known = self._members.worker_seen(name, now)
+        if known:
+            worker = self._members.workers[name]
+            worker.transports = transports
+            worker.waiting_for = waiting_for
+            worker.position = worker.position.then(replace(position or Position(), since=now))
+            if self.course.stands(generation):
+                self.course.record(name, reports)
+            if times is not None:
+                worker.times = times
+                self.course.training.progress.beat(name, times.compute, now)
+            if worker.reaches(unreachable or {}, generation, now):
+                self.course.stuck.look(now)
+                self.course.advance()
+        return not known, self.course.end() if self.course.phase in ENDED else None
+
+    def cluster_now(self, name: str | None) -> Sequence[Shard]:
+        """The shards, once all stand at one generation. Raises NotReady while a shard is away,
+        Forming while all are there, StaleGeneration or JobFailed."""
+        if name is not None:
+            self._members.worker(name)
+        if self.course.complete:
+            return self._members.shards
+        if self.course.end().failed:
+            raise JobFailed(self.course.reason)
+        # What is awaited; who hears it says "waiting for" before it.
+        awaited = self.course.waiting_for() or "a generation to be formed"
+        raise NotReady(awaited) if self._members.shard_away else Forming(awaited)
+
+    async def get_cluster(self, name: str | None) -> Sequence[Shard]:
+        """Like :meth:`cluster_now`, for a worker after a while if that helps. None is a reader of
+        the shards, which knows by itself how long to wait."""
+        if name is None:
+            return self.cluster_now(name)
+        self._members.worker_seen(name, self.course.now())
+        deadline = asyncio.get_running_loop().time() + POLL_S
+        while True:
+            try:
+                return self.cluster_now(name)
+            except NotReady:
+                if not await self.course.bell.wait(deadline):
+                    raise
+
+    def lease_now(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
+        """Records reports and finds work. Raises StaleGeneration or InvalidArgument."""
+        self._members.worker_seen(caller.name, self.course.now())
+        if self._admit(caller):
+            self.course.record(caller.name, reports)
+        return self._find(caller, received)
+
+    async def lease_work(self, caller: Caller, reports: Sequence[Report], received: int) -> Work:
+        """Like :meth:`lease_now`, after a while if there is no work now."""
+        return await self._await_work(self.lease_now(caller, reports, received), caller, received)
+
+    def commit_now(self, caller: Caller, round_number: int, report: Report) -> Work:
+        """Commits an attempt and finds work. Raises StaleGeneration or InvalidArgument."""
+        self._members.worker_seen(caller.name, self.course.now())
+        if self._admit(caller):
+            self.course.commit(caller.name, round_number, report)
+        return self._find(caller, received=0)
+
+    async def commit_batch(self, caller: Caller, round_number: int, report: Report) -> Work:
+        """Like :meth:`commit_now`, after a while if there is no work now."""
+        return await self._await_work(self.commit_now(caller, round_number, report), caller, 0)
+
+    def report_initialized(self, caller: Caller) -> None:
+        """A worker has initialized every shard. Raises StaleGeneration."""
+        if self._admit(caller) and self.course.initializer == caller.name:
+            self.course.initialized()
+
+    def report_evaluated(
+        self,
+        caller: Caller,
+        evaluation: str,
+        task: int,
+        records: int,
+        states: tuple[MetricVariable, ...],
+    ) -> None:
+        """A worker has evaluated a task. Raises StaleGeneration or InvalidArgument."""
+        if self._admit(caller):
+            counts = self.course.training.orders.evaluations.report(
+                caller.name, evaluation, task, records, states
+            )
+            if not counts:
+                # A repetition, or results of what was never leased to it.
+                log.info("not counted", worker=caller.name, evaluation=evaluation, task=task)
+            self.course.advance()
+
+    def report_merged(self, caller: Caller, evaluation: str, values: Mapping[str, float]) -> None:
+        """A worker has turned metric states into results. Raises as above."""
+        if self._admit(caller):
+            self.course.checkpoints.evaluated(caller.name, evaluation, values)
+            self.course.advance()
+
+    def set_policy(self, settings: Sequence[str]) -> tuple[int, Policy]:
+        """The job is to follow another policy, of which ``key=value`` are given: its number and
+        what it is. Raises InvalidJob, NotReady or JobFailed."""
+        values = parse_settings(settings)
+        policy = changed_policy(self.run.settings, values, self.run.description)
+        return self.course.changes.ask(policy), policy
+
+    def revoke_worker(self, name: str, incarnation: int, reason: str, bar: bool) -> None:
+        """An operator ends a worker's session; with ``bar`` its process may not register again.
+        Raises InvalidArgument for a worker that this job does not have."""
+        worker = self._members.workers.get(name)
+        if worker is None:
+            raise InvalidArgument(
+                f"there is no worker {name!r}; `coordinator status` lists those of the job"
+            )
+        if incarnation not in (0, worker.incarnation):
+            return
+        if bar:
+            self._bar(worker)
+        self.course.departures.dismiss(name, reason or "revoked by an operator")
+
+    def certificates_revoked(self, serials: Collection[str]) -> None:
+        """Ends the sessions of the workers that called with these certificates."""
+        for worker in list(self._members.workers.values()):
+            if worker.state == "active" and worker.serial in serials:
+                why = f"its certificate {worker.certificate} was revoked"
+                self.course.departures.dismiss(worker.name, why)
+
+    def leave_worker(self, name: str, reason: str, fatal: bool) -> None:
+        """A worker goes. With ``fatal`` the job fails for its reason."""
+        if self._members.leave_worker(name):
+            log.info("worker left", worker=name, why=reason)
+            if fatal:
+                self.course.fail(reason or f"{name} failed and gave no reason")
+            self.course.departures.worker_left(name)
+
+    async def _await_work(self, work: Work, caller: Caller, received: int) -> Work:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + POLL_S
+        while isinstance(work, Wait):
+            until = min(deadline, loop.time() + pause_s(work, self.course.now()))
+            if not await self.course.bell.wait(until) and until == deadline:
+                break
+            work = self._find(caller, received)
+        return work
+
+    def _find(self, caller: Caller, received: int) -> Work:
+        """Work, if the caller may still have any: much may have happened while it was parked."""
+        if not self._admit(caller):
+            return self.course.end()
+        self._members.workers[caller.name].asked = True
+        return self.course.assignments.find(caller.name, received)
+
+    def _admit(self, caller: Caller) -> bool:
+        """Whether the job goes on. Raises StaleGeneration if the caller is not who it was, or
+        works on something that is over."""
+        self._members.worker(caller.name)
+        if self.course.phase in ENDED:
+            return False
+        self.course.check_standing(caller.generation)
+        if caller.policy is not None and caller.policy != self.run.policy:
+            raise StaleGeneration(
+                f"the message is of policy {caller.policy}; it is {self.run.policy}"
+            )
+        return True
+
+    def _bar(self, worker: Worker) -> None:
+        self._members.bar(worker)
+        try:
+            self._store.put(BARRED, self._members.barred)
+        except sqlite3.Error as error:
+            self.course.warnings.add(
+                f"{worker.name} is barred for as long as this coordinator runs; that cannot be "
+                f"stored for the next one: {error}"
+            )
+
+    def _note(self, role: str, member: str, incarnation: int, address: str) -> None:
+        try:
+            self._store.put_incarnation(role, member, incarnation, self.run.generation, address)
+        except sqlite3.Error as error:
+            self.course.warnings.add(f"{role} {member} cannot be stored: {error}")

@@ -1,0 +1,306 @@
+"""The course of a job: its phase, what each worker should do now, and what is waited for.
+
+Nothing here blocks or awaits: time comes in with each call, slow work on the disk goes out through
+``disk`` and calls back. Everything runs on one event loop, so there is no lock.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coordinator.checkpoints.disk import DiskWork
+from coordinator.core.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
+from coordinator.core.run import Run
+from coordinator.core.work import Command, Report
+from coordinator.membership.membership import WorkerSilent
+from coordinator.membership.recovery import Holding, went_back
+from coordinator.records.curves import Curves
+from coordinator.records.store import ENDED as ENDED_KEY
+from coordinator.records.store import Store
+from coordinator.training.gauges import read_gauges
+from coordinator.training.generations import Standing
+from coordinator.training.job_state import JobState
+from coordinator.training.streams import Stream
+from coordinator.transitions.assignments import Assignments
+from coordinator.transitions.changes import Changes
+from coordinator.transitions.checkpointing import Checkpointing
+from coordinator.transitions.departures import Departures
+from coordinator.transitions.stopping import DRAINED, Stopping
+from coordinator.transitions.stuck import Stuck
+from coordinator.transitions.waits import Waits, held_up, waiting_for
+from psrpc.core.errors import StaleGeneration
+from psrpc.ops.clock import Clock
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+
+class Course(JobState):
+    """One run of a job from its first shard to its end. ``bell`` rings at every change."""
+
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        clock: Clock,
+        disk: DiskWork,
+        curves: Curves | None = None,
+        at_end: Callable[[], object] = lambda: None,
+        history: Path | None = None,
+    ) -> None:
+        """``history`` is the file of all epochs, None for none. ``at_end`` is called when the job
+        is over, before that is stored: what it leaves is there if the store says so."""
+        self._curves = curves or Curves(run.run_dir / "tensorboard")
+        super().__init__(run, store, clock, disk, self._curves, history, self.advance)
+        self.began = clock.now()
+        self._store = store
+        self._at_end = at_end
+        self._waits = Waits()
+        self.checkpoints = Checkpointing(self, disk, store.newest_checkpoint(), self.advance)
+        self.departures = Departures(self, run.plan.shards, self.advance)
+        self.stuck = Stuck(self, self.departures.dismiss)
+        self.changes = Changes(self, self.advance, self.waiting_for)
+        self.assignments = Assignments(self, self.stuck, self.waiting_for)
+        self.stopping: Stopping | None = None
+
+    # Time, and the end.
+
+    def tick(self) -> None:
+        """What time alone brings: who has fallen silent, what is awaited, curves to write."""
+        now = self.now()
+        for effect in self.members.tick(now):
+            # No warning that stays: the status says who is silent for as long as it is.
+            log.warning("silent", why=effect.reason)
+            if isinstance(effect, WorkerSilent):
+                self.departures.worker_silent(effect.worker)
+        self.stuck.look(now)
+        self.training.retry(now)
+        gauges = read_gauges(self)
+        self.training.progress.saw_skew(gauges.version_skew)
+        self._curves.flush(gauges)
+        self.training.history.write(now)
+        self._waits.look(self.held_up(), now)
+        self.advance()
+
+    def fail(self, reason: str) -> None:
+        """Ends the job for everyone."""
+        if self.phase not in ENDED:
+            self.reason = reason
+            self._enter("failed", reason)
+
+    def stop(self) -> None:
+        """A person wants the job to stop: what is under way is finished and saved first. The
+        second time it stops at once. A coordinator that drains ends the run when it leaves."""
+        if self.drained:
+            return
+        if self.stopping is not None and self.stopping.drains:
+            log.info("the run ends, and does not go on", why=STOPPED)
+            self.stopping.drains = False
+        elif self.stopping is not None or self.phase not in ("training", "finishing"):
+            self.fail(STOPPED)
+        else:
+            self._stop(Stopping(self.now()), STOPPED)
+
+    def drain(self) -> None:
+        """The coordinator has to leave, and the run goes on with the next one: what is under way
+        is finished and saved first. The second time it leaves at once. A job that stops does so."""
+        if self.phase in ENDED:
+            return
+        if self.stopping is None and self.phase in ("training", "finishing"):
+            self._stop(Stopping(self.now(), drains=True), DRAINED)
+        elif self.stopping is None or self.stopping.drains:
+            self._leave()
+
+    def _stop(self, stopping: Stopping, reason: str) -> None:
+        self.stopping = stopping
+        self._enter("stopping", reason)
+        self.advance()
+
+    def _leave(self) -> None:
+        """Nothing is stored: for the next coordinator, shards and workers it is as if this one had
+        been killed, with a checkpoint just written."""
+        self.drained = True
+        self.bell.ring()
+
+    def close(self) -> None:
+        """Writes what is left; no call may follow."""
+        self.training.history.write()
+        self._curves.close()
+
+    @property
+    def waited_s(self) -> float:
+        """How long what is held up has been awaited, in seconds; 0 when nothing is."""
+        return self._waits.waited_s(self.now())
+
+    @property
+    def everyone_knows(self) -> bool:
+        """Whether all that are there have been told that the job is over."""
+        return not (self.members.shards_there(self.now()) or self.members.active_workers)
+
+    # Shards.
+
+    def shard_replaced(self, shard: int) -> None:
+        """A shard's place was taken by another process."""
+        self.generations.formation.gone(shard)
+        self.streams.end(shard)
+        self.advance()
+
+    def watched(self, shard: int, holding: Holding) -> Stream:
+        """A shard opens its command stream and says what it holds."""
+        self.generations.formation.stands(shard, holding)
+        missed: list[Command] = []
+        begin = self.generations.formation.told(shard)
+        if self.phase in ENDED:
+            missed.append(self.end())
+        elif begin is not None:
+            missed.append(begin)
+        elif self.complete:
+            missed += self.training.missed(shard)
+            missed += self.departures.missed(shard)
+        stream = self.streams.open(shard, holding.incarnation, missed)
+        self.advance()
+        return stream
+
+    def unwatched(self, shard: int) -> None:
+        """A shard's command stream has ended."""
+        self.generations.formation.absent(shard)
+        self.bell.ring()
+
+    def shard_ready(self, shard: int, standing: Standing, error: str) -> None:
+        """A shard has begun the present generation, or cannot. Raises StaleGeneration."""
+        self.check_generation(standing.holding.generation)
+        if error:
+            self.generations.failed(shard, error)
+        else:
+            self.generations.begun(shard, standing)
+        self.advance()
+
+    # Work.
+
+    def check_standing(self, generation: int) -> None:
+        """Raises StaleGeneration unless all shards stand at this generation."""
+        self.check_generation(generation)
+        if not self.complete:
+            awaited = self.waiting_for() or "another"
+            raise StaleGeneration(f"generation {generation} is over; the job waits for {awaited}")
+
+    def waiting_for(self) -> str:
+        """What the job waits for, in words; empty while it goes on."""
+        return waiting_for(self, self.stopping, self.changes, self.stuck, self.departures)
+
+    def held_up(self) -> str:
+        """What holds the job up, in words; empty while batches are being done."""
+        return held_up(self, self.waiting_for())
+
+    def record(self, name: str, reports: Sequence[Report]) -> None:
+        """Batches that ``name`` has done (async). Raises InvalidArgument."""
+        if reports and self.phase not in ENDED:
+            self.training.record(name, reports, self.now())
+            self.departures.worker_done(name)
+            self.advance()
+
+    def commit(self, name: str, round_number: int, report: Report) -> None:
+        """Sync: all shards hold an attempt of ``name``. Raises InvalidArgument."""
+        if self.phase not in ENDED:
+            self.training.commit(name, round_number, report, self.now())
+            self.departures.worker_done(name)
+            self.advance()
+
+    def initialized(self) -> None:
+        """A worker has given every shard its parameters."""
+        if self.phase == "initializing":
+            self.generations.formation.initialize()
+            self.advance()
+
+    def holds_attempt(self, name: str) -> bool:
+        """Sync: whether shards may have staged an attempt of ``name`` that is not committed."""
+        rounds = self.training.rounds
+        return self.complete and rounds is not None and rounds.holds(name)
+
+    # Phases.
+
+    def advance(self) -> None:
+        """Takes the job as far as the facts allow, and tells those who wait."""
+        if self.phase not in (*ENDED, "stopping") and self.generations.form_if_due():
+            self.departures.begin()
+        self.warnings.take(self.generations)
+        self.warnings.take(self._curves)
+        if self.phase in ("training", "finishing"):
+            self.training.order_due()
+        if self.phase == "training" and self.complete:
+            self.changes.advance()
+        failure = self.training.failure or self.generations.failure
+        if failure:
+            self.fail(failure)
+        if self.generations.formation.complete and self.begun != self.run.generation:
+            self._begin()
+        saving = self.training.orders.saving
+        facts = Facts(
+            begun=self.complete,
+            initialized=self.generations.formation.initialized,
+            saved=saving.first_saved,
+            trained=self.training.trained,
+            final_saved=saving.final_saved,
+            final_evaluated=saving.final_evaluated,
+        )
+        transition = next_phase(self.phase, facts)
+        if transition is not None:
+            self._enter(transition.phase, transition.reason)
+            self.advance()
+        elif self.phase == "initializing" and facts.initialized:
+            self.training.orders.order_first(self.training.span.step)
+        elif (
+            self.phase == "stopping"
+            and self.stopping is not None
+            and self.stopping.over(self, self.checkpoints.newest)
+        ):
+            if self.stopping.drains:
+                self._leave()
+            else:
+                self.fail(STOPPED)
+        self.bell.ring()
+
+    def _begin(self) -> None:
+        standings, before = self.generations.standings, self.training.span.step
+        try:
+            self.generations.note_restored()
+            self.training.begin(
+                self.run,
+                [s.applied for s in standings],
+                [s.skipped for s in standings],
+                max(s.holding.version for s in standings),
+            )
+        except sqlite3.Error as error:
+            self.generations.cannot(f"generation {self.run.generation} to begin", error)
+            return
+        self.begun = self.run.generation
+        self.training.take_totals(standings[0].totals)
+        self.checkpoints.restored(self.generations.source)
+        lost = went_back(self.begun, before, self.training.span.step, self.generations.source)
+        if lost:
+            self.warnings.add(lost)
+        self.initializer = None
+        self.changes.begin()
+        log.info("generation begun", generation=self.begun, step=self.training.span.step)
+
+    def _enter(self, phase: Phase, reason: str) -> None:
+        log.info("phase", phase=phase, why=reason)
+        self.phase = phase
+        if phase == "recovering":
+            self.training.halt()
+        if phase in ("finishing", "stopping", *ENDED):
+            self.changes.drop()
+        stopped = self.training.stopped
+        if phase == "done" and stopped is not None:
+            self.reason = stopped.reason
+        if phase in ENDED:
+            self.training.history.write()
+            self._at_end()
+            try:
+                self._store.put(ENDED_KEY, {"phase": phase, "reason": self.reason})
+            except sqlite3.Error as error:
+                self.warnings.add(f"that the job has ended cannot be stored: {error}")
+            self.streams.send(self.end())
+            self.bell.ring()

@@ -1,0 +1,1 @@
+"""Starts and supervises a whole cluster on one machine."""

@@ -1,0 +1,235 @@
+"""Child processes of ``coordinator up``: started, watched and, whatever happens, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from coordinator.launch.process_groups import usage
+from coordinator.launch.start_progress import Sample
+from psrpc.core.sanitize import told, told_lines
+from psrpc.files.storage import check_regular, open_regular
+
+POLL_S = 0.02
+OUTPUT_BYTES = 64 << 10
+EVENT_BYTES = 4 << 10
+EVENT_CHARS = 120
+
+_LOG_LINE = re.compile(r'(\x1b\[\d+m)?\d{4}-\d\d-\d\d[T ]|\{"')
+_LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d[T ]\S* *\[\w+ *\] *")
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A child that has ended.
+
+    Attributes:
+        name: e.g. ``"shard-0"``; the log file carries it too.
+        status: the exit status; -N when signal N killed it.
+        log: where its output went, and that of earlier runs in the same directory.
+        log_start: where its own output begins in ``log``, in bytes.
+    """
+
+    name: str
+    pid: int
+    status: int
+    log: Path
+    log_start: int = 0
+
+    def how(self) -> str:
+        """In words: "exit status 1" or "signal SIGKILL"."""
+        if self.status >= 0:
+            return f"exit status {self.status}"
+        try:
+            return f"signal {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"signal {-self.status}"
+
+    def output(self) -> list[str]:
+        """The last lines that it wrote, at most 64 KiB of them. No terminal obeys them."""
+        return list(map(_shown, self._output()))
+
+    def words(self) -> list[str]:
+        """Those of its last lines that are no structured log: error lines and tracebacks."""
+        return [_shown(line) for line in self._output() if not _LOG_LINE.match(line)]
+
+    def _output(self) -> list[str]:
+        return _tail(self.log, self.log_start, OUTPUT_BYTES)
+
+
+def _tail(log: Path, start: int, nbytes: int) -> list[str]:
+    """The lines in the last ``nbytes`` of a log that lie after ``start``. Raises OSError."""
+    with open_regular(log) as opened:
+        opened.seek(max(start, opened.seek(0, os.SEEK_END) - nbytes))
+        return opened.read().decode(errors="replace").splitlines()
+
+
+def event_of(line: str) -> str:
+    """What a line of a log says, without the time and the level, as far as fits in a message."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            line = str(json.loads(line).get("event", line))
+    return told(_LOG_PREFIX.sub("", line).strip(), EVENT_CHARS)
+
+
+def _opened(log: Path) -> io.BufferedWriter:
+    """A log to be added to. Raises OSError; nothing reads a FIFO that is in its place."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(log, flags, 0o666)
+    try:
+        check_regular(os.fstat(handle).st_mode, log)
+        return os.fdopen(handle, "ab")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _shown(line: str) -> str:
+    return told_lines(line, OUTPUT_BYTES)
+
+
+@dataclass(frozen=True)
+class _Child:
+    name: str
+    log: Path
+    log_start: int
+    process: subprocess.Popen[bytes]
+
+
+class Children:
+    """A set of processes that ends with the ``with`` block; not thread-safe.
+
+    Each child leads a process group of its own: a Ctrl-C at the terminal reaches only the parent,
+    which decides who is told what, and what a child has started goes when the child goes. The
+    parent's own violent death is the children's business (``psrpc.ops.process.die_with_parent``).
+    """
+
+    def __init__(self) -> None:
+        self._alive: dict[str, _Child] = {}
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def start(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> int:
+        """Starts a process whose output is appended to ``log``; returns its process id.
+
+        Raises:
+            OSError: the program or the log file cannot be opened.
+        """
+        assert name not in self._alive, name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with _opened(log) as output:
+            log_start = output.tell()
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                process_group=0,
+            )
+        self._alive[name] = _Child(name, log, log_start, process)
+        return process.pid
+
+    def alive(self) -> list[str]:
+        """Names of the children whose end has not been reported yet, in the order of starting."""
+        return list(self._alive)
+
+    def poll(self) -> list[Exited]:
+        """The children that have ended since the last call; each is reported once."""
+        return [self._reap(child) for child in list(self._alive.values()) if _has_ended(child)]
+
+    def wait(self, seconds: float) -> list[Exited]:
+        """Like :meth:`poll`, but waits up to ``seconds`` for a child to end."""
+        deadline = time.monotonic() + seconds
+        while True:
+            exited = self.poll()
+            left = deadline - time.monotonic()
+            if exited or left <= 0 or not self._alive:
+                return exited
+            time.sleep(min(POLL_S, left))
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Sends one child a signal; nothing happens if it has ended."""
+        if name in self._alive:
+            self._alive[name].process.send_signal(number)
+
+    def stopped(self) -> list[str]:
+        """The children that somebody has stopped (SIGSTOP) and nobody has made go on."""
+        return [child.name for child in self._alive.values() if _is_stopped(child)]
+
+    def samples(self, names: Collection[str]) -> dict[str, Sample]:
+        """How far children have come, as the system and their logs say; without those that it says
+        nothing of."""
+        groups = {c.process.pid: c for name, c in self._alive.items() if name in names}
+        return {
+            groups[group].name: Sample(use.cpu_s, use.runnable, _last_event(groups[group]))
+            for group, use in usage(groups).items()
+        }
+
+    def kill_one(self, name: str) -> Exited:
+        """Kills a child that is alive, and all that it has started, and waits for its end."""
+        child = self._alive[name]
+        _kill_group(child)
+        return self._reap(child)
+
+    def kill(self) -> list[Exited]:
+        """Kills all that are left, and all that they have started, and waits for their end."""
+        for child in self._alive.values():
+            _kill_group(child)
+        return [self._reap(child) for child in list(self._alive.values())]
+
+    def _reap(self, child: _Child) -> Exited:
+        # The group goes before its leader is reaped: until then nobody else can have its number.
+        os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+        _kill_group(child)
+        status = child.process.wait()
+        del self._alive[child.name]
+        return Exited(child.name, child.process.pid, status, child.log, child.log_start)
+
+
+def _has_ended(child: _Child) -> bool:
+    options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    return os.waitid(os.P_PID, child.process.pid, options) is not None
+
+
+def _last_event(child: _Child) -> str:
+    with contextlib.suppress(OSError):
+        lines = _tail(child.log, child.log_start, EVENT_BYTES)
+        return next(filter(None, map(event_of, reversed(lines))), "")
+    return ""
+
+
+def _is_stopped(child: _Child) -> bool:
+    options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+    try:
+        return os.waitid(os.P_PID, child.process.pid, options) is not None
+    except ChildProcessError:
+        # It has ended; its end is still to be reported.
+        return False
+
+
+def _kill_group(child: _Child) -> None:
+    # PermissionError is what macOS says about a group that has only a zombie in it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.process.pid, signal.SIGKILL)

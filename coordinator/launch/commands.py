@@ -1,0 +1,225 @@
+"""The command lines of the processes that ``coordinator up`` starts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import string
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.launch.restarts import MAX_RESTARTS
+from psrpc.core.run_names import CERTS
+from psrpc.ops.process import PARENT_PID, with_malloc_settings
+from psrpc.options import config_tf
+from psrpc.options.config_keys import is_a_setting
+from psrpc.security.credentials import PLAINTEXT, Security
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What ``coordinator up`` was asked for; None leaves a choice to the job.
+
+    Attributes:
+        job: the job file, as the user wrote it.
+        run_dir_given: ``run_dir`` is the user's choice.
+        overrides: ``key=value``, in order.
+        intra_op_threads: threads of one TensorFlow operation in a worker; None means the job's
+            own number, and where it has none an even share of the machine's cores.
+        connect_timeout_s: how long shards and workers look for the coordinator.
+        shm: workers share memory with the shards.
+        data_connections: shards take data connections, from workers that do not.
+        step_times: each worker writes ``RUN_DIR/steps/NAME.csv`` when it ends.
+        max_restarts: of processes that die or hang, all together; 0 is never.
+        slow_down: the last worker takes so many times as long to compute as it would.
+        dashboard: HOST:PORT at which browsers can look; None for nowhere.
+        trace: where all processes send their spans; empty for nowhere.
+        security: an operator's; all processes use the same files.
+    """
+
+    job: str
+    shards: int
+    workers: int
+    run_dir: Path
+    run_dir_given: bool = False
+    mode: str | None = None
+    replicas: int | None = None
+    resume: bool = False
+    overrides: tuple[str, ...] = ()
+    log_format: str = "console"
+    connect_timeout_s: float = 120.0
+    intra_op_threads: int | None = None
+    gpu: str = "auto"
+    gpu_memory_fraction: float | None = None
+    shm: bool = True
+    data_connections: bool = True
+    step_times: bool = False
+    max_restarts: int = MAX_RESTARTS
+    slow_down: float = 1.0
+    dashboard: str | None = None
+    trace: str = ""
+    security: Security = PLAINTEXT
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to start."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of one job, by name.
+
+    Attributes:
+        address: HOST:PORT of the coordinator, however often it is started again.
+        coordinator: serves there, and from then on ``RUN_DIR/address`` says so.
+        members: the others: ``shard-0``, …, ``worker-a``, ``worker-b``, … A worker gets its number
+            from the coordinator when it registers, in whatever order that happens; a letter is
+            not taken for one.
+        security: an operator's, to talk to the coordinator.
+    """
+
+    address: str
+    coordinator: Command
+    members: Mapping[str, Command]
+    security: Security = PLAINTEXT
+
+
+def cluster(
+    options: UpOptions, environment: Mapping[str, str], cores: int, address: str
+) -> Cluster:
+    """The processes that ``coordinator up`` starts.
+
+    Args:
+        environment: of this process; the children's are made from it.
+        cores: of this machine, for the workers to share.
+        address: HOST:PORT, for the coordinator.
+    """
+    common = _child_environment(environment)
+    # TensorFlow gives every operation as many threads as there are cores; with several workers
+    # that is too many. It reads this only where neither the job nor an option says a number.
+    threads = str(max(1, cores // options.workers))
+    shared = {"TF_NUM_INTRAOP_THREADS": threads, **common}
+    members = {
+        f"shard-{shard}": Command(_shard(options, address, shard), common)
+        for shard in range(options.shards)
+    }
+    for worker in range(options.workers):
+        name = f"worker-{letters(worker)}"
+        slow_down = options.slow_down if worker == options.workers - 1 else 1.0
+        members[name] = Command(_worker(options, address, name, slow_down), shared)
+    coordinator = Command(_coordinator(options, address), common)
+    return Cluster(address, coordinator, members, options.security)
+
+
+def resume_command(options: UpOptions) -> str:
+    """What to type to go on with a run that was stopped."""
+    return start_command(options, "--resume", "--run-dir", str(options.run_dir))
+
+
+def start_command(options: UpOptions, *more: str) -> str:
+    """What to type for such a run, in a run directory of its own unless ``more`` or the user names
+    one."""
+    if options.run_dir_given and "--run-dir" not in more:
+        more = (*more, "--run-dir", str(options.run_dir))
+    command = ["coordinator", "up", options.job, *more]
+    command += ["--shards", str(options.shards), "--workers", str(options.workers)]
+    security = options.security
+    if security.directory != options.run_dir.absolute() / CERTS:
+        command += security.options()
+    return shlex.join(command + _of_the_job(options))
+
+
+def letters(number: int) -> str:
+    """0 is ``"a"``, 25 ``"z"``, 26 ``"aa"``."""
+    text = ""
+    while number >= 0:
+        text = string.ascii_lowercase[number % 26] + text
+        number = number // 26 - 1
+    return text
+
+
+def _coordinator(options: UpOptions, address: str) -> list[str]:
+    command = _module("coordinator.cli", "serve", "--job", options.job)
+    command += ["--shards", str(options.shards), "--run-dir", str(options.run_dir)]
+    command += ["--bind", address]
+    if options.resume:
+        command.append("--resume")
+    if options.dashboard is not None:
+        command += ["--dashboard", options.dashboard]
+    return command + _of_the_job(options) + _of_every_child(options)
+
+
+def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
+    command = _module("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
+    if not options.data_connections:
+        command += ["--data-connections", "off"]
+    return command + _of_every_member(options, address)
+
+
+def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> list[str]:
+    command = _module("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
+    if options.gpu_memory_fraction is not None:
+        command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
+    if options.intra_op_threads is not None:
+        command += ["--intra-op-threads", str(options.intra_op_threads)]
+    if not options.shm:
+        command.append("--no-shm")
+    if options.step_times:
+        command += ["--step-times", str(options.run_dir / "steps" / f"{name}.csv")]
+    if slow_down > 1:
+        command += ["--slow-down", f"{slow_down:g}"]
+    own = options.run_dir.absolute() / CERTS
+    if options.security.directory == own and (own / name).is_dir():
+        # It runs the job's code, which is not told where the authority's key is.
+        options = replace(options, security=options.security.at(own / name))
+    return command + _of_every_member(options, address)
+
+
+def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    # All that a child is to know is on its command line: what the environment says of some other
+    # cluster is not meant for it.
+    own = {
+        name: value
+        for name, value in environment.items()
+        if not is_a_setting(name) and name != config_tf.NAME
+    }
+    return {
+        **with_malloc_settings(own),
+        # So that a child that is slow to start can tell that its parent is gone already.
+        PARENT_PID: str(os.getpid()),
+        # A log is read while it is written.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", name, *arguments]
+
+
+def _of_the_job(options: UpOptions) -> list[str]:
+    command = []
+    if options.mode is not None:
+        command += ["--mode", options.mode]
+    if options.replicas is not None:
+        command += ["--replicas", str(options.replicas)]
+    for override in options.overrides:
+        command += ["--set", override]
+    return command
+
+
+def _of_every_member(options: UpOptions, address: str) -> list[str]:
+    timeout = ["--connect-timeout", f"{options.connect_timeout_s:g}"]
+    return ["--coordinator", address, *timeout, *_of_every_child(options)]
+
+
+def _of_every_child(options: UpOptions) -> list[str]:
+    common = ["--log-format", options.log_format, "--die-with-parent"]
+    if options.trace:
+        common += ["--trace", options.trace]
+    return [*common, *options.security.options()]

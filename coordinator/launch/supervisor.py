@@ -1,0 +1,283 @@
+"""Runs one job as child processes: starts them in order, starts those again that die or hang, and
+stops them all."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from coordinator.core.lifecycle import STOPPED
+from coordinator.display.screen import Screen
+from coordinator.launch.children import Exited
+from coordinator.launch.commands import Cluster
+from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
+from coordinator.launch.outcome import Outcome
+from coordinator.launch.process_health import COORDINATOR
+from coordinator.launch.restarts import MAX_RESTARTS, Life, Restart, Restarts
+from psrpc.core.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
+from psrpc.core.run_names import SUMMARY
+from psrpc.files.run_paths import read_summary
+from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
+
+TICK_S = 0.05
+"""How soon an end of a child or a Ctrl-C is seen."""
+
+LEAVE_S = 30.0
+"""How long the processes of a job that has ended may take to leave."""
+
+DRAIN_S = 120.0
+"""How long the coordinator may take to end a job that is stopped: it writes a checkpoint."""
+
+STOP_S = 15.0
+"""How long all may take to leave before they are killed; asked once more after half of it."""
+
+LOG_LINES = 15
+"""Lines of a dead process's log that are shown."""
+
+_ENDED = ("done", "failed")
+"""Phases in which nothing is needed any more."""
+
+
+_NO_ROOM = "error PS502: "
+
+_UNTRAINED = ("", "waiting", "initializing")
+"""Phases before the first step; the first is of a coordinator that reads its job."""
+
+
+class Supervisor:
+    """Runs one job; use it once, from one thread.
+
+    Children are started in the order coordinator, then all shards and workers as soon as it
+    serves. One that dies or hangs before the job has ended is killed with all that it started, and
+    started again, as often as :class:`Restarts` allows; the others keep running meanwhile.
+    """
+
+    def __init__(
+        self, cluster: Cluster, run_dir: Path, screen: Screen, max_restarts: int = MAX_RESTARTS
+    ) -> None:
+        self._run_dir = run_dir
+        self._screen = screen
+        self._fleet = Fleet(cluster, run_dir)
+        self._restarts = Restarts(max_restarts)
+        self._due: dict[str, float] = {}
+        self._deaths: list[Death] = []
+        self._status = GetJobStatusResponse()
+        self._served = False
+        self._ended_at: float | None = None
+        self._stop_requests = 0
+        self._summary = stamp(run_dir / SUMMARY)
+
+    def stop(self) -> None:
+        """Ends the job with a checkpoint; a second call kills. For signal handlers."""
+        self._stop_requests += 1
+
+    def run(self) -> Outcome:
+        """Blocks until the job has ended and no child is left.
+
+        Raises:
+            OSError: a process or its log cannot be started.
+        """
+        try:
+            with self._fleet:
+                outcome = self._supervise()
+                self._wind_down(outcome)
+        finally:
+            self._screen.close()
+        return replace(outcome, restarts=self._restarts.made)
+
+    def _supervise(self) -> Outcome:
+        self._fleet.start(COORDINATOR)
+        while not self._stop_requests:
+            outcome = self._turn()
+            if outcome is not None:
+                return outcome
+        return self._drain()
+
+    def _turn(self) -> Outcome | None:
+        for death in self._fleet.wait(TICK_S):
+            outcome = self._ended(death)
+            if outcome is not None:
+                return outcome
+        now = time.monotonic()
+        self._expect_coordinator(now)
+        self._read_look()
+        if self._status.phase in _ENDED:
+            return self._overdue(now)
+        self._ended_at = None
+        if self._status.phase == "stopping":
+            return None
+        for death in self._fleet.kill_hung():
+            outcome = self._ended(death)
+            if outcome is not None:
+                return outcome
+        for name in [name for name, at in self._due.items() if at <= now]:
+            del self._due[name]
+            self._fleet.start(name)
+        return self._judge_deaths()
+
+    def _expect_coordinator(self, now: float) -> None:
+        """Before it serves it describes the job, which takes as long as the user's code takes."""
+        if not self._fleet.serves:
+            self._screen.waiting("the coordinator to read the job", now)
+            return
+        self._screen.waiting("", now)
+        if not self._served:
+            self._served = True
+            self._fleet.start_members()
+
+    def _read_look(self) -> None:
+        look = self._fleet.read_look()
+        if look is not None:
+            self._status = look.status
+            self._screen.show(look.status)
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _ended(self, death: Death) -> Outcome | None:
+        if death.name == COORDINATOR:
+            return self._coordinator_ended(death)
+        self._deaths.append(death)
+        return None
+
+    def _coordinator_ended(self, death: Death) -> Outcome | None:
+        exited = death.exited
+        if exited.status == 0:
+            return Outcome(0)
+        if not (self._served or self._restarts.made) and _is_refusal(exited):
+            return Outcome(exited.status, details=exited.words())
+        if exited.status == INTERRUPTED:
+            return Outcome(INTERRUPTED, STOPPED)
+        drained = exited.status == DRAINED
+        recorded = stamp(self._run_dir / SUMMARY) not in (None, self._summary)
+        if recorded and read_summary(self._run_dir).get("phase") == "done":
+            return Outcome(0)
+        if recorded or (self._status.phase == "stopping" and not drained):
+            return Outcome(FAILED, str(death), _last_words(exited))
+        # The next one will say how the job stands.
+        self._status = GetJobStatusResponse()
+        return self._again(death, "a job cannot go on without its coordinator")
+
+    def _judge_deaths(self) -> Outcome | None:
+        look = self._fleet.newest
+        for death in list(self._deaths):
+            # It may have left because the job has ended; somebody who was killed did not.
+            asked_since = look is not None and look.began > death.at
+            if death.exited.status >= 0 and not asked_since:
+                continue
+            self._deaths.remove(death)
+            outcome = self._member_ended(death)
+            if outcome is not None:
+                return outcome
+        return None
+
+    def _member_ended(self, death: Death) -> Outcome | None:
+        if not is_worker(death.name):
+            return self._again(death, "a job cannot go on without all its shards")
+        others = (*self._fleet.alive, *self._due, *(other.name for other in self._deaths))
+        workers = sum(map(is_worker, others))
+        if death.exited.status in (DONE, DRAINED, INTERRUPTED):
+            # It has left by itself, or was asked to.
+            return None if workers else self._fail(death, f"no worker is left: {death}")
+        return self._again(death, "" if workers else "no worker is left", f"{workers} left")
+
+    def _again(self, death: Death, fatal: str, left: str = "") -> Outcome | None:
+        """Starts it again, if it may be; otherwise the job fails, if that is ``fatal``."""
+        exited = death.exited
+        words = exited.words()
+        decision = self._restarts.ended(
+            Life(death.name, exited.status, death.how, death.lived_s, words[-1] if words else "")
+        )
+        if isinstance(decision, Restart):
+            self._due[death.name] = death.at + decision.after_s
+            when = f" in {decision.after_s:.1f} s" if decision.after_s else ""
+            why = f": {words[-1]}" if words and words[-1].startswith("error PS") else ""
+            self._screen.note(
+                f"warning: {death}{why}; it is started again{when}, {decision.reason}"
+            )
+            return None
+        line = f"{death}; it is not started again: {decision.reason}"
+        if not fatal:
+            self._screen.note(f"warning: {line}; {left}, the job goes on")
+            return None
+        return self._fail(death, f"{line}; {fatal}")
+
+    def _fail(self, death: Death, reason: str) -> Outcome:
+        status = BAD_INPUT if death.exited.status == BAD_INPUT else FAILED
+        return Outcome(status, reason, _last_words(death.exited), own=True)
+
+    def _overdue(self, now: float) -> Outcome | None:
+        self._ended_at = now if self._ended_at is None else self._ended_at
+        if now - self._ended_at <= LEAVE_S:
+            return None
+        reason = f"the coordinator did not leave within {LEAVE_S:.0f} s of the end"
+        return Outcome(FAILED, self._status.reason or reason)
+
+    # -- stopping ----------------------------------------------------------------------------
+
+    def _drain(self) -> Outcome:
+        """Lets the coordinator end the job, which tells all others."""
+        begun = self._status.phase not in _UNTRAINED
+        what = "a checkpoint is written" if begun else "there is nothing to save yet"
+        self._screen.note(f"stopping: {what} (Ctrl-C again to stop at once)")
+        self._fleet.terminate(COORDINATOR)
+        deadline = time.monotonic() + DRAIN_S
+        while COORDINATOR in self._fleet.alive and self._stop_requests < 2:
+            for death in self._fleet.wait(TICK_S):
+                if death.name == COORDINATOR:
+                    return _stopped(death.exited)
+            now = time.monotonic()
+            self._read_look()
+            saving = "to write a checkpoint and to end" if begun else "to end"
+            self._screen.waiting(f"the coordinator {saving}", now)
+            if now >= deadline:
+                break
+        return Outcome(INTERRUPTED, STOPPED, own=True)
+
+    def _wind_down(self, outcome: Outcome) -> None:
+        """Lets the others leave by themselves, asks those that do not, then kills."""
+        self._screen_shows_the_end(outcome)
+        if outcome.own:
+            self._fleet.terminate(COORDINATOR)
+        began = time.monotonic()
+        asked = False
+        while self._fleet.alive and self._stop_requests < 2:
+            self._fleet.wait(TICK_S)
+            now = time.monotonic()
+            self._screen.waiting(f"{', '.join(self._fleet.alive)} to end", now)
+            untold = outcome.own and COORDINATOR not in self._fleet.alive
+            if not asked and (untold or now - began >= STOP_S / 2):
+                asked = True
+                for name in self._fleet.alive:
+                    self._fleet.terminate(name)
+            if now - began >= STOP_S:
+                break
+
+    def _screen_shows_the_end(self, outcome: Outcome) -> None:
+        if outcome.exit_status == 0 and self._status.phase:
+            # Its last steps were made after the last look.
+            self._status.phase = "done"
+            self._status.global_step = self._status.total_steps
+            self._status.waiting_for = ""
+            self._screen.show(self._status)
+
+
+def _is_refusal(coordinator: Exited) -> bool:
+    """Whether one that has never served would be refused again: no restart makes room."""
+    if coordinator.status == FAILED:
+        return any(line.startswith(_NO_ROOM) for line in coordinator.words()[-1:])
+    return coordinator.status == BAD_INPUT
+
+
+def _stopped(coordinator: Exited) -> Outcome:
+    """Of a coordinator that ended after it was told to stop."""
+    if coordinator.status == 0:
+        return Outcome(0)
+    if coordinator.status == FAILED:
+        return Outcome(FAILED, f"the coordinator failed, see {coordinator.log}")
+    # One that was killed has not told the others.
+    return Outcome(INTERRUPTED, STOPPED, own=coordinator.status != INTERRUPTED)
+
+
+def _last_words(exited: Exited) -> list[str]:
+    return (exited.words() or exited.output())[-LOG_LINES:]

@@ -1,0 +1,343 @@
+"""``coordinator up JOB``: a whole cluster on this machine, for as long as one job runs."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from coordinator.certificates.authority import RENEW_BEFORE, certificates_of_run
+from coordinator.certificates.members import member_of_run
+from coordinator.core.wording import step_of
+from coordinator.dashboard.options import ANYWHERE
+from coordinator.dashboard.server import check_address
+from coordinator.display.screen import open_screen
+from coordinator.launch.commands import UpOptions, cluster, letters, resume_command, start_command
+from coordinator.launch.crowding import check_counts, crowded
+from coordinator.launch.fleet import Stamp, stamp
+from coordinator.launch.outcome import Outcome
+from coordinator.launch.reserved_ports import reserved_address
+from coordinator.launch.supervisor import Supervisor
+from coordinator.launch.targets import with_metrics
+from coordinator.process.result import show_result, write_failure, write_restarts
+from coordinator.process.settling import check_ledger
+from coordinator.records.run_directory import (
+    check_free,
+    check_holds_run,
+    new_run_directory,
+    newest_run_directory,
+)
+from psrpc.core.errors import (
+    InvalidArgument,
+    JobFailed,
+    PsError,
+    disk_code,
+    disk_reason,
+    error_line,
+)
+from psrpc.core.exit_status import INTERRUPTED
+from psrpc.core.run_names import CERTS, CHECKPOINTS, SUMMARY
+from psrpc.files.durable import ensure_directory, make_directory
+from psrpc.files.run_paths import read_summary, unfinished_run
+from psrpc.metrics.address import OFF
+from psrpc.ops.process import available_nbytes, on_stop_signals
+from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_source import first_look
+from psrpc.options.security_options import from_arguments, is_insecure
+from psrpc.security.certificates import CA_KEY
+from psrpc.security.credentials import Security
+from psrpc.security.identity import Role, job_name
+
+OWN_CERTIFICATES = 64
+"""Workers that get a certificate of their own, in 2 ms each; further ones share one."""
+
+PROBE_NBYTES = 16 << 10
+"""About the size of a summary."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        _check(args)
+        asked = from_arguments(Role.OPERATOR, args)
+        made, run_dir = make_run_directory(args)
+        options = _options(args, run_dir, _security(asked, args.job, run_dir, args.workers))
+    except PsError as error:
+        if isinstance(error, UserCodeFailed):
+            _say(error.user_traceback.rstrip())
+        _say(error_line(error))
+        return 2
+    earlier = Earlier(stamp(run_dir / SUMMARY), read_summary(run_dir))
+    screen = open_screen(Console())
+    try:
+        with ExitStack() as held:
+            address = held.enter_context(reserved_address())
+            options = held.enter_context(reserved_dashboard(options))
+            processes = cluster(options, os.environ, os.cpu_count() or 1, address)
+            processes = held.enter_context(with_metrics(processes, Path(options.job).stem, run_dir))
+            supervisor = Supervisor(processes, run_dir, screen, options.max_restarts)
+            on_stop_signals(lambda _number: supervisor.stop())
+            screen.note(f"run directory {run_dir}")
+            cores = os.cpu_count() or 1
+            for line in crowded(options.shards, options.workers, cores, available_nbytes()):
+                screen.note(f"warning: {line}")
+            left = None if args.run_dir or args.resume else unfinished_run(Path(args.job).stem)
+            if left is not None:
+                screen.note(f"{left} has not ended; --run-dir {left} goes on with that run")
+            if options.dashboard is not None:
+                screen.note(f"dashboard http://{options.dashboard}/")
+            outcome = supervisor.run()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _say_refused(f"cannot start the processes of the job: {where}", error, run_dir)
+        return 2
+    return conclude(outcome, options, earlier, made)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses what no process could use, before anything is made, touched or started."""
+    for name in ("shards", "workers", "replicas", "intra_op_threads"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            flag = name.replace("_", "-")
+            raise InvalidArgument(f"--{flag} is {value}; expected a whole number of at least 1")
+    check_counts(args.shards, args.workers)
+    if args.max_restarts < 0:
+        raise InvalidArgument(
+            f"--max-restarts is {args.max_restarts}; expected a whole number of at least 0"
+        )
+    if not 1 <= args.slow_down < math.inf:
+        raise InvalidArgument(f"--slow-down is {args.slow_down:g}; expected a number of at least 1")
+    if not args.connect_timeout > 0:
+        raise InvalidArgument(
+            f"--connect-timeout is {args.connect_timeout:g}; expected seconds above 0"
+        )
+    if args.dashboard not in (None, ANYWHERE):
+        check_address(args.dashboard, is_insecure(args))
+    first_look(Path(args.job), args.overrides)
+    if args.run_dir is not None:
+        if args.resume:
+            check_holds_run(args.run_dir)
+        check_free(args.run_dir)
+        check_ledger(args.run_dir, resume=args.resume)
+
+
+def _security(asked: Security, job: str, run_dir: Path, workers: int) -> Security:
+    """What was asked for, otherwise certificates that this run makes for itself: each worker, which
+    runs the job's code, has its own, in a directory without the authority's key.
+
+    Raises:
+        InvalidArgument: those of an earlier start cannot be used.
+    """
+    certs = run_dir.absolute() / CERTS
+    elsewhere = asked.directory is not None and asked.directory.absolute() != certs
+    if elsewhere or asked.insecure or asked.by_token:
+        return asked
+    now = datetime.now(UTC)
+    certificates_of_run(certs, job_name(Path(job).stem), now)
+    # Without the key, which may be kept elsewhere, they share one.
+    own = min(workers, OWN_CERTIFICATES) if (certs / CA_KEY).exists() else 0
+    for worker in range(own):
+        member_of_run(certs, Role.WORKER, letters(worker), now, RENEW_BEFORE)
+    return Security.from_options(Role.OPERATOR, certs)
+
+
+def _options(args: argparse.Namespace, run_dir: Path, security: Security) -> UpOptions:
+    return UpOptions(
+        job=args.job,
+        shards=args.shards,
+        workers=args.workers,
+        run_dir=run_dir,
+        run_dir_given=args.run_dir is not None,
+        mode=args.mode,
+        replicas=args.replicas,
+        resume=args.resume,
+        overrides=tuple(args.overrides),
+        log_format=args.log_format,
+        connect_timeout_s=args.connect_timeout,
+        intra_op_threads=args.intra_op_threads,
+        gpu=args.gpu,
+        gpu_memory_fraction=args.gpu_memory_fraction,
+        shm=args.shm,
+        data_connections=args.data_connections != OFF,
+        step_times=args.step_times,
+        max_restarts=args.max_restarts,
+        slow_down=args.slow_down,
+        dashboard=args.dashboard,
+        trace=args.trace,
+        security=security,
+    )
+
+
+@contextmanager
+def reserved_dashboard(options: UpOptions) -> Iterator[UpOptions]:
+    """``options`` with an address for the dashboard that stays the same, where any would do."""
+    if options.dashboard != ANYWHERE:
+        yield options
+        return
+    with reserved_address() as address:
+        yield replace(options, dashboard=address)
+
+
+def make_run_directory(args: argparse.Namespace) -> tuple[bool, Path]:
+    """The run directory, and whether it was made just now."""
+    name = Path(args.job).stem
+    if args.run_dir is not None:
+        made = not args.run_dir.exists()
+        try:
+            ensure_directory(args.run_dir.absolute())
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot make --run-dir {args.run_dir}: {disk_reason(error)}", code=disk_code(error)
+            ) from None
+        return made, args.run_dir
+    if args.resume:
+        newest = newest_run_directory(name)
+        check_free(newest)
+        return False, newest
+    first = new_run_directory(name, datetime.now(UTC))
+    for attempt in itertools.count(1):
+        # Two runs that begin in the same second.
+        path = first if attempt == 1 else first.with_name(f"{first.name}-{attempt}")
+        try:
+            make_directory(path.absolute())
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InvalidArgument(
+                f"cannot make {path}: {disk_reason(error)}; say --run-dir", code=disk_code(error)
+            ) from None
+        return True, path
+    raise AssertionError("count never ends")
+
+
+class Earlier(NamedTuple):
+    """The summary that was there before the run was started: its stamp and what it says."""
+
+    stamp: Stamp | None = None
+    summary: Mapping[str, Any] = MappingProxyType({})
+
+
+def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool) -> int:
+    """Completes the summary and shows the result."""
+    run_dir = options.run_dir
+    if outcome.refused:
+        _say("\n".join(outcome.details))
+        if made:
+            # Nothing came of it, and a run directory would say that something did.
+            shutil.rmtree(run_dir)
+        return outcome.exit_status
+    summary = read_summary(run_dir)
+    if stamp(run_dir / SUMMARY) == earlier.stamp:
+        # It is an earlier run's, or was never written.
+        summary = {}
+    reason, details = outcome.reason, outcome.details
+    status, before = outcome.exit_status, ""
+    if status == 0 and not summary:
+        status, reason = 1, f"the coordinator left no {SUMMARY} in {run_dir}"
+        # What has kept the coordinator from it may still be there.
+        _written(run_dir, partial(_probe, run_dir))
+    elif status and summary.get("reason") and not outcome.own:
+        if status != INTERRUPTED:
+            reason, details, before = str(summary["reason"]), [], "job failed: "
+    elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
+        _written(run_dir, partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
+        summary = read_summary(run_dir)
+    # The coordinator has written it once more, since it still holds.
+    served = bool(summary) and summary == earlier.summary
+    if summary and not served:
+        _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
+        summary = read_summary(run_dir)
+    if summary.get("global_step"):
+        show_result(summary, run_dir)
+    if served and not status:
+        _say(f"nothing was left to train; {_more_of_it(summary)}")
+    if status:
+        _say("\n".join(details))
+        interrupted = status == INTERRUPTED
+        _say(reason if interrupted else error_line(JobFailed(reason), before))
+    if status == INTERRUPTED:
+        _say(_lost(summary))
+        _say(_how_to_go_on(options))
+    return status
+
+
+def _more_of_it(summary: Mapping[str, Any]) -> str:
+    """How a run that is done goes on after all."""
+    reason = str(summary.get("reason") or "")
+    if reason.startswith("stopped early"):
+        return f"the run {reason}; more patience, --set 'stop_early=min:loss patience=N', goes on"
+    return "--set epochs=N, of all epochs, goes on"
+
+
+def _how_to_go_on(options: UpOptions) -> str:
+    """What to type after a run was stopped."""
+    if any((options.run_dir / CHECKPOINTS).glob("step-*")):
+        return f"go on with: {resume_command(options)}"
+    if not options.run_dir.exists():
+        return (
+            f"run directory {options.run_dir} is gone, and nothing is saved; begin anew with: "
+            f"{start_command(options)}"
+        )
+    return (
+        f"nothing had been trained, and nothing is saved; begin anew with: {start_command(options)}"
+    )
+
+
+def _written(run_dir: Path, write: Callable[[], None]) -> None:
+    """A disk that refuses takes the summary, not the result."""
+    try:
+        write()
+    except OSError as error:
+        _say_refused(f"{run_dir / SUMMARY} cannot be written: ", error, run_dir)
+
+
+def _say_refused(what: str, error: OSError, run_dir: Path) -> None:
+    code = disk_code(error)
+    left = f"; {_on_disk(run_dir)}" if code == "PS502" else ""
+    _say(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
+
+
+def _probe(run_dir: Path) -> None:
+    """Raises OSError: a summary cannot be written there."""
+    with tempfile.TemporaryFile(dir=run_dir, buffering=0) as file:
+        file.write(bytes(PROBE_NBYTES))
+
+
+def _on_disk(run_dir: Path) -> str:
+    """What a run has left, in words."""
+    names = [path.name for path in (run_dir / CHECKPOINTS).glob("step-*")]
+    newest = [f"{CHECKPOINTS}/{max(names)}"] if names else []
+    kept = [*newest, *(name for name in (SUMMARY, "logs") if (run_dir / name).exists())]
+    return f"{run_dir} keeps {', '.join(kept)} as they are" if kept else f"{run_dir} holds nothing"
+
+
+def _lost(summary: Mapping[str, Any]) -> str:
+    """What a run that was stopped has to do again, where its last state could not be saved."""
+    saved = step_of(summary.get("checkpoint") or "")
+    step = summary.get("global_step") or 0
+    if saved is None or saved >= step:
+        return ""
+    return (
+        f"warning: step {step} could not be saved; the newest checkpoint is of step {saved}, "
+        "and what came after it is done again"
+    )
+
+
+def _say(text: str) -> None:
+    if text:
+        print(text, file=sys.stderr)  # noqa: T201

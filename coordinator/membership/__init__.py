@@ -1,0 +1,1 @@
+"""Who belongs to the job, how a generation forms, and what recovers it. Pure."""

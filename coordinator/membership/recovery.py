@@ -1,0 +1,142 @@
+"""Where shards begin: at the start, after a loss, after the coordinator itself was lost.
+
+See ``docs/design/0008-recovery.md``. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.core.wording import shards, step_of
+from coordinator.core.work import Begin, Decision
+from psrpc.core.errors import CheckpointError
+from psrpc.core.plural import counted
+from psrpc.core.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a shard holds: parameters of ``version`` if it is ``initialized``, as they became in
+    ``generation``."""
+
+    incarnation: int
+    generation: int = 0
+    initialized: bool = False
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where all shards begin, and why there. ``kept`` when all of them keep what they hold, so
+    that the history goes on."""
+
+    begins: tuple[Begin, ...]
+    reason: str
+    kept: bool
+
+
+def why_restore(
+    holdings: Sequence[Holding], settings: Policy, since: int, decision: Decision | None
+) -> str:
+    """Why the shards cannot all keep what they hold, in words; empty if they can.
+
+    Args:
+        since: the generation since which all shards have kept what they held. In sync mode, what
+            became in an older one is of another history.
+        decision: the newest that was stored since; it may have reached some shards only.
+    """
+    lacking = _lacking(holdings)
+    if lacking:
+        return f"{shards(lacking)} hold{'s' if len(lacking) == 1 else ''} no parameters"
+    if not settings.rounds:
+        return ""
+    generations = {holding.generation for holding in holdings}
+    if min(generations) < since:
+        return f"the shards stand at generations {sorted(generations)}"
+    versions = {holding.version for holding in holdings}
+    together = len(versions) == 1
+    if decision is not None:
+        together = versions <= {decision.round, decision.round + 1}
+    return "" if together else f"the shards stand at rounds {sorted(versions)}"
+
+
+def choose_origin(
+    holdings: Sequence[Holding],
+    settings: Policy,
+    generation: int,
+    policy: int,
+    *,
+    since: int,
+    decision: Decision | None,
+    checkpoint: str | None,
+    committed: bool,
+    version: int | None = None,
+) -> Origin:
+    """What each shard is told, by index.
+
+    Args:
+        settings, policy: the policy that stands, and its number.
+        generation: the one that is formed.
+        since, decision: as in :func:`why_restore`.
+        checkpoint: the newest good one, relative to the run directory; None if there is none.
+        committed: whether this run has ever committed a checkpoint. Training begins only after the
+            first, so without any there is nothing to lose.
+        version: what the versions of shards that restore it become, if not what they were then.
+
+    Raises:
+        CheckpointError: parameters were lost, and no checkpoint is left that is good.
+    """
+    lost = why_restore(holdings, settings, since, decision)
+    if not lost:
+        keep = Begin(generation, policy, keep=True, decision=decision, settings=settings)
+        return Origin(tuple(keep for _ in holdings), "all shards keep theirs", kept=True)
+    if checkpoint is None:
+        if committed:
+            raise CheckpointError(f"{lost}, and no checkpoint of this run is good", code="PS404")
+        fresh = Begin(generation, policy, settings=settings)
+        reason = f"{lost}, and no checkpoint was ever committed: a worker initializes all shards"
+        return Origin(tuple(fresh for _ in holdings), reason, kept=False)
+    restore = Begin(generation, policy, restore=checkpoint, settings=settings, version=version)
+    if settings.rounds:
+        reason = f"{lost}: all shards restore {checkpoint}"
+        return Origin(tuple(restore for _ in holdings), reason, kept=False)
+    keep = Begin(generation, policy, keep=True, settings=settings)
+    begins = tuple(keep if holding.initialized else restore for holding in holdings)
+    they = "it restores" if len(_lacking(holdings)) == 1 else "they restore"
+    return Origin(begins, f"{lost}: {they} {checkpoint}", kept=False)
+
+
+def _lacking(holdings: Sequence[Holding]) -> list[int]:
+    return [index for index, holding in enumerate(holdings) if not holding.initialized]
+
+
+def went_back(generation: int, before: int, after: int, source: str) -> str:
+    """What a job has lost whose ``generation`` begins at another global step than the one before
+    has come to, in words; empty if it has lost nothing.
+
+    Args:
+        before, after: the global steps.
+        source: the checkpoint that was restored; empty for none.
+    """
+    if after >= before:
+        return ""
+    lost = before - after
+    steps = counted(lost, "step is", "steps are")
+    # The name is given when the order goes out; who trains asynchronously goes on until it arrives.
+    named = step_of(source)
+    more = 0 if named is None else after - named
+    beyond = f", which holds {counted(more, 'step')} beyond its name" if more > 0 else ""
+    return (
+        f"generation {generation}: back to step {after} ({source or 'no checkpoint'}{beyond}): "
+        f"{steps} done again"
+    )
+
+
+def go_over(
+    holdings: Sequence[Holding], settings: Policy, generation: int, policy: int, step: int
+) -> Origin:
+    """What each shard is told when the policy changes and nothing was lost: they all hold the same
+    batches, and their versions become the global ``step``."""
+    keep = Begin(generation, policy, keep=True, settings=settings, version=step)
+    return Origin(tuple(keep for _ in holdings), f"policy {policy} stands: {settings}", kept=True)

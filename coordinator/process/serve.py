@@ -1,0 +1,503 @@
+"""``coordinator serve``: one run of a job, from its description to its summary."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coordinator.certificates.audit import AUDIT, AuditLog
+from coordinator.checkpoints.counted import read_counted
+from coordinator.checkpoints.disk import ThreadedDisk
+from coordinator.core.description import JobDescription, check_for_shards
+from coordinator.core.lifecycle import ENDED, STOPPED
+from coordinator.dashboard.options import DEFAULT_PORT as DASHBOARD_PORT
+from coordinator.dashboard.sampler import Chronicle
+from coordinator.dashboard.server import DashboardServer
+from coordinator.dashboard.snapshots import Board
+from coordinator.job.engine import Engine
+from coordinator.job.job_run import Course
+from coordinator.process.describing import describe_command, describe_job
+from coordinator.process.metrics import families
+from coordinator.process.settling import check_ledger, settle
+from coordinator.process.summary import still_holds, summarize, write_summary
+from coordinator.records.remembered import remembered
+from coordinator.records.run_directory import (
+    LEDGER,
+    RunDirectory,
+    check_free,
+    check_holds_run,
+    new_run_directory,
+    newest_run_directory,
+)
+from coordinator.records.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
+from coordinator.rpc.server import Server
+from psrpc.core.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code, disk_reason
+from psrpc.core.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
+from psrpc.core.plan import Plan, make_plan
+from psrpc.core.run_names import CERTS, HISTORY, SUMMARY
+from psrpc.files.run_paths import newest_run, read_summary, unfinished_run
+from psrpc.metrics.address import OFF
+from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.net.channel import check_metrics, format_address, parse_address
+from psrpc.ops.clock import Clock, MonotonicClock
+from psrpc.ops.logs import get_logger
+from psrpc.ops.process import StopSignals
+from psrpc.ops.waiting import Announcer
+from psrpc.options.security_options import from_arguments
+from psrpc.security.certificates import CA_KEY
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.identity import Role
+from psrpc.v1 import coordinator_pb2 as pb
+
+log = get_logger()
+
+Result = TypeVar("Result")
+
+LEAVE_S = 10.0
+"""How long the coordinator stays to tell the others that the job is over."""
+
+TICK_S = 0.5
+
+METRICS_S = 5.0
+"""Who asks for metrics waits so long at most until the coordinator comes to it."""
+
+TELL_S = 1.0
+"""How long a drained coordinator stays for shards that leave, too, and ask every 0.2 s."""
+
+REFUSE_S = 15.0
+"""How long one that is supervised, and has no run to serve, says so: the processes that were
+started with it take seconds to come up."""
+
+PASSING = ("PS122", "PS502", "PS504")
+"""Codes of what keeps a coordinator from its run directory for a time: another one that holds it,
+and storage that is full or fails."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What ``coordinator serve`` was asked for; None leaves a choice to the job.
+
+    Raises:
+        InvalidArgument: a value that cannot be meant; names the option and the value.
+    """
+
+    job: Path
+    shards: int = 1
+    bind: str = "127.0.0.1:5000"
+    run_dir: Path | None = None
+    mode: str | None = None
+    replicas: int | None = None
+    overrides: tuple[str, ...] = ()
+    resume: bool = False
+    auto_resume: bool = False
+    dashboard: str | None = None
+    security: Security = PLAINTEXT
+    metrics: str = OFF
+    reflection: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("shards", self.shards), ("replicas", self.replicas)):
+            if value is not None and value < 1:
+                raise InvalidArgument(f"--{name} is {value}; expected a whole number of at least 1")
+        parse_address(self.bind, default_port=5000)
+        if self.dashboard is not None:
+            parse_address(self.dashboard, default_port=DASHBOARD_PORT)
+
+
+def options_from(args: argparse.Namespace) -> ServeOptions:
+    """The checked options. Raises InvalidArgument."""
+    return ServeOptions(
+        job=args.job,
+        shards=args.shards,
+        bind=args.bind,
+        run_dir=args.run_dir,
+        mode=args.mode,
+        replicas=args.replicas,
+        overrides=tuple(args.overrides),
+        resume=args.resume == "always",
+        auto_resume=args.resume == "auto",
+        dashboard=args.dashboard,
+        security=from_arguments(Role.COORDINATOR, args),
+        metrics=args.metrics,
+        reflection=args.reflection,
+    )
+
+
+async def serve(options: ServeOptions, check: Callable[[], object] = lambda: None) -> int:
+    """Runs the job to its end, or until a signal; returns an exit status.
+
+    Args:
+        check: raises a PsError that speaks against the job; called once the port is taken.
+
+    Raises:
+        JobFailed: it could not go on. The summary is written, unless the disk refused.
+        PsError: the job or the options cannot be used; nothing was started.
+    """
+    signals = _Signals()
+    signals.install()
+    host, port = parse_address(options.bind, default_port=5000)
+    server = Server(format_address(host, port), options.security, options.reflection)
+    board = Board(options.job.stem, time.time)
+    chronicle = Chronicle(board)
+    dashboard = DashboardServer(options.dashboard, board, options.security.insecure)
+    try:
+        # Before there is a run directory.
+        if options.metrics != OFF:
+            check_metrics(options.metrics, options.security)
+        port = server.bind()
+        dashboard.start()
+        if dashboard.url:
+            log.info("dashboard", url=dashboard.url)
+        check()
+        if options.run_dir is not None:
+            if options.resume:
+                check_holds_run(options.run_dir)
+            if not options.auto_resume:
+                # There, one that is leaving has until the job is described to be gone.
+                check_free(options.run_dir)
+            check_ledger(options.run_dir, resume=options.resume or options.auto_resume)
+        description = _known(options) or await signals.unless_stopped(_describe(options))
+        if description is None:
+            return signals.status
+        plan = _plan(options, description)
+        with (
+            _disk_errors_named(plan),
+            _taken(
+                RunDirectory(_run_dir(options, description), options.resume), options
+            ) as directory,
+            Store(directory.path / LEDGER) as store,
+            AuditLog(directory.path / AUDIT, lambda: datetime.now(UTC)) as audit,
+        ):
+            store.check()
+            run = settle(options, description, plan, directory, store)
+            disk = ThreadedDisk(run, failed=lambda why: course.fail(why))
+            course = Course(
+                run,
+                store,
+                MonotonicClock(),
+                disk,
+                at_end=lambda: _write_summary(course),
+                history=run.run_dir / HISTORY,
+            )
+            warn_of_key(course, options.security)
+            signals.pass_on_to(course)
+            engine, loop = Engine(course, store), asyncio.get_running_loop()
+
+            def revoked(serials: list[str]) -> None:
+                audit.note("revoked", serials=serials)
+                loop.call_soon_threadsafe(engine.certificates_revoked, serials)
+
+            options.security.on_revoked(revoked)
+            options.security.share_revocations(run.run_dir, keeps=True)
+            await server.start(engine, board, audit)
+            where = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+            directory.write_address(
+                format_address(where, port), encrypted=options.security.encrypted
+            )
+            chronicle.open(run.run_id, run.run_dir, server.status)
+            try:
+                with MetricsServer(
+                    options.metrics, lambda: _metrics(server, loop), options.security
+                ) as metrics:
+                    log.info(
+                        "serving",
+                        address=format_address(host, port),
+                        run_dir=str(run.run_dir),
+                        metrics=metrics.address,
+                    )
+                    await _until_over(course, chronicle)
+                await disk.close()
+            finally:
+                await chronicle.close()
+                # A late call would find the course and its store closed, and so would work that
+                # calls have begun on the disk meanwhile, as a commit when the job is left at once.
+                await server.stop()
+                await disk.close()
+                course.close()
+            # Now that all have told what they did last.
+            status = _exit_status(course)
+            if status == DRAINED:
+                log.info("drained", checkpoint=course.checkpoints.newest or None)
+                return status
+            _write_summary(course)
+            log.info("over", phase=course.phase, resume=summarize(course)["resume"] or None)
+            if course.phase == "failed" and status != INTERRUPTED:
+                raise JobFailed(course.reason)
+            return status
+    except PsError as error:
+        if isinstance(error, JobDone):
+            log.info("nothing is left to do", why=str(error))
+        if options.auto_resume and server.closed and not isinstance(error, JobFailed):
+            await _tell(server, error, signals)
+        if isinstance(error, JobDone):
+            return DONE
+        raise
+    finally:
+        await server.stop()
+        await asyncio.to_thread(dashboard.stop)
+
+
+def warn_of_key(course: Course, security: Security) -> None:
+    """Says once that the authority's key lies where no process needs it. Certificates that the run
+    has made for itself are for this machine alone."""
+    directory = security.directory
+    if directory is None or directory.absolute() == course.run.run_dir / CERTS:
+        return
+    if (directory / CA_KEY).exists():
+        warning = (
+            f"--certs {directory} holds {CA_KEY}, with which a thief makes certificates of any "
+            "role; keep it elsewhere, and give each process the files of its role alone"
+        )
+        course.warnings.add(warning)
+
+
+def _metrics(server: Server, loop: asyncio.AbstractEventLoop) -> Iterator[Family]:
+    """From another thread: the job is looked at in its own."""
+    found: Future[pb.GetJobStatusResponse] = Future()
+
+    def look() -> None:
+        try:
+            found.set_result(server.status())
+        except Exception as error:
+            found.set_exception(error)
+
+    loop.call_soon_threadsafe(look)
+    return families(found.result(METRICS_S))
+
+
+def _known(options: ServeOptions) -> JobDescription | None:
+    if options.resume or options.run_dir is None:
+        return None
+    return remembered(
+        options.run_dir, options.job, options.overrides, options.mode, options.replicas
+    )
+
+
+async def _describe(options: ServeOptions) -> JobDescription:
+    command = describe_command(options.job, options.mode, options.replicas, options.overrides)
+    describing = asyncio.ensure_future(describe_job(command, dict(os.environ)))
+    clock = MonotonicClock()
+    announcer = _announcer()
+    try:
+        while not (await asyncio.wait([describing], timeout=0.5))[0]:
+            announcer.waiting(f"`worker describe {options.job}`", clock.now())
+    except asyncio.CancelledError:
+        describing.cancel()
+        await asyncio.gather(describing, return_exceptions=True)
+        raise
+    return describing.result()
+
+
+def _plan(options: ServeOptions, description: JobDescription) -> Plan:
+    check_for_shards(description, options.shards)
+    variables, tables = description.variables, description.tables
+    return make_plan(variables, options.shards, description.placement, tables)
+
+
+def _run_dir(options: ServeOptions, description: JobDescription) -> Path:
+    if options.run_dir is not None:
+        return options.run_dir
+    if options.resume:
+        return newest_run_directory(description.name)
+    if options.auto_resume:
+        newest = newest_run(description.name)
+        return newest or new_run_directory(description.name, datetime.now(UTC))
+    if earlier := unfinished_run(description.name):
+        log.warning("an earlier run has not ended", to_go_on_with_it=f"--run-dir {earlier}")
+    return new_run_directory(description.name, datetime.now(UTC))
+
+
+async def _until_over(course: Course, chronicle: Chronicle) -> None:
+    """Ticks until the job is over and everybody knows, or had time to."""
+    ticking = asyncio.create_task(_tick_forever(course, chronicle))
+    over = asyncio.create_task(_wait_until_over(course))
+    try:
+        await asyncio.wait((ticking, over), return_when=asyncio.FIRST_COMPLETED)
+        for task in (ticking, over):
+            if task.done():
+                task.result()
+    finally:
+        for task in (ticking, over):
+            task.cancel()
+        await asyncio.gather(ticking, over, return_exceptions=True)
+
+
+async def _tick_forever(course: Course, chronicle: Chronicle) -> None:
+    while True:
+        course.tick()
+        chronicle.tick()
+        await asyncio.sleep(TICK_S)
+
+
+async def _wait_until_over(course: Course) -> None:
+    loop = asyncio.get_running_loop()
+    while not (course.phase in ENDED or course.drained):
+        await course.bell.wait(loop.time() + LEAVE_S)
+    if course.drained:
+        deadline = loop.time() + TELL_S
+        while not course.departures.all_told and await course.bell.wait(deadline):
+            pass
+        return
+    deadline = loop.time() + LEAVE_S
+    while not course.everyone_knows:
+        # Whoever is taken for gone is found by a tick, which rings too.
+        if not await course.bell.wait(deadline):
+            return
+
+
+def _write_summary(course: Course) -> None:
+    """A disk that is full takes the summary, not the result."""
+    run_dir = course.run.run_dir
+    before = read_summary(run_dir)
+    try:
+        # Written all the same: it is newer than the start of the run then.
+        if still_holds(before, course):
+            write_summary(run_dir, before)
+            return
+        counted = read_counted(course.run, course.checkpoints.newest)
+        write_summary(run_dir, {**summarize(course), "counted": counted})
+    except OSError as error:
+        why = PsError(f"{SUMMARY} cannot be written: {disk_reason(error)}", code=disk_code(error))
+        log.warning("no summary", why=why.coded)
+
+
+@contextlib.contextmanager
+def _disk_errors_named(plan: Plan) -> Iterator[None]:
+    """All files that ``serve`` touches itself are in the run directory."""
+    try:
+        yield
+    except DamagedLedger as error:
+        raise damaged_ledger(error) from error
+    except (OSError, sqlite3.Error) as error:
+        code = disk_code(error)
+        advice = _room(plan) if code == "PS502" else "see what is wrong with the disk"
+        raise JobFailed(
+            f"the run directory cannot be used: {_words(error)}; {advice}, or choose another "
+            "--run-dir",
+            code=code,
+        ) from error
+
+
+def _room(plan: Plan) -> str:
+    checkpoint = sum(plan.shard_nbytes(shard) for shard in range(plan.shards))
+    return (
+        f"a run takes {LEDGER_NBYTES / 1e6:.1f} MB for its ledger and at least "
+        f"{checkpoint / 1e6:.1f} MB for each checkpoint; make room"
+    )
+
+
+def _words(error: OSError | sqlite3.Error) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    # How much room to make is said behind it.
+    return f"{where}{error.strerror if disk_code(error) == 'PS502' else disk_reason(error)}"
+
+
+@contextlib.contextmanager
+def _taken(directory: RunDirectory, options: ServeOptions) -> Iterator[RunDirectory]:
+    """Holds the run directory. What keeps a supervised coordinator from it now may be over at its
+    next start: the one before it is still leaving, the storage is full or not there yet."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(directory)
+        except PsError as error:
+            if options.auto_resume and error.code in PASSING:
+                raise JobFailed(str(error), code=error.code) from error
+            raise
+        yield directory
+
+
+def _exit_status(course: Course) -> int:
+    if course.phase == "done":
+        return DONE
+    if course.phase != "failed":
+        return DRAINED
+    return INTERRUPTED if course.reason == STOPPED else FAILED
+
+
+async def _tell(server: Server, why: PsError, signals: _Signals) -> None:
+    """Says for a while why there is no run; a signal ends that."""
+    server.refuse(why)
+    await signals.unless_stopped(stay_to_tell(why, MonotonicClock()))
+
+
+async def stay_to_tell(
+    why: PsError, clock: Clock, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Stays for shards and workers that were started together with this coordinator, and says so at
+    once, after three seconds, and whenever it has lasted twice as long."""
+    what = "that the run is done" if isinstance(why, JobDone) else "why there is no run"
+    awaited = f"shards and workers that ask, to tell them {what} (for {REFUSE_S:.0f} s)"
+    log.info("waiting", waiting_for=awaited, why=why.coded)
+    announcer, until = _announcer(), clock.now() + REFUSE_S
+    while (left := until - clock.now()) > 0:
+        announcer.waiting(awaited, clock.now())
+        await pause(min(left, TICK_S))
+
+
+def _announcer() -> Announcer:
+    return Announcer(
+        lambda reason, waited_s: log.info("waiting", waiting_for=reason, waited_s=round(waited_s))
+    )
+
+
+class _Signals:
+    """SIGTERM and SIGHUP drain, SIGINT stops the job; all cancel what precedes a course. A
+    signal between the two is kept: it ends the work that comes next, or goes to the course."""
+
+    def __init__(self) -> None:
+        self.status = DONE
+        """Of a process that a signal has ended before there was a course."""
+        self._course: Course | None = None
+        self._early: asyncio.Task[Any] | None = None
+        self._came: int | None = None
+        """The signal that came last, until a course has it."""
+        self._signals = StopSignals()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._signals.numbers:
+            loop.add_signal_handler(number, self._heard, number)
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """The result of ``work``, or None if a signal came before this returns."""
+        if self._came is not None:
+            work.close()
+            return None
+        self._early = early = asyncio.create_task(work)
+        try:
+            result = await early
+        except asyncio.CancelledError:
+            return None
+        # It may have come when the task was done already, and nothing was there to be cancelled.
+        return result if self._came is None else None
+
+    def pass_on_to(self, course: Course) -> None:
+        """``course`` gets the signals from now on, and one that came before."""
+        self._course = course
+        if self._came is not None:
+            self._signalled(self._came)
+
+    def _heard(self, number: int) -> None:
+        if self._signals.says(number):
+            self._signalled(number)
+
+    def _signalled(self, number: int) -> None:
+        self.status, self._came = after_signal(number), number
+        if self._course is not None:
+            self._came = None
+            self._course.stop() if number == signal.SIGINT else self._course.drain()
+        elif self._early is not None:
+            self._early.cancel()

@@ -1,0 +1,366 @@
+"""What is settled before anyone is let in: a new run, or one that goes on."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from coordinator.checkpoints.checkpoints import Chosen, choose_checkpoint, remove_unfinished
+from coordinator.core.description import JobDescription
+from coordinator.core.history import Followed
+from coordinator.core.run import Run
+from coordinator.records.remembered import started_with
+from coordinator.records.run_directory import LEDGER, RunDirectory
+from coordinator.records.store import (
+    ENDED,
+    FIRST,
+    GENERATION,
+    IDENTITY,
+    POLICIES,
+    SINCE,
+    TWICE,
+    DamagedLedger,
+    Store,
+    damaged_ledger,
+)
+from psrpc.checkpoint.manifest import find_checkpoints
+from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob, JobDone
+from psrpc.core.plan import Plan
+from psrpc.core.policy import SETTINGS, Policy
+from psrpc.core.run_names import CHECKPOINTS
+from psrpc.files.storage import DISK, Storage
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+FREE_TO_CHANGE = (
+    "checkpoint_every",
+    "evaluate_every_epoch",
+    "full_checkpoint_every",
+    "keep_best",
+    "keep_checkpoints",
+    "reduce_lr",
+    "stop_early",
+    "unsummed_metrics",
+)
+"""Settings of a job that a run may go on with other values of."""
+
+
+class Options(Protocol):
+    """What a run is settled from; see ServeOptions."""
+
+    @property
+    def job(self) -> Path: ...
+    @property
+    def shards(self) -> int: ...
+    @property
+    def mode(self) -> str | None: ...
+    @property
+    def replicas(self) -> int | None: ...
+    @property
+    def overrides(self) -> tuple[str, ...]: ...
+    @property
+    def resume(self) -> bool: ...
+    @property
+    def auto_resume(self) -> bool: ...
+
+
+def settle(
+    options: Options,
+    description: JobDescription,
+    plan: Plan,
+    directory: RunDirectory,
+    store: Store,
+    storage: Storage = DISK,
+) -> Run:
+    """The run to serve, which is stored.
+
+    A directory without a run gets one. A run that has not ended goes on, with the same job; its
+    shards may be there still. One that has ended before anything was saved begins anew, since
+    nothing is trained before the first checkpoint. One that has ended, or is to go on as another
+    job, is resumed. The policy that it followed last stands, unless it is resumed with another one
+    than it was started with. With ``auto_resume`` each of these is done where it is due.
+
+    Raises:
+        JobDone: the run is done, and ``auto_resume`` asks for no more than that.
+        AlreadyExists: the run has ended, and nobody said --resume.
+        InvalidJob: the run is of another job, or the job does not fit the checkpoint to resume.
+        CheckpointError: there is no good checkpoint to resume.
+        OSError: the operating system refused.
+    """
+    identity = _identity(options, description, plan)
+    known = store.get(IDENTITY)
+    ended = store.get(ENDED)
+    run_id, token, resume = secrets.token_hex(8), "", options.resume
+    if known is not None:
+        run_id = known["run_id"]
+        if options.auto_resume:
+            resume = _resumes(directory.path, store, known, identity)
+        elif not resume and _ended_unsaved(directory.path, store, storage):
+            _check_same_name(directory.path, known, identity)
+        elif not resume:
+            _check_goes_on(directory.path, known, identity, ended)
+        if ended is None and not _difference(known, identity):
+            # Its shards may be there, and look again for the word that they know.
+            token = directory.token()
+    policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
+    generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
+    first = (known or {}).get(FIRST) or identity["policy"]
+    if known is not None and not resume and _difference(known, identity):
+        # Nothing was trained as it was.
+        first = identity["policy"]
+    remarks: list[str] = []
+    twice = store.get(TWICE) or 0
+    if resume:
+        try:
+            chosen = _check_checkpoint(
+                directory.path, description, plan, run_id if known else None, storage
+            )
+        except CheckpointError as error:
+            if known is None or _saved(directory.path, store, storage):
+                raise
+            raise _nothing_to_resume(directory.path, error) from None
+        run_id = chosen.run_id
+        # A ledger that is new, in place of one that was damaged, knows of none of them.
+        generation = max(generation, _highest_generation(directory.path, storage))
+        twice += chosen.apart
+        stands = policies[-1] if policies else Followed(1, Policy.from_json(first))
+        asked = description.policy
+        if (
+            known
+            and known.get("policy") not in (None, identity["policy"])
+            and (asked != stands.settings)
+        ):
+            followed = Followed(
+                stands.number + 1,
+                asked,
+                chosen.restored.global_step,
+                chosen.batches,
+                stands.rate,
+            )
+            log.info("the policy has changed", to=str(followed), step=followed.step)
+            policies, since = (*policies, followed), generation + 1
+        remarks = _left_out(known or {}, identity)
+        now = policies[-1].settings if policies else stands.settings
+        if now != stands.settings:
+            remarks.append(f"the run goes on as {now}; it was {stands.settings}")
+        elif now != asked:
+            remarks.append(
+                f"the run goes on as {now}, which it was changed to while it ran, and not as "
+                f"{asked}; `coordinator set` changes it back"
+            )
+    if known is not None or resume:
+        remove_unfinished(directory.path, storage)
+        log.info("the run goes on", run_dir=str(directory.path), run_id=run_id)
+    _store(
+        store,
+        {
+            GENERATION: generation,
+            SINCE: since,
+            POLICIES: [one.to_json() for one in policies] or None,
+            IDENTITY: {"run_id": run_id, FIRST: first, **identity},
+            ENDED: None,
+            TWICE: twice or None,
+        },
+    )
+    directory.write_job(
+        started_with(options.job, options.overrides, options.mode, options.replicas, description)
+    )
+    return Run(
+        run_id=run_id,
+        run_dir=directory.path,
+        job_path=str(options.job),
+        overrides=overrides_for_workers(options),
+        token=token or directory.new_token(),
+        description=description,
+        plan=plan,
+        generation=generation,
+        since=since,
+        policies=policies,
+        first=Policy.from_json(first),
+        remarks=(*remarks, *_of_empty_shards(plan)),
+        counted_twice=twice,
+    )
+
+
+def _of_empty_shards(plan: Plan) -> list[str]:
+    """In words, that there are shards without parameters; any shard may have rows of a table."""
+    empty = sum(not plan.shard_nbytes(shard) for shard in range(plan.shards))
+    if not empty or plan.tables:
+        return []
+    return [
+        f"{empty} of {plan.shards} shards {'holds' if empty == 1 else 'hold'} no parameters: the "
+        f"model is too small for so many; say fewer, such as --shards {plan.shards - empty}"
+    ]
+
+
+def overrides_for_workers(options: Options) -> tuple[str, ...]:
+    """The overrides as a worker must apply them; --replicas is one of them."""
+    if options.replicas is None:
+        return options.overrides
+    return (*options.overrides, f"replicas={options.replicas}")
+
+
+def _identity(options: Options, description: JobDescription, plan: Plan) -> dict[str, Any]:
+    """By what a run is known again, as JSON gives it back."""
+    split = (override.partition("=") for override in overrides_for_workers(options))
+    overrides = {key.strip(): value for key, _, value in split}
+    return {
+        "job": description.name,
+        "job_sha256": description.job_sha256,
+        "policy": description.policy.to_json(),
+        "overrides": {k: v for k, v in overrides.items() if k not in (*FREE_TO_CHANGE, *SETTINGS)},
+        "data": description.data_fingerprint,
+        "shards": plan.shards,
+        "plan": plan.hash.hex(),
+    }
+
+
+def check_ledger(path: Path, *, resume: bool) -> None:
+    """Refuses a run directory whose ledger is damaged, or whose run has ended, before anything in
+    it is touched and before seconds are spent on the job. What cannot be read for another reason is
+    for :func:`settle` to say.
+
+    Args:
+        resume: a run that has ended is gone on with.
+
+    Raises:
+        CheckpointError: the ledger is damaged.
+        AlreadyExists: the run has ended, and nobody said --resume.
+    """
+    if not (path / LEDGER).exists():
+        return
+    store, ended, begins_anew = Store(path / LEDGER), None, False
+    try:
+        store.open_to_read()
+        ended = store.get(ENDED)
+        begins_anew = _ended_unsaved(path, store)
+        store.check()
+    except DamagedLedger as error:
+        raise damaged_ledger(error) from None
+    except sqlite3.Error:
+        pass
+    finally:
+        store.close()
+    if not resume and not begins_anew:
+        _check_not_ended(path, ended)
+
+
+def _check_not_ended(path: Path, ended: Any) -> None:
+    if ended is not None:
+        raise AlreadyExists(
+            f"run directory {path} holds a run that has ended ({ended['phase']}); say --resume to "
+            "go on with it, or choose another --run-dir",
+            code="PS123",
+        )
+
+
+def _ended_unsaved(path: Path, store: Store, storage: Storage = DISK) -> bool:
+    """Whether a run has ended, but not well, with nothing saved that a new beginning could lose."""
+    phase = (store.get(ENDED) or {}).get("phase")
+    return phase not in (None, "done") and not _saved(path, store, storage)
+
+
+def _saved(path: Path, store: Store, storage: Storage) -> bool:
+    """Whether there is or was a checkpoint, good or not."""
+    found = find_checkpoints(path / CHECKPOINTS, storage)
+    return bool(store.newest_checkpoint() or found.manifests or found.refused)
+
+
+def _nothing_to_resume(path: Path, error: CheckpointError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot resume: the run of {path} has saved nothing, and nothing of it was trained; "
+        f"--run-dir {shlex.quote(str(path))} without --resume begins it anew",
+        code=error.code,
+    )
+
+
+def _check_goes_on(
+    path: Path, known: Mapping[str, Any], identity: Mapping[str, Any], ended: Any
+) -> None:
+    _check_not_ended(path, ended)
+    key = _difference(known, identity)
+    if key:
+        theirs, ours = (_shown(key, each.get(key)) for each in (known, identity))
+        raise InvalidJob(
+            f"run directory {path} holds a run that has not ended, of another job: its {key} is "
+            f"{theirs}, this one's {ours}. Start it as it was, say --resume "
+            "to go on with the change, or choose another --run-dir",
+            code="PS124",
+        )
+
+
+def _resumes(
+    path: Path, store: Store, known: Mapping[str, Any], identity: Mapping[str, Any]
+) -> bool:
+    """Whether a run goes on from its newest checkpoint, as with --resume, rather than where its
+    shards stand, or from the beginning: nothing is trained before the first checkpoint.
+
+    Raises:
+        JobDone: it is done.
+        InvalidJob: it is of a job file of another name.
+    """
+    ended, key = store.get(ENDED), _difference(known, identity)
+    _check_same_name(path, known, identity)
+    if not key and (ended or {}).get("phase") == "done":
+        raise JobDone(
+            f"the job of run directory {path} is done; --set epochs=N, of all epochs, goes on"
+        )
+    return bool(ended is not None or key) and store.newest_checkpoint() is not None
+
+
+def _check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    if known["job"] != identity["job"]:
+        raise InvalidJob(
+            f"run directory {path} holds a run of job {known['job']!r}, and this is job "
+            f"{identity['job']!r}; choose another --run-dir, or say --resume to go on from what "
+            "the other has trained",
+            code="PS124",
+        )
+
+
+def _highest_generation(run_dir: Path, storage: Storage) -> int:
+    """Of all checkpoints of a run: what is saved from now on has to count as newer than each."""
+    found = find_checkpoints(run_dir / CHECKPOINTS, storage)
+    return max((manifest.generation for _, manifest in found.manifests), default=0)
+
+
+def _left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    """Of a run that is resumed, the settings that it was started with and that nobody says now."""
+    said = identity["overrides"]
+    return [
+        f"the run was started with --set {key}={value}, which is not said now: what the job file "
+        "says holds"
+        for key, value in known.get("overrides", {}).items()
+        if key not in said
+    ]
+
+
+def _shown(key: str, value: Any) -> str:
+    return str(Policy.from_json(value)) if key == "policy" and value else repr(value)
+
+
+def _difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    """What two jobs differ in; empty if they are the same."""
+    return next((key for key, value in identity.items() if known.get(key) != value), "")
+
+
+def _store(store: Store, values: Mapping[str, Any]) -> None:
+    """Nothing is written that is there already: the disk may be full."""
+    changed = {key: value for key, value in values.items() if store.get(key) != value}
+    if changed:
+        store.put_all(changed)
+
+
+def _check_checkpoint(
+    path: Path, description: JobDescription, plan: Plan, run_id: str | None, storage: Storage
+) -> Chosen:
+    chosen = choose_checkpoint(path, description, run_id, storage=storage, plan=plan)
+    for remark in chosen.remarks:
+        log.warning("resuming", remark=remark)
+    log.info("resuming", checkpoint=str(path / chosen.restored.directory))
+    return chosen

@@ -1,0 +1,162 @@
+"""``summary.json``: what a run came to."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.core.lifecycle import STOPPED
+from coordinator.core.run import Followed
+from coordinator.job.job_run import Course
+from coordinator.membership.membership import Worker
+from coordinator.membership.progress import WorkerProgress
+from coordinator.training.gauges import counts, counts_of_worker, refused, staleness_counts
+from psrpc.core.run_names import CHECKPOINTS, SUMMARY
+from psrpc.files.storage import replace_text
+
+
+def summarize(course: Course) -> dict[str, Any]:
+    """The figures of a run that has ended. Rates are means over this run's training time:
+    ``steps_per_s`` of global steps, ``batches_per_s`` of micro-batches. ``epoch`` counts from 1,
+    and ``loss`` is the mean of the last steps, as in a status; ``eval`` is the newest evaluation,
+    at ``eval_step``, empty where there was none. Histograms (entry s counts the applied pushes of
+    staleness s) and times (seconds) are those of the processes that were there last."""
+    run, training = course.run, course.training
+    progress, span = training.progress, training.span
+    results = training.notes.results
+    train_s = progress.train_s
+    return {
+        "run_id": run.run_id,
+        "job": run.description.name,
+        "phase": course.phase,
+        "reason": course.reason,
+        "mode": run.settings.mode,
+        "policy": _of_policy(run.followed[-1]),
+        "policies": [_of_policy(followed) for followed in run.followed],
+        "tables": len(run.plan.tables),
+        "growing_tables": [t.name for t in run.plan.tables if t.vocabulary is None],
+        "shards": run.plan.shards,
+        "workers": progress.contributors,
+        "replicas": run.settings.open,
+        "global_step": span.step,
+        "total_steps": span.total_steps,
+        "epoch": course.epoch,
+        "epochs": run.description.epochs,
+        "loss": _finite(training.loss),
+        "batches": span.batches,
+        "examples": span.examples,
+        "wall_s": round(course.now() - course.began, 3),
+        "train_s": round(train_s, 3),
+        "steps_per_s": round(progress.steps_done / train_s, 3) if train_s else 0.0,
+        "batches_per_s": round(progress.batches / train_s, 3) if train_s else 0.0,
+        "examples_per_s": round(progress.examples / train_s, 3) if train_s else 0.0,
+        "eval": _plain(results[-1][2]) if results else {},
+        "eval_step": results[-1][1] if results else None,
+        "evaluations": [
+            {"evaluation": name, "global_step": step, **_plain(values)}
+            for name, step, values in results
+        ],
+        "history": [_plain(row.flat()) for row in training.history.rows],
+        "checkpoint": course.checkpoints.newest,
+        "best": _best(course),
+        "refused": refused(course),
+        "skipped": progress.skipped,
+        "failed": progress.failed,
+        "mean_staleness": round(progress.mean_staleness, 4),
+        "staleness_counts": staleness_counts(course),
+        "version_skew_max": progress.version_skew,
+        **counts(course),
+        "by_shard": [
+            {
+                "shard": shard.index,
+                "staleness_counts": shard.figures.staleness_counts,
+                "too_stale": shard.figures.too_stale,
+                "uncompensated": shard.figures.uncompensated,
+                "apply_s": round(shard.figures.apply_s, 3),
+            }
+            for shard in course.members.shards
+        ],
+        "by_worker": {
+            worker.name: _of_worker(course, worker) for worker in course.members.workers.values()
+        },
+        "generation": run.generation,
+        "resume": _resume(course),
+        "warnings": course.warnings.kept,
+    }
+
+
+def _of_policy(followed: Followed) -> dict[str, Any]:
+    return {
+        "policy": followed.number,
+        "settings": followed.settings.to_json(),
+        "words": followed.words,
+        "global_step": followed.step,
+    }
+
+
+def _best(course: Course) -> dict[str, Any] | None:
+    """The epoch that the run comes to, of a job that restores its best when it is done, or the best
+    of those whose checkpoints are kept, ``by`` what: its state is not what an export takes."""
+    training, description = course.training, course.run.description
+    best = training.best if course.phase == "done" else None
+    restored = best is not None
+    objective = description.stop_early.objective if restored and description.stop_early else None
+    if not restored:
+        best, objective = training.kept, description.keep_best
+    if best is None or objective is None:
+        return None
+    return {
+        **_plain(best.evaluation),
+        "epoch": best.epoch + 1,
+        "checkpoint": f"{CHECKPOINTS}/{best.checkpoint}",
+        "global_step": best.eval_step,
+        "by": objective.metric,
+        "restored": restored,
+    }
+
+
+def _of_worker(course: Course, worker: Worker) -> dict[str, Any]:
+    progress = course.training.progress.workers.get(worker.name, WorkerProgress())
+    return {
+        "batches": progress.batches,
+        "examples": progress.examples,
+        "examples_per_s": round(progress.mean_examples_per_s, 3),
+        "staleness_counts": counts_of_worker(course, worker.name),
+        "times_s": {cause: round(s, 3) for cause, s in worker.times.by_cause().items()},
+    }
+
+
+def still_holds(before: Mapping[str, Any], course: Course) -> bool:
+    """Whether the summary ``before`` is still that of the run: it was done, and has only been
+    served since, or gone on with when nothing was left to do."""
+    ended_well = course.phase == "done" or course.reason == STOPPED
+    # An earlier coordinator may have trained, and died before it summed up.
+    trained = course.training.progress.batches or course.checkpoints.newest != before.get(
+        "checkpoint"
+    )
+    return before.get("phase") == "done" and ended_well and not trained
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Writes the file whole. Raises OSError."""
+    replace_text(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def _resume(course: Course) -> str:
+    """The options that go on with a run that came to no good end; empty where there are none."""
+    if course.phase != "failed" or not course.checkpoints.newest:
+        return ""
+    return shlex.join(["--resume", "--run-dir", str(course.run.run_dir)])
+
+
+def _plain(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {k: _finite(v) for k, v in values.items()}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON knows no NaN."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,225 @@
+"""What is known of each epoch that is done: its loss and metrics, of training and evaluation.
+
+Deterministic; the ledger and ``history.csv`` are its only effects.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.core.history import global_step
+from coordinator.core.run import Run
+from coordinator.records.job_warnings import JobWarnings
+from coordinator.records.store import Store
+from psrpc.core.plural import counted
+from psrpc.files.storage import replace_text
+
+ROWS_PER_S = 2000.0
+"""So many rows of the file are written each second at most: it is written anew each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """One epoch, which counts from 0; ``step`` is the global step by which so many epochs are done,
+    in order. A result is empty until it is known; a learning rate is None where a schedule says
+    it; ``checkpoint`` is the name of that which was evaluated, if it was one. ``eval_step`` is the
+    global step of the state that was evaluated, which workers without rounds have come further with
+    than ``step``."""
+
+    epoch: int
+    step: int
+    training: Mapping[str, float] = field(default_factory=dict)
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    learning_rate: float | None = None
+    checkpoint: str = ""
+    eval_step: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types, though a loss may be NaN."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "training": dict(self.training),
+            "evaluation": dict(self.evaluation),
+            "learning_rate": self.learning_rate,
+            "checkpoint": self.checkpoint,
+            "eval_step": self.eval_step,
+        }
+
+    def flat(self) -> dict[str, float | None]:
+        """As people read it: epochs from 1, results of the evaluation after ``val_``, as in Keras's
+        history."""
+        return {
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            **self.training,
+            **{f"val_{name}": value for name, value in self.evaluation.items()},
+            **({} if self.eval_step is None else {"eval_step": self.eval_step}),
+            "learning_rate": self.learning_rate,
+        }
+
+
+class EpochHistory:
+    """The epochs that are done, one row each. Not thread-safe.
+
+    An epoch that is done again, since what shards held of it was lost, gets a new row.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        store: Store,
+        store_soon: Callable[[str, Callable[[], None]], None],
+        warnings: JobWarnings,
+    ) -> None:
+        """Reads what was stored. ``path`` is that of the file, None for none; ``store_soon`` calls
+        what it is given, and again later where the disk refuses. Raises sqlite3.Error."""
+        self._path = path
+        self._store = store
+        self._store_soon = store_soon
+        self._warnings = warnings
+        self._rows = {row["epoch"]: EpochRow(**row) for row in store.epochs()}
+        self._dirty = False
+        self._written = -math.inf
+
+    @property
+    def rows(self) -> list[EpochRow]:
+        """All of them, in order."""
+        return [self._rows[epoch] for epoch in sorted(self._rows)]
+
+    def begin(self, finished: Collection[int], run: Run) -> None:
+        """These epochs are done in what shards hold now; what is known of others is of a history
+        that was lost. Raises sqlite3.Error: nothing has changed."""
+        lost = self._rows.keys() - set(finished)
+        if lost:
+            self._store.forget_epochs(lost)
+        self._rows = {epoch: row for epoch, row in self._rows.items() if epoch not in lost}
+        self._dirty = True
+        self.finished(finished, run)
+
+    def finished(self, epochs: Collection[int], run: Run) -> None:
+        """These epochs are done under the present policy of ``run``."""
+        for epoch in epochs:
+            if epoch not in self._rows:
+                description = run.description
+                batches = (epoch + 1) * description.per_epoch
+                step = global_step(run.followed, batches, description.per_epoch)
+                self._put(EpochRow(epoch, step, learning_rate=learning_rate(run, epoch)))
+
+    def lacks_training(self, epoch: int) -> bool:
+        """Whether an epoch is done of whose training nothing is known."""
+        return epoch in self._rows and not self._rows[epoch].training
+
+    def trained(self, epoch: int, values: Mapping[str, float]) -> EpochRow | None:
+        """The loss and metrics of training data; its row, if it is done."""
+        row = self._rows.get(epoch)
+        if row is not None:
+            row = replace(row, training=dict(values))
+            self._put(row)
+        return row
+
+    def evaluated(
+        self,
+        epoch: int,
+        values: Mapping[str, float],
+        checkpoint: str = "",
+        eval_step: int | None = None,
+    ) -> None:
+        """The loss and metrics of evaluation data, the checkpoint that has what was evaluated,
+        empty where it was none, and its global step."""
+        row = self._rows.get(epoch)
+        if row is not None:
+            self._put(
+                replace(row, evaluation=dict(values), checkpoint=checkpoint, eval_step=eval_step)
+            )
+
+    def write(self, now: float | None = None) -> None:
+        """Writes the file, if there is anything new and it is time to; without ``now`` it is."""
+        if not self._dirty or self._path is None:
+            return
+        if now is not None:
+            if now - self._written < len(self._rows) / ROWS_PER_S:
+                return
+            self._written = now
+        self._dirty = False
+        try:
+            replace_text(self._path, as_csv(self.rows))
+        except OSError as error:
+            self._dirty = True
+            self._warnings.add(f"{self._path} cannot be written: {error.strerror}; tried again")
+
+    def _put(self, row: EpochRow) -> None:
+        self._rows[row.epoch] = row
+        self._dirty = True
+        self._store_soon(f"the history of epoch {row.epoch + 1}", lambda: self._keep(row.epoch))
+
+    def _keep(self, epoch: int) -> None:
+        """Stores the row as it is by now: after the disk has refused it, its epoch may be lost."""
+        row = self._rows.get(epoch)
+        if row is not None:
+            self._store.put_epoch(epoch, row.to_json())
+
+
+def as_csv(rows: Sequence[EpochRow]) -> str:
+    """A table, a line for each epoch: epoch, step, what is known of training data and, after
+    ``val_``, of evaluation data, the step of the state that was evaluated, and the learning rate;
+    what is not known is empty."""
+    flat = [row.flat() for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    first = ["epoch", "step"]
+    last = ["eval_step"] if "eval_step" in names else []
+    last.append("learning_rate")
+    values = [name for name in names if name not in (*first, *last)]
+    # The rows that know more than others may come last.
+    values.sort(key=lambda name: (name.startswith("val_"), name.removeprefix("val_") != "loss"))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*first, *values, *last], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def learning_rate(run: Run, epoch: int) -> float | None:
+    """The learning rate of an epoch under the present policy of ``run``; None where a schedule says
+    it, or while it rises to what it will be."""
+    rate = first_learning_rate(run)
+    if rate is None or (run.warmup_updates and epoch < run.description.warmup_epochs):
+        return None
+    # Keras keeps rates as float32: 0.1 comes as 0.10000000149011612.
+    return float(f"{rate * run.followed[-1].rate:.7g}")
+
+
+def reduced_rate(run: Run, index: int) -> str:
+    """What the learning rate became with the policy at ``index`` of those that ``run`` has
+    followed, and why, in words; empty where it stayed as it was."""
+    now, reduce = run.followed[index], run.description.reduce_lr
+    first = first_learning_rate(run)
+    if (
+        reduce is None
+        or first is None
+        or now.rate == (run.followed[index - 1].rate if index else 1)
+    ):
+        return ""
+    epoch = now.batches // run.description.per_epoch + 1
+    return (
+        f"learning rate {first * now.rate:.4g} from epoch {epoch} on "
+        f"(val_{reduce.objective.metric} has not improved for "
+        f"{counted(max(reduce.patience, 1), 'epoch')})"
+    )
+
+
+def first_learning_rate(run: Run) -> float | None:
+    """The learning rate of ``run`` once it is warm, unless it was reduced; that of workers
+    where they take local steps. None where a schedule says it."""
+    if run.description.local_steps > 1:
+        return run.description.local_learning_rate
+    rate = run.description.optimizer.get("config", {}).get("learning_rate")
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        return None
+    return float(rate) * run.micro_batches

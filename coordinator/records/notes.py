@@ -1,0 +1,79 @@
+"""What a job notes in its store and can go on without: results, checkpoints, the first loss.
+
+Deterministic; the store is its only effect.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+
+from coordinator.core.retention import Objective
+from coordinator.core.work import SnapshotOrder
+from coordinator.records.job_warnings import JobWarnings
+from coordinator.records.store import FIRST_LOSS, Store
+
+
+class Notes:
+    """What the disk refuses is warned of, and stored by a later :meth:`retry`. Not thread-safe."""
+
+    def __init__(self, store: Store, warnings: JobWarnings) -> None:
+        """Raises sqlite3.Error."""
+        self._store = store
+        self._warnings = warnings
+        self.results = store.evaluations()
+        """Of all evaluations so far: name, global step, values."""
+        self.first_loss: float | None = store.get(FIRST_LOSS)
+        """The mean loss of the job's first window; None until it is known."""
+        self._unstored: dict[str, Callable[[], None]] = {}
+        self._scores: dict[tuple[int, int], float] = {}
+
+    def note_checkpoint(self, order: SnapshotOrder, generation: int) -> None:
+        """A checkpoint was committed, of this generation or an earlier one."""
+        self.store_soon(
+            f"checkpoint {order.name}",
+            lambda: self._store.put_checkpoint(order.name, generation, order.global_step),
+        )
+
+    def note_evaluation(
+        self, evaluation: str, generation: int, global_step: int, values: Mapping[str, float]
+    ) -> None:
+        """An evaluation's results; they take the place of earlier ones of that name."""
+        row = (evaluation, global_step, dict(values))
+        self.store_soon(
+            f"evaluation {evaluation}",
+            lambda: self._store.put_evaluation(row[0], generation, row[1], row[2]),
+        )
+        self.results = [*(r for r in self.results if r[0] != evaluation), row]
+
+    def note_first_loss(self, loss: float | None) -> None:
+        """The guard's reference, as it is now."""
+        if loss != self.first_loss:
+            self.first_loss = loss
+            self.store_soon("the first loss", lambda: self._store.put(FIRST_LOSS, loss))
+
+    def scores(self, best: Objective | None) -> dict[tuple[int, int], float]:
+        """The results by which checkpoints are compared, by generation and global step; what was
+        read last where the store cannot be read."""
+        try:
+            self._scores = self._store.scores(best.metric) if best else {}
+        except sqlite3.Error as error:
+            self._warnings.add(
+                f"results cannot be read: {error}; the best checkpoint may be another"
+            )
+        return self._scores
+
+    def retry(self) -> None:
+        """Tries again to store what the disk has refused. Call it now and then."""
+        for what, store in list(self._unstored.items()):
+            self.store_soon(what, store)
+
+    def store_soon(self, what: str, store: Callable[[], None]) -> None:
+        """Calls ``store``, and again later where the disk refuses ``what`` it stores."""
+        try:
+            store()
+        except sqlite3.Error as error:
+            self._unstored[what] = store
+            self._warnings.add(f"{what} cannot be stored: {error}; tried again")
+        else:
+            self._unstored.pop(what, None)

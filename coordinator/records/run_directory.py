@@ -1,0 +1,180 @@
+"""The run directory: storage that the coordinator shares with all shards, one run in each."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from psrpc.core.errors import AlreadyExists, InvalidJob, disk_code
+from psrpc.core.run_names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKEN
+from psrpc.files.durable import ensure_directory
+from psrpc.files.run_paths import LONGEST_TOKEN, is_running, newest_run
+from psrpc.files.storage import make_private, read_bounded, replace_text
+
+LEDGER = "ledger.sqlite"
+
+
+def new_run_directory(name: str, utc: datetime) -> Path:
+    """Where a run of the job called ``name`` goes when nobody says."""
+    return RUNS / f"{name}-{utc:%Y%m%d-%H%M%S}"
+
+
+def newest_run_directory(name: str) -> Path:
+    """The newest run of the job called ``name``, see :func:`psrpc.files.run_paths.newest_run`.
+
+    Raises:
+        InvalidJob: there is none.
+    """
+    found = newest_run(name)
+    if found is None:
+        raise InvalidJob(
+            f"--resume finds no run of {name} under {RUNS}/; say which with --run-dir",
+            code="PS125",
+        )
+    return found
+
+
+def check_holds_run(path: Path) -> None:
+    """Raises InvalidJob: there is nothing to resume."""
+    if not (path / LEDGER).exists():
+        raise InvalidJob(f"--resume: {path} holds no run (it has no {LEDGER})", code="PS125")
+
+
+def check_free(path: Path) -> None:
+    """Refuses a run directory that another coordinator holds, before seconds are spent on the job.
+    Nothing is touched.
+
+    Raises:
+        AlreadyExists: another coordinator has it.
+    """
+    if is_running(path):
+        raise _in_use(path.absolute())
+
+
+def _in_use(path: Path) -> AlreadyExists:
+    return AlreadyExists(
+        f"another coordinator is running on {path}; stop it first, or choose another --run-dir",
+        code="PS122",
+    )
+
+
+class Starting:
+    """Tells those who look for the newest run that one is being started, from ``hold`` to
+    ``release``, or until this process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / STARTING
+        self._lock: int | None = None
+
+    def hold(self) -> None:
+        """May be repeated. Raises OSError."""
+        if self._lock is None:
+            self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            with contextlib.suppress(BlockingIOError):
+                # Who else starts it, of whom one will be refused, says the same.
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def release(self) -> None:
+        """May be repeated."""
+        if self._lock is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+class RunDirectory:
+    """One run's directory, held by one coordinator at a time: use it with ``with``."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path.absolute()
+        self._resume = resume
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunDirectory:
+        """Makes the directory, or takes over one that holds a run.
+
+        Raises:
+            AlreadyExists: another coordinator has it.
+            InvalidJob: it cannot be made, or there is nothing to resume.
+        """
+        if self._resume:
+            check_holds_run(self.path)
+        try:
+            ensure_directory(self.path)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InvalidJob(
+                f"cannot use run directory {self.path}: {error.strerror}; choose another --run-dir",
+                code=disk_code(error),
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._unlock()
+            raise _in_use(self.path) from None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name in (ADDRESS, PLAINTEXT):
+            (self.path / name).unlink(missing_ok=True)
+        self._unlock()
+
+    def token(self) -> str:
+        """The secret that is there; empty if there is none that can be read."""
+        try:
+            return read_bounded(self.path / TOKEN, LONGEST_TOKEN).decode("ascii")
+        except (OSError, ValueError):
+            return ""
+
+    def new_token(self) -> str:
+        """Writes a fresh secret, readable by its owner only, and returns it."""
+        token = secrets.token_hex(16)
+        temporary = self.path / f".{TOKEN}.tmp"
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as out:
+            out.write(token)
+        temporary.replace(self.path / TOKEN)
+        return token
+
+    def write_address(self, address: str, *, encrypted: bool = False) -> None:
+        """Says where the coordinator answers, in one piece, and before that whether in plaintext:
+        the run may have certificates from another time."""
+        if encrypted:
+            # A coordinator that was killed may have left it.
+            (self.path / PLAINTEXT).unlink(missing_ok=True)
+        else:
+            (self.path / PLAINTEXT).touch()
+        self._write(ADDRESS, address + "\n")
+
+    def write_job(self, document: dict[str, object]) -> None:
+        """Keeps what the run was started with. The time of the file says when that was, so it is
+        written only where nothing can refuse the start any more."""
+        # What was typed may have passwords in it.
+        make_private(self.path / JOB)
+        self._write(JOB, json.dumps(document, indent=2) + "\n", private=True)
+
+    def _write(self, name: str, text: str, *, private: bool = False) -> None:
+        path = self.path / name
+        with contextlib.suppress(OSError):
+            if read_bounded(path) == text.encode():
+                # The disk may be full; its time still says that it was written now.
+                os.utime(path)
+                return
+        replace_text(path, text, private=private)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

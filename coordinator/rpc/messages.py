@@ -1,0 +1,369 @@
+"""Between the plain values of the cores and the messages on the wire."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+
+from coordinator.checkpoints.snapshots import ShardFile
+from coordinator.core.figures import (
+    CAUSES,
+    MAX_COUNTS,
+    MAX_WORKERS,
+    EpochTotals,
+    ShardFigures,
+    Transport,
+    WorkerTimes,
+)
+from coordinator.core.standstill import Phase, Position
+from coordinator.core.work import (
+    Attempt,
+    Begin,
+    Command,
+    Decision,
+    Ended,
+    Evaluate,
+    Initialize,
+    Merge,
+    MetricVariable,
+    Release,
+    Report,
+    Revocation,
+    Round,
+    SnapshotOrder,
+    Train,
+    Wait,
+    Work,
+)
+from coordinator.job.authority import Authority
+from coordinator.membership.recovery import Holding
+from coordinator.training.generations import Standing
+from psrpc.checkpoint.manifest import RowsFileEntry
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.file_name import check_file_name
+from psrpc.core.intervals import IntervalSet
+from psrpc.core.sanitize import told
+from psrpc.core.totals import LOSS, MAX_VALUES
+from psrpc.security.signatures import Keys
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+
+PHASES: Mapping[int, Phase] = {
+    pb.WorkerPosition.PHASE_WAITING: "waiting",
+    pb.WorkerPosition.PHASE_DATA: "data",
+    pb.WorkerPosition.PHASE_COMPILING: "compiling",
+    pb.WorkerPosition.PHASE_COMPUTING: "computing",
+    pb.WorkerPosition.PHASE_EXCHANGING: "exchanging",
+}
+
+
+def read_batch(message: types.BatchId) -> BatchId:
+    """A batch id."""
+    return BatchId(message.epoch, message.first, message.count)
+
+
+def read_report(message: pb.BatchReport) -> Report:
+    """The fate of one batch."""
+    return Report(
+        read_batch(message.batch),
+        message.attempt,
+        message.loss,
+        message.staleness,
+        message.skipped,
+        message.too_stale,
+        tuple(message.receipts),
+        told(message.not_finite),
+    )
+
+
+def read_reports(messages: Iterable[pb.BatchReport]) -> list[Report]:
+    """The fates of several batches."""
+    return [read_report(message) for message in messages]
+
+
+def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
+    """What a shard tells about itself."""
+    return ShardFigures(
+        version=message.version,
+        applied=message.applied,
+        already_applied=message.already_applied,
+        skipped=message.skipped,
+        refused=message.refused,
+        waiting_for=told(message.waiting_for),
+        generation=message.generation,
+        staleness_counts=tuple(message.staleness_counts[:MAX_COUNTS]),
+        workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},
+        too_stale=message.too_stale,
+        uncompensated=message.uncompensated,
+        apply_s=_seconds(message.apply_s),
+        gradient_nbytes=message.gradient_nbytes,
+        memory_nbytes=message.memory_nbytes,
+        table_rows=message.table_rows,
+        table_nbytes=message.table_nbytes,
+        epochs=read_totals(message.epochs),
+    )
+
+
+def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[EpochTotals, ...]:
+    """Totals of epochs; what are none are left out."""
+    return tuple(
+        EpochTotals(message.epoch, message.records, tuple(message.totals))
+        for message in messages
+        if LOSS <= len(message.totals) <= MAX_VALUES and all(map(math.isfinite, message.totals))
+    )
+
+
+def read_times(message: pb.WorkerTimes) -> WorkerTimes:
+    """Where a worker's time has gone. A difference of clocks may be anything; what is no number of
+    seconds counts as none."""
+    return WorkerTimes(**{cause: _seconds(getattr(message, cause)) for cause in CAUSES})
+
+
+def read_unreachable(message: pb.HeartbeatWorkerRequest, shards: int) -> dict[int, float]:
+    """The shards of ``shards`` that a worker cannot reach, and for how long, in seconds."""
+    return {
+        one.shard: _seconds(one.for_s) for one in message.unreachable[:shards] if one.shard < shards
+    }
+
+
+def read_position(message: pb.WorkerPosition) -> Position:
+    """How far a worker has come; a phase that is not known here is not judged."""
+    phase = PHASES.get(message.phase, "")
+    return Position(phase, message.position, _seconds(message.median_step_s))
+
+
+def read_transports(message: pb.HeartbeatWorkerRequest, shards: int) -> tuple[Transport, ...]:
+    """How a worker's tensors travel, to shards of ``shards``."""
+    return tuple(
+        Transport(one.shard, one.kind, told(one.why))
+        for one in message.transports[:shards]
+        if one.shard < shards
+    )
+
+
+def write_times(times: WorkerTimes) -> pb.WorkerTimes:
+    """The same as a message."""
+    return pb.WorkerTimes(**times.by_cause())
+
+
+def read_file(message: pb.ReportSnapshotRequest) -> ShardFile:
+    """A shard's part of a snapshot.
+
+    Raises:
+        InvalidArgument: a file name is a path; names never become paths.
+    """
+    for file in (message.file, message.evicted.file, *(rows.file for rows in message.rows)):
+        if file:  # none where it could not be written
+            check_file_name(file, f"the file that shard {message.shard} reports")
+    return ShardFile(
+        message.shard,
+        message.version,
+        message.file,
+        message.nbytes,
+        message.sha256,
+        tuple(map(_read_rows, message.rows)),
+        _read_rows(message.evicted) if message.HasField("evicted") else None,
+    )
+
+
+def _read_rows(message: pb.RowsFile) -> RowsFileEntry:
+    return RowsFileEntry(message.file, message.nbytes, message.sha256)
+
+
+def read_applied(
+    messages: Iterable[types.AppliedEpoch],
+) -> tuple[dict[int, IntervalSet], dict[int, IntervalSet]]:
+    """A shard's applied-set per epoch, and the part of it that was skipped.
+
+    Raises:
+        InvalidArgument: an interval that is empty or reversed.
+    """
+    applied: dict[int, IntervalSet] = {}
+    skipped: dict[int, IntervalSet] = {}
+    try:
+        for message in messages:
+            applied[message.epoch] = IntervalSet((i.start, i.stop) for i in message.applied)
+            skipped[message.epoch] = IntervalSet((i.start, i.stop) for i in message.skipped)
+    except ValueError as error:
+        raise InvalidArgument(f"applied-set: {error}") from None
+    return applied, skipped
+
+
+def read_holding(message: pb.WatchRequest) -> Holding:
+    """What a shard that opens its command stream holds."""
+    return Holding(message.incarnation, message.generation, message.initialized, message.version)
+
+
+def read_standing(message: pb.ReportShardReadyRequest) -> Standing:
+    """What a shard holds once it has begun.
+
+    Raises:
+        InvalidArgument: as :func:`read_applied`.
+    """
+    holding = Holding(message.incarnation, message.generation, message.initialized, message.version)
+    applied, skipped = read_applied(message.applied)
+    totals = [
+        types.EpochTotals(epoch=one.epoch, records=len(applied[one.epoch]), totals=one.totals)
+        for one in message.applied
+    ]
+    return Standing(holding, applied, skipped, read_totals(totals))
+
+
+def read_states(message: pb.MetricStates) -> tuple[MetricVariable, ...]:
+    """Metric states of one evaluation task.
+
+    Raises:
+        InvalidArgument: a variable whose values do not fill its shape.
+    """
+    variables = []
+    for index, variable in enumerate(message.variables):
+        size = 1
+        for extent in variable.shape:
+            size *= extent
+        if size != len(variable.values):
+            raise InvalidArgument(
+                f"metric variable {index} of shape {list(variable.shape)} has "
+                f"{len(variable.values)} values; expected {size}"
+            )
+        variables.append(MetricVariable(tuple(variable.shape), tuple(variable.values)))
+    return tuple(variables)
+
+
+def write_attempt(attempt: Attempt) -> types.Attempt:
+    """One try at a batch."""
+    batch = types.BatchId(
+        epoch=attempt.batch.epoch, first=attempt.batch.first, count=attempt.batch.count
+    )
+    return types.Attempt(batch=batch, attempt=attempt.number)
+
+
+def write_order(order: SnapshotOrder) -> types.SnapshotOrder:
+    """An order to take a snapshot."""
+    return types.SnapshotOrder(
+        name=order.name,
+        write=order.write,
+        keep=order.keep,
+        directory=order.directory,
+        global_step=order.global_step,
+        base=order.base,
+        parts=order.parts,
+    )
+
+
+def write_decision(decision: Decision) -> types.Decision:
+    """A decided round."""
+    return types.Decision(
+        generation=decision.generation,
+        round=decision.round,
+        attempts=[write_attempt(a) for a in decision.attempts],
+        snapshots=[write_order(s) for s in decision.snapshots],
+    )
+
+
+def write_begin(begin: Begin, keys: Keys) -> pb.Begin:
+    """Where a shard is to stand, and by which keys it checks workers then."""
+    message = pb.Begin(
+        generation=begin.generation,
+        policy=begin.policy,
+        settings=json.dumps(begin.settings.to_json()).encode(),
+        version=begin.version,
+        rate_scale=begin.rate_scale,
+        warmup_updates=begin.warmup_updates,
+        verify_key=keys.verify,
+        grant_key=keys.grant,
+    )
+    if begin.restore:
+        message.restore = begin.restore
+    elif begin.keep:
+        message.keep = True
+    else:
+        message.fresh = True
+    if begin.decision is not None:
+        message.decision.CopyFrom(write_decision(begin.decision))
+    return message
+
+
+def write_revocation(revocation: Revocation) -> pb.Revocation:
+    """A worker that is to be refused."""
+    return pb.Revocation(
+        number=revocation.number,
+        worker=revocation.worker,
+        attempts=[write_attempt(a) for a in revocation.attempts],
+    )
+
+
+def write_shutdown(ended: Ended) -> pb.Shutdown:
+    """The end of the job."""
+    return pb.Shutdown(failed=ended.failed, reason=ended.reason)
+
+
+def write_command(command: Command, keys: Keys) -> pb.WatchResponse:
+    """A command to a shard, which checks workers by ``keys``."""
+    match command:
+        case Decision():
+            return pb.WatchResponse(decision=write_decision(command))
+        case SnapshotOrder():
+            return pb.WatchResponse(snapshot=write_order(command))
+        case Release():
+            return pb.WatchResponse(release_snapshot=command.name)
+        case Begin():
+            return pb.WatchResponse(begin=write_begin(command, keys))
+        case Revocation():
+            return pb.WatchResponse(revocation=write_revocation(command))
+        case Ended():
+            return pb.WatchResponse(shutdown=write_shutdown(command))
+
+
+def write_lease(
+    work: Work, worker: str, generation: int, policy: int, authority: Authority
+) -> pb.Lease:
+    """The next piece of work of ``worker``, with the proofs that shards want of it."""
+    lease = pb.Lease(generation=generation, policy=policy)
+
+    def leased(attempt: Attempt) -> types.Attempt:
+        message = write_attempt(attempt)
+        message.grant = authority.grant(worker, generation, attempt)
+        return message
+
+    match work:
+        case Initialize():
+            lease.initialize.grant = authority.grant_initialize(worker, generation)
+        case Train():
+            lease.train.batches.extend(map(leased, work.batches))
+            lease.train.fresh = work.fresh
+        case Round():
+            lease.round.round = work.round
+            lease.round.attempt.CopyFrom(leased(work.attempt))
+            lease.round.newest = work.newest
+            if work.decision is not None:
+                decision = write_decision(work.decision).SerializeToString(deterministic=True)
+                signed = authority.sign(decision)
+                lease.round.decision.decision = signed.decision
+                lease.round.decision.signature = signed.signature
+        case Evaluate():
+            lease.evaluate.CopyFrom(
+                pb.EvaluateTask(
+                    evaluation=work.evaluation,
+                    task=work.task,
+                    snapshot=work.snapshot,
+                    start=work.start,
+                    stop=work.stop,
+                )
+            )
+        case Merge():
+            lease.merge.evaluation = work.evaluation
+            lease.merge.training = work.training
+            lease.merge.states.variables.extend(
+                pb.MetricVariable(shape=v.shape, values=v.values) for v in work.states
+            )
+        case Wait():
+            lease.wait.reason = work.reason
+        case Ended():
+            lease.finished.CopyFrom(write_shutdown(work))
+    return lease
+
+
+def _seconds(value: float) -> float:
+    return max(0.0, value) if math.isfinite(value) else 0.0

@@ -1,0 +1,144 @@
+"""The coordinator on the network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from coordinator.certificates.audit import AuditLog
+from coordinator.dashboard.snapshots import Board
+from coordinator.job.engine import Engine
+from coordinator.rpc.environment import Surroundings
+from coordinator.rpc.heartbeat_bridge import Crossing, HealthServicer, LoopThread, Pulse
+from coordinator.rpc.refusal import refusal
+from coordinator.rpc.servicer import Servicer
+from psrpc.core.errors import Preparing, PsError
+from psrpc.net.channel import bind, make_aio_server
+from psrpc.net.health_service import LIVES
+from psrpc.net.reflection import describe
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from psrpc.wire.interceptor import AioErrorInterceptor
+
+SERVICE = "psrpc.v1.Coordinator"
+"""The name by which the health service knows it."""
+
+GRACE_S = 2.0
+"""Time that calls in flight get when the server stops."""
+
+
+class Server:
+    """Listens from ``bind`` on, so that a port in use is found before anything slow is done, and
+    serves its job from ``start`` on. Before that it answers that the job is being read: others then
+    know that it lives. Used within one event loop, the job's; it has a thread of its own for the
+    network, see :mod:`coordinator.rpc.heartbeat_bridge`."""
+
+    def __init__(
+        self, address: str, security: Security = PLAINTEXT, reflection: bool = False
+    ) -> None:
+        """Args:
+        address: HOST:PORT; port 0 lets the system choose.
+        security: this process's.
+        reflection: describe the services to callers on any address, not only on loopback.
+        """
+        self._address = address
+        self._security = security
+        self._reflection = reflection
+        self._network = LoopThread("network")
+        self._server: grpc.aio.Server | None = None
+        self._crossing: Crossing | None = None
+        self._servicer: Servicer | None = None
+        self._bound_at = 0.0
+        self._pulse = Pulse()
+        self._beating: asyncio.Task[None] | None = None
+        self._health = HealthServicer(self._pulse)
+        self._refused: PsError | None = None
+        self.port = 0
+
+    def bind(self) -> int:
+        """Takes the port and returns it. Raises PortInUse, InvalidArgument."""
+        self._bound_at = time.monotonic()
+        job = asyncio.get_running_loop()
+        self._crossing = Crossing(job, self._pulse, self._why_closed)
+        self._network.start()
+        try:
+            self.port = self._network.call(self._listen(self._crossing))
+        except BaseException:
+            self._network.stop()
+            raise
+        return self.port
+
+    async def start(
+        self, engine: Engine, board: Board | None = None, audit: AuditLog | None = None
+    ) -> None:
+        """Begins to answer for ``engine``, and from ``board`` to those who look on. What callers
+        change is noted in ``audit``."""
+        assert self._crossing is not None, "bind first"
+        surroundings = Surroundings(engine.run.run_dir, self._security.insecure)
+        servicer = self._servicer = Servicer(engine, surroundings, board, audit)
+        self._beating = asyncio.create_task(self._pulse.beat())
+        self._crossing.open(servicer)
+        await self._network.run(self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it listens and has no job to serve, or not yet."""
+        return self._server is not None and self._servicer is None
+
+    def refuse(self, why: PsError) -> None:
+        """Answers from now on that there is no run to serve."""
+        self._refused = why
+
+    def status(self) -> pb.GetJobStatusResponse:
+        """As GetJobStatus answers, once it has started. Only in the event loop's thread."""
+        assert self._servicer is not None, "start first"
+        return self._servicer.status()
+
+    async def stop(self) -> None:
+        """Takes no more calls and ends those in flight; may be called twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            await self._network.run(self._end(server))
+            self._network.stop()
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _listen(self, crossing: Crossing) -> int:
+        server = make_aio_server([AioErrorInterceptor()], self._security)
+        add_CoordinatorServicer_to_server(crossing, server)  # type: ignore[no-untyped-call]  # generated
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        describe(server, (SERVICE,), self._address, self._reflection)
+        await self._health.set(LIVES, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        port = bind(server, self._address, self._security)
+        await server.start()
+        self._server = server
+        return port
+
+    def _why_closed(self, method: str) -> PsError:
+        """What calls get before ``start``."""
+        if self._refused is not None:
+            return refusal(self._refused, method)
+        waited_s = time.monotonic() - self._bound_at
+        return Preparing(f"the coordinator is reading its job ({waited_s:.0f} s so far)")
+
+    async def _end(self, server: grpc.aio.Server) -> None:
+        await self._health.enter_graceful_shutdown()
+        await server.stop(GRACE_S)
+
+    async def __aenter__(self) -> Server:
+        self.bind()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()

@@ -1,0 +1,147 @@
+"""Everything a person wants to know about a job, read off the state of its course."""
+
+from __future__ import annotations
+
+from coordinator.job.job_run import Course
+from coordinator.membership.membership import LEASE_S, Shard, Worker
+from coordinator.membership.progress import WorkerProgress
+from coordinator.records.epochs import reduced_rate
+from coordinator.rpc.messages import write_times
+from coordinator.schedule.stragglers import name_stragglers
+from coordinator.training.gauges import (
+    counts,
+    counts_of_worker,
+    late,
+    ratios,
+    refused,
+    shard_rates,
+    staleness_counts,
+    version_skew,
+)
+from psrpc.v1 import coordinator_pb2 as pb
+
+EVALUATIONS = 1000
+"""The newest are told; ``summary.json`` has all. A message has a bound, and many look every
+second."""
+
+
+def write_status(course: Course) -> pb.GetJobStatusResponse:
+    """The status page; changes nothing but the windows of the rates."""
+    now = course.now()
+    run, training = course.run, course.training
+    description, progress, span = run.description, training.progress, training.span
+    generation, step = course.standing
+    slow, counted = ratios(course), counts(course)
+    return pb.GetJobStatusResponse(
+        run_id=run.run_id,
+        job=description.name,
+        phase=course.phase,
+        mode=run.settings.mode,
+        replicas=run.settings.open,
+        global_step=step,
+        total_steps=span.total_steps,
+        epoch=course.epoch,
+        epochs=description.epochs,
+        examples=span.examples,
+        batches=span.batches,
+        steps_per_s=progress.steps.rate(now),
+        batches_per_s=progress.batch_rate.rate(now),
+        examples_per_s=progress.records.rate(now),
+        loss=training.loss,
+        mean_staleness=progress.mean_staleness,
+        shards=[_shard(course, shard, now) for shard in course.members.shards],
+        workers=[
+            _worker(course, worker, slow.get(worker.name, 0.0), now)
+            for worker in course.members.workers.values()
+        ],
+        evaluations=[
+            pb.EvaluationResult(evaluation=name, global_step=step, results=values)
+            for name, step, values in training.notes.results[-EVALUATIONS:]
+        ],
+        newest_checkpoint=course.checkpoints.newest,
+        restored=course.restored,
+        refused=refused(course),
+        skipped=progress.skipped,
+        failed=progress.failed,
+        waiting_for=course.held_up(),
+        waited_s=course.waited_s,
+        reason=course.reason,
+        warnings=course.warnings.kept,
+        generation=generation,
+        policy=run.policy,
+        settings=str(run.settings),
+        switching=str(course.changes),
+        policies=[
+            pb.PolicyChange(
+                policy=followed.number,
+                settings=str(followed.settings),
+                global_step=followed.step,
+                learning_rate=reduced_rate(run, index),
+            )
+            for index, followed in enumerate(run.followed)
+        ],
+        version_skew=version_skew(course),
+        staleness_counts=staleness_counts(course),
+        too_stale=counted["too_stale"],
+        speculative=counted["speculative"],
+        superseded=counted["superseded"],
+        late=counted["late"],
+        overdue=counted["overdue"],
+        steps_done=progress.steps_done,
+        stragglers=name_stragglers(slow) + late(course),
+        stuck=course.stuck.lines(now),
+    )
+
+
+def _shard(course: Course, shard: Shard, now: float) -> pb.ShardStatus:
+    updates_per_s, gradient_nbytes_per_s = shard_rates(shard, now, LEASE_S)
+    return pb.ShardStatus(
+        shard=shard.index,
+        address=shard.address,
+        state=shard.state,
+        version=shard.figures.version,
+        nbytes=course.run.plan.shard_nbytes(shard.index),
+        applied=shard.figures.applied,
+        refused=shard.figures.refused,
+        silent_s=now - shard.seen if shard.incarnation else 0.0,
+        waiting_for=shard.figures.waiting_for,
+        staleness_counts=shard.figures.staleness_counts,
+        too_stale=shard.figures.too_stale,
+        uncompensated=shard.figures.uncompensated,
+        apply_s=shard.figures.apply_s,
+        gradient_nbytes=shard.figures.gradient_nbytes,
+        memory_nbytes=shard.figures.memory_nbytes,
+        table_rows=shard.figures.table_rows,
+        table_nbytes=shard.figures.table_nbytes,
+        updates_per_s=updates_per_s,
+        gradient_nbytes_per_s=gradient_nbytes_per_s,
+        incarnation=shard.incarnation,
+    )
+
+
+def _worker(course: Course, worker: Worker, slowness: float, now: float) -> pb.WorkerStatus:
+    progress = course.training.progress.workers.get(worker.name, WorkerProgress())
+    return pb.WorkerStatus(
+        worker=worker.name,
+        host=worker.host,
+        pid=worker.pid,
+        device=worker.device,
+        state=worker.state,
+        batches=progress.batches,
+        batches_per_s=progress.batch_rate.rate(now),
+        silent_s=now - worker.seen,
+        waiting_for=worker.waiting_for,
+        incarnation=worker.incarnation,
+        examples_per_s=progress.records.rate(now),
+        times=write_times(worker.times),
+        staleness_counts=counts_of_worker(course, worker.name),
+        slowness=slowness,
+        unreachable=[
+            pb.UnreachableShard(shard=shard, for_s=now - since)
+            for shard, since in sorted(course.stuck.broken(worker.name).items())
+        ],
+        transports=[
+            pb.Transport(shard=one.shard, kind=one.kind, why=one.why)  # type: ignore[arg-type]  # any number may have come
+            for one in worker.transports
+        ],
+    )

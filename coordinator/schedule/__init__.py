@@ -1,0 +1,1 @@
+"""Which worker gets which batch: leases, rounds, second attempts, evaluation. Pure."""

@@ -1,0 +1,73 @@
+"""What training begins with in a generation: the batches that its shards hold. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.core.applied import common_positions, partial_positions
+from coordinator.core.history import global_step
+from coordinator.core.run import Run
+from coordinator.core.work import Positions
+from coordinator.schedule.ledger import Ledger
+from coordinator.schedule.open_batches import count_batches
+from coordinator.schedule.rounds import Rounds
+from coordinator.schedule.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """The positions per epoch that all shards have (``done``), those of them without a gradient
+    (``skipped``), and those that some have and others lack (``partial``)."""
+
+    done: Positions
+    skipped: Positions
+    partial: Positions
+
+    @staticmethod
+    def of(applied: Sequence[Positions], skipped: Sequence[Positions]) -> Outset:
+        """By the applied-sets of the shards, and the skipped part of each."""
+        done = common_positions(applied)
+        return Outset(done, common_positions(skipped), partial_positions(applied, done))
+
+    def batches_skipped(self, run: Run) -> int:
+        """How many have no gradient."""
+        unit = run.description.unit
+        return sum(count_batches(positions, unit) for positions in self.skipped.values())
+
+    def schedule(self, run: Run, version: int, tally: Tally) -> Ledger | Rounds:
+        """What is left to do in the generation of ``run``, whose shards stand at ``version``, in
+        rounds."""
+        description = run.description
+        # Where the next epoch depends on the results of the one before, it is opened later.
+        until = 0 if description.paced else run.rule.epoch if run.rule else None
+        if run.settings.rounds:
+            return Rounds(
+                records=description.train_records,
+                batch_size=description.unit,
+                epochs=description.epochs,
+                policy=run.settings,
+                generation=run.generation,
+                done=self.done,
+                partial=self.partial,
+                first_round=version,
+                first_attempt=run.first_attempt,
+                skipped_records=sum(len(positions) for positions in self.skipped.values()),
+                until_epoch=until,
+                tally=tally,
+            )
+        batches = sum(count_batches(p, description.unit) for p in self.done.values())
+        step = global_step(run.followed, batches, description.per_epoch)
+        return Ledger(
+            records=description.train_records,
+            batch_size=description.unit,
+            epochs=description.epochs,
+            policy=run.settings,
+            first_attempt=run.first_attempt,
+            done=self.done,
+            skipped=self.skipped,
+            partial=self.partial,
+            step_offset=step - batches,
+            until_epoch=until,
+            tally=tally,
+        )

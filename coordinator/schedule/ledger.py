@@ -1,0 +1,289 @@
+"""The work ledger of async and ssp training: which batches are done, leased and open.
+
+Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.core.work import Attempt, Report, Span, Train, Wait
+from coordinator.schedule.clocks import Clocks
+from coordinator.schedule.open_batches import OpenBatches
+from coordinator.schedule.pace import Pace
+from coordinator.schedule.tally import Tally
+from psrpc.core.batch import BatchId
+from psrpc.core.intervals import IntervalSet
+from psrpc.core.policy import ASYNC, Policy
+
+
+@dataclass(slots=True)
+class _Holder:
+    """A worker's leases: batch to attempt, in the order they were given."""
+
+    leases: dict[BatchId, int] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+
+
+class Ledger:
+    """Leases batches in position order, one epoch after another, and counts each once.
+
+    A batch is cut from the grid of its epoch, so its id is the same on every lease. Epochs
+    overlap: the next one is leased while the last batches of the present one are still out.
+    Under ssp a worker is leased no more than :class:`Clocks` allow. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        records: int,
+        batch_size: int,
+        epochs: int,
+        policy: Policy = ASYNC,
+        first_attempt: int = 1,
+        done: Mapping[int, IntervalSet] | None = None,
+        skipped: Mapping[int, IntervalSet] | None = None,
+        partial: Mapping[int, IntervalSet] | None = None,
+        step_offset: int = 0,
+        until_epoch: int | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        """``done``, ``skipped`` and ``partial`` are positions per epoch, from the shards of a
+        resumed job: what all of them applied, the part of it that was skipped, and what some of
+        them applied and others lack, which is leased before anything new. The global step is
+        the number of batches done plus ``step_offset``. Nothing new of ``until_epoch`` or later
+        is leased."""
+        done = done or {}
+        self._next_attempt = first_attempt
+        self._todo = OpenBatches(
+            records=records,
+            batch_size=batch_size,
+            epochs=epochs,
+            done=done,
+            partial=partial,
+            until_epoch=until_epoch,
+        )
+        self._step_offset = step_offset
+        self._tally = tally if tally is not None else Tally()
+        self._clocks = Clocks(policy.staleness or 0) if policy.mode == "ssp" else None
+        self._holders: dict[str, _Holder] = {}
+        self._leased: dict[BatchId, str] = {}
+        self._reopened: dict[BatchId, str | None] = {}
+        """Batches that were leased and are open again, with whose gradient was refused."""
+        self._busy_next: set[str] = set()
+        """Who will do something else, once it has done what it holds."""
+        self._draining = False
+        lost = sum(len(positions) for positions in (skipped or {}).values())
+        self._examples = sum(len(positions) for positions in done.values()) - lost
+        self._finished_epochs: list[int] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds a batch."""
+        return not self._leased
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """All epochs whose batches are done."""
+        return self._todo.finished_epochs
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch of the job is done."""
+        return self._todo.finished
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch before ``until_epoch`` is done."""
+        return self._todo.exhausted
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is under way any more: what some shard has, all have."""
+        under_way = self._leased or self._reopened or self._todo.has_partial
+        return self._draining and not under_way
+
+    @property
+    def span(self) -> Span:
+        """Where training stands; the epoch is the oldest that is not done."""
+        done = self._todo.batches
+        step, total = done + self._step_offset, self._todo.total + self._step_offset
+        return Span(step, total, self._todo.epoch, done, self._examples)
+
+    def extend(self, until_epoch: int) -> None:
+        """Batches of epochs before ``until_epoch`` may be leased from now on."""
+        self._todo.extend(until_epoch)
+
+    def drain(self) -> None:
+        """Nothing new is leased from now on; what some shards may have is done by all."""
+        self._draining = True
+
+    def tick(self, _now: float) -> None:
+        """Nothing: time alone changes nothing here."""
+
+    def stragglers(self, _now: float) -> list[str]:
+        """Nobody: no batch waits for another."""
+        return []
+
+    def idle_worker(self, worker: str) -> None:
+        """``worker`` does something else, such as an evaluation: others do not wait for it, once
+        it has done what it holds. It may have asked ahead of time."""
+        if self._clocks is None:
+            return
+        if self._holds(worker):
+            self._busy_next.add(worker)
+        else:
+            self._clocks.idle(worker)
+
+    def lease(self, worker: str, now: float, received: int, workers: int) -> Train | Wait:
+        """A task for ``worker``: what was leased to it but did not reach it (attempts above
+        ``received``), or else the next open batches. ``workers`` share what is left, so tasks
+        shrink towards the end."""
+        holder = self._holders.setdefault(worker, _Holder())
+        if not holder.leases:
+            holder.pace.since = now  # what came before was no work
+        lost = [Attempt(batch, n) for batch, n in holder.leases.items() if n > received]
+        if lost:
+            return self._train(lost)
+        if not self._has_open():
+            if not holder.leases:
+                self.idle_worker(worker)
+            return Wait(self.waiting_for())
+        left = self._todo.total - self._todo.batches - len(self._leased)
+        size = min(holder.pace.next_size(), max(1, left // (2 * max(1, workers))))
+        if self._clocks is not None:
+            self._busy_next.discard(worker)
+            self._clocks.enter(worker)
+            size = min(size, self._clocks.allowed(worker, len(holder.leases)))
+            if not size:
+                return Wait(self._clocks.reason(worker))
+        batches: list[Attempt] = []
+        while len(batches) < size and (batch := self._next_open(worker)) is not None:
+            attempt = Attempt(batch, self._next_attempt)
+            self._next_attempt += 1
+            holder.leases[batch] = attempt.number
+            self._leased[batch] = worker
+            batches.append(attempt)
+        return self._train(batches)
+
+    def report(self, worker: str, reports: Sequence[Report], now: float) -> list[Report]:
+        """Records batches that are done (or skipped) on all shards; returns those that count now.
+        One that was too stale is open to everyone again.
+
+        Idempotent: a batch counts once, and only what is leased to ``worker`` can. A report that is
+        repeated changes nothing, nor does one of what a worker did under another name: the batch is
+        leased again, and shards answer that they have it.
+
+        Raises:
+            InvalidArgument: not a batch of this job; nothing was recorded.
+        """
+        for report in reports:
+            self._todo.check(report.batch)
+        counted = []
+        steps = 0
+        for report in reports:
+            batch = report.batch
+            if self._leased.get(batch) != worker:
+                continue
+            if self._holders[worker].leases[batch] != report.attempt:
+                continue
+            self._give_back(batch)
+            if report.too_stale:
+                self._reopened[batch] = worker
+                self._tally.too_stale += 1
+                steps += 1
+                continue
+            if self._clocks is not None:
+                self._clocks.tick(worker)
+            if self._todo.is_done(batch):
+                continue
+            self._examples += 0 if report.skipped else batch.count
+            if self._todo.finish(batch):
+                self._finished_epochs.append(batch.epoch)
+            counted.append(report)
+        if worker in self._busy_next and not self._holders[worker].leases:
+            self._busy_next.discard(worker)
+            self.idle_worker(worker)
+        steps += len(counted)
+        if steps and worker in self._holders:
+            self._holders[worker].pace.measure(steps, now)
+        return counted
+
+    def revoke(self, worker: str) -> list[Attempt]:
+        """What ``worker`` holds, which nobody else gets before :meth:`release`."""
+        self._busy_next.discard(worker)
+        if self._clocks is not None:
+            self._clocks.leave(worker)
+        holder = self._holders.get(worker)
+        if holder is None:
+            return []
+        return [Attempt(batch, number) for batch, number in holder.leases.items()]
+
+    def release(self, worker: str) -> int:
+        """No shard takes anything from ``worker`` any more: opens what it holds to everyone,
+        before anything new. How many batches that are."""
+        if self._clocks is not None:
+            self._clocks.leave(worker)
+        holder = self._holders.pop(worker, None)
+        if holder is None:
+            return 0
+        batches = sorted(holder.leases)
+        for batch in batches:
+            del self._leased[batch]
+            self._reopened[batch] = None
+        return len(batches)
+
+    def hand_over(self, stuck: Collection[str]) -> list[str]:
+        """Those of the ``stuck`` that hold batches: some shards may have applied one, and may get
+        another gradient of it only when they refuse this one. Clocks do not wait for the others."""
+        holding = [worker for worker in stuck if self._holds(worker)]
+        for worker in stuck:
+            if worker not in holding:
+                self.idle_worker(worker)
+        return holding
+
+    def take_finished_epochs(self) -> list[int]:
+        """Epochs whose batches have all been done since the last call, in rising order."""
+        epochs, self._finished_epochs = sorted(self._finished_epochs), []
+        return epochs
+
+    def waiting_for(self) -> str:
+        """What the next step waits for, in words; empty when there are open batches."""
+        if self.finished or self._has_open():
+            return ""
+        if not self._leased:
+            return "the policy to change; nothing new is handed out under the present one"
+        held = [f"{name} ({len(h.leases)})" for name, h in self._holders.items() if h.leases]
+        return f"batches that are under way: {', '.join(sorted(held))}"
+
+    def _holds(self, worker: str) -> bool:
+        holder = self._holders.get(worker)
+        return holder is not None and bool(holder.leases)
+
+    def _train(self, batches: Sequence[Attempt]) -> Train:
+        return Train(tuple(batches), fresh=self._clocks is not None)
+
+    def _has_open(self) -> bool:
+        if self._reopened or self._todo.has_partial:
+            return True
+        return not self._draining and self._todo.next_epoch is not None
+
+    def _next_open(self, worker: str) -> BatchId | None:
+        """What some shards may have comes first. Who was refused with a batch gets it again only
+        if there is nothing else: its parameters may be too old once more, another one's not."""
+        batch = next((b for b, refused in self._reopened.items() if refused != worker), None)
+        if batch is None:
+            batch = self._todo.take_partial()
+        if batch is None and not self._draining:
+            batch = self._todo.take()
+        if batch is None:
+            batch = next(iter(self._reopened), None)
+        if batch is not None:
+            self._reopened.pop(batch, None)
+        return batch
+
+    def _give_back(self, batch: BatchId) -> None:
+        holder = self._leased.pop(batch, None)
+        if holder is not None:
+            del self._holders[holder].leases[batch]

@@ -1,0 +1,83 @@
+"""One micro-batch of a round, and who computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from coordinator.core.work import Report
+from psrpc.core.batch import BatchId
+
+LIVE_ATTEMPTS = 2
+"""Attempts of one micro-batch that shards may hold at once; they have room for no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An attempt in a worker's hands: since when, and since which round."""
+
+    worker: str
+    since: float
+    round: int
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatch:
+    """``attempts`` by number. Those that were taken back are in ``superseded``; ``revoked`` are
+    the workers that shards may still take such a one from. ``base`` is the version that the
+    committed attempt was computed from, or an older one."""
+
+    batch: BatchId
+    attempts: dict[int, Held] = field(default_factory=dict)
+    superseded: set[int] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)
+    committed: Report | None = None
+    base: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether anyone may have it."""
+        return self.committed is None and not self.attempts and not self.revoked
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody holds it who has not committed it."""
+        return self.committed is None and bool(self.attempts)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether anyone has begun it, and some shard may hold it."""
+        return self.committed is not None or bool(self.attempts) or bool(self.revoked)
+
+    @property
+    def holders(self) -> set[str]:
+        """Whose commit may come, or who has to be refused before another one's may."""
+        return {held.worker for held in self.attempts.values()} | self.revoked
+
+    @property
+    def oldest(self) -> Held:
+        """That of its attempts which was leased first; there is one."""
+        return min(self.attempts.values(), key=lambda held: held.since)
+
+    def attempt_of(self, worker: str) -> int | None:
+        """The attempt that ``worker`` holds."""
+        return next((n for n, held in self.attempts.items() if held.worker == worker), None)
+
+    @property
+    def may_be_doubled(self) -> bool:
+        """Whether there may be a second attempt of it."""
+        return self.awaited and len(self.attempts) + len(self.revoked) < LIVE_ATTEMPTS
+
+    def held_by(self, workers: Set[str]) -> bool:
+        """Whether it is awaited, and of no other worker than these."""
+        return self.awaited and all(held.worker in workers for held in self.attempts.values())
+
+    def revoke(self, worker: str) -> int | None:
+        """Takes back the attempt of ``worker`` unless the micro-batch is committed; its number."""
+        number = self.attempt_of(worker)
+        if number is None or self.committed is not None:
+            return None
+        del self.attempts[number]
+        self.superseded.add(number)
+        self.revoked.add(worker)
+        return number

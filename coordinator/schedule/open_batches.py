@@ -1,0 +1,197 @@
+"""The batches of a job: which are done, and which comes next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from psrpc.core.batch import BatchId, batches_per_epoch, cut_batch
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.intervals import IntervalSet
+
+
+class OpenBatches:
+    """The grid of batches of all epochs, without the batches that are done.
+
+    Nothing is kept per batch: what is done are intervals, and what comes next is found when it is
+    asked for. Batches are new until they are taken, each once; those of ``partial`` are taken
+    apart from them. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        records: int,
+        batch_size: int,
+        epochs: int,
+        done: Mapping[int, IntervalSet],
+        partial: Mapping[int, IntervalSet] | None = None,
+        until_epoch: int | None = None,
+    ) -> None:
+        """``done`` are positions per epoch that all shards have, ``partial`` those that some have
+        and others lack. Nothing new of ``until_epoch`` or later is taken."""
+        self._records = records
+        self._batch_size = batch_size
+        self._epochs = epochs
+        self._until = epochs if until_epoch is None else min(until_epoch, epochs)
+        self.per_epoch = batches_per_epoch(records, batch_size)
+        """Batches of one epoch."""
+        # By index in the epoch, as everything below.
+        self._done = {
+            epoch: self._indices(done[epoch], whole=True) for epoch in done if epoch < epochs
+        }
+        self._left = [
+            self.per_epoch - len(self._done.get(epoch, ())) for epoch in range(self._epochs)
+        ]
+        self._batches = epochs * self.per_epoch - sum(self._left)
+        self._oldest = 0
+        touched = {
+            epoch: self._indices(positions, whole=False)
+            for epoch, positions in (partial or {}).items()
+            if epoch < epochs
+        }
+        self._touched = touched
+        self._partial = deque((e, *interval) for e in sorted(touched) for interval in touched[e])
+        self._epoch, self._index = 0, 0
+
+    def extend(self, until_epoch: int) -> None:
+        """From now on nothing new of ``until_epoch`` or later is taken."""
+        self._until = min(until_epoch, self._epochs)
+
+    @property
+    def batches(self) -> int:
+        """How many are done."""
+        return self._batches
+
+    @property
+    def total(self) -> int:
+        """Batches of the job."""
+        return self._epochs * self.per_epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether all are done."""
+        return self._batches == self.total
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all before ``until_epoch`` are done."""
+        return self.finished or self.epoch >= self._until
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """Epochs whose batches are all done."""
+        return [epoch for epoch, left in enumerate(self._left) if not left]
+
+    @property
+    def epoch(self) -> int:
+        """The oldest epoch that is not done; the last one when all are."""
+        while self._oldest < self._epochs - 1 and not self._left[self._oldest]:
+            self._oldest += 1
+        return self._oldest
+
+    @property
+    def next_epoch(self) -> int | None:
+        """The epoch of the next new batch; None if there is none."""
+        return self._epoch if self._seek() else None
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether a batch that some shards have, and others lack, waits to be taken."""
+        return self._seek_partial()
+
+    def left(self, epoch: int) -> int:
+        """How many batches of ``epoch`` are not done."""
+        return self._left[epoch]
+
+    def take(self) -> BatchId | None:
+        """The next new batch: epoch after epoch, in position order."""
+        if not self._seek():
+            return None
+        batch = self._cut(self._epoch, self._index)
+        self._index += 1
+        return batch
+
+    def take_partial(self) -> BatchId | None:
+        """The next batch that some shards have and others lack, in the same order."""
+        if not self._seek_partial():
+            return None
+        epoch, start, stop = self._partial[0]
+        self._partial[0] = (epoch, start + 1, stop)
+        return self._cut(epoch, start)
+
+    def is_done(self, batch: BatchId) -> bool:
+        """Whether this batch of the grid is done."""
+        index = batch.first // self._batch_size
+        done = self._done.get(batch.epoch)
+        return done is not None and done.contains(index, index + 1)
+
+    def finish(self, batch: BatchId) -> bool:
+        """Marks a batch of the grid that is not done; whether it was the last of its epoch."""
+        assert not self.is_done(batch)
+        index = batch.first // self._batch_size
+        self._done.setdefault(batch.epoch, IntervalSet()).add(index, index + 1)
+        self._batches += 1
+        self._left[batch.epoch] -= 1
+        return not self._left[batch.epoch]
+
+    def check(self, batch: BatchId) -> None:
+        """Raises InvalidArgument for what is no batch of the grid."""
+        if (
+            0 <= batch.epoch < self._epochs
+            and batch.first % self._batch_size == 0
+            and 0 <= batch.first < self._records
+            and batch == self._cut(batch.epoch, batch.first // self._batch_size)
+        ):
+            return
+        raise InvalidArgument(
+            f"{batch} is not a batch of this job: {self._epochs} epochs of {self._records} "
+            f"records in batches of {self._batch_size}"
+        )
+
+    def _seek(self) -> bool:
+        """Steps over what is done or partial; whether there is a new batch."""
+        while self._epoch < self._until:
+            done, touched = self._done.get(self._epoch), self._touched.get(self._epoch)
+            index = None
+            while index != self._index:
+                index = self._index
+                for taken in (done, touched):
+                    self._index = taken.end_of(self._index) if taken is not None else self._index
+            if self._index < self.per_epoch:
+                return True
+            self._epoch, self._index = self._epoch + 1, 0
+        return False
+
+    def _seek_partial(self) -> bool:
+        while self._partial:
+            epoch, start, stop = self._partial[0]
+            done = self._done.get(epoch)
+            start = done.end_of(start) if done is not None else start
+            if start < stop:
+                self._partial[0] = (epoch, start, stop)
+                return True
+            self._partial.popleft()
+        return False
+
+    def _cut(self, epoch: int, index: int) -> BatchId:
+        return cut_batch(epoch, index, self._records, self._batch_size)
+
+    def _indices(self, positions: IntervalSet, *, whole: bool) -> IntervalSet:
+        """The batches that lie wholly in ``positions``, or else those that they touch."""
+        indices = IntervalSet()
+        for start, stop in positions:
+            if whole:
+                first = -(-start // self._batch_size)
+                last = self.per_epoch if stop >= self._records else stop // self._batch_size
+            else:
+                first = start // self._batch_size
+                last = min(-(-stop // self._batch_size), self.per_epoch)
+            if first < last:
+                indices.add(first, last)
+        return indices
+
+
+def count_batches(positions: IntervalSet, batch_size: int) -> int:
+    """How many batches these positions of an epoch are, all of them whole."""
+    return sum(-(-stop // batch_size) - start // batch_size for start, stop in positions)

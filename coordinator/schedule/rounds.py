@@ -1,0 +1,367 @@
+"""Rounds of synchronous training: the barrier, defined by the data and not by who computes.
+
+Round r turns version r into r + 1 on every shard. It is made of the next K micro-batches of the
+epoch's permutation that are not done; rounds never cross an epoch, so an epoch's last round may
+have fewer, and are numbered through the whole job. Whoever asks gets a micro-batch of the open
+round. The first attempt of a micro-batch that all shards hold and that is committed counts; when
+every micro-batch has one, the round is decided by naming them.
+
+Stragglers. With ``speculate`` an idle worker gets a second attempt of a micro-batch that another
+one has held for longer than attempts take; whose commit comes first counts, so nothing is lost and
+the bits are the same. With ``aggregate`` M < K (Chen et al. 2016, "Revisiting Distributed
+Synchronous SGD", section 3) a round takes the first M commits of K open micro-batches. Unlike
+there, the others are not dropped: they stay open and count in a later round, with the staleness
+that they have by then. No more than K are ever open, so a round waits once more than K - M of them
+are late.
+
+Pure: time comes in, and nothing here locks; the engine's loop is the only caller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.core.wording import of
+from coordinator.core.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
+from coordinator.schedule.deadline import Deadline
+from coordinator.schedule.micro_batch import Held, MicroBatch
+from coordinator.schedule.open_batches import OpenBatches
+from coordinator.schedule.open_round import OpenRound
+from coordinator.schedule.pace import Speeds
+from coordinator.schedule.speculation import Speculation
+from coordinator.schedule.tally import Tally
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.intervals import IntervalSet
+from psrpc.core.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit did: ``counted`` is the report if it is the first of its micro-batch."""
+
+    counted: Report | None
+    reason: str
+
+
+class Rounds:
+    """The open round and its attempts. Not thread-safe.
+
+    To decide: while ``complete``, make the decision with :meth:`decide`, store it, and only then
+    :meth:`close` the round, which opens the next; that may be complete at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        records: int,
+        batch_size: int,
+        epochs: int,
+        policy: Policy,
+        generation: int,
+        done: Mapping[int, IntervalSet] | None = None,
+        partial: Mapping[int, IntervalSet] | None = None,
+        first_round: int = 0,
+        first_attempt: int = 1,
+        skipped_records: int = 0,
+        until_epoch: int | None = None,
+        tally: Tally | None = None,
+    ) -> None:
+        """``first_round`` is the version the shards start from, ``done`` the positions per epoch
+        that all of them have, ``partial`` those that some have and others lack. In
+        ``skipped_records`` records nothing took part. No round of ``until_epoch`` or later is
+        opened."""
+        done = done or {}
+        self._policy = policy
+        self._generation = generation
+        self._todo = OpenBatches(
+            records=records,
+            batch_size=batch_size,
+            epochs=epochs,
+            done=done,
+            until_epoch=until_epoch,
+        )
+        self._open = OpenRound(policy, batch_size, partial)
+        self._tally = tally if tally is not None else Tally()
+        self._next_attempt = first_attempt
+        self._round = first_round
+        self._rounds_left = sum(self._rounds_of(epoch) for epoch in range(epochs))
+        self._decided: deque[Decision] = deque(maxlen=policy.open if policy.backups else 1)
+        self._finished_epochs: list[int] = []
+        self._examples = sum(len(positions) for positions in done.values()) - skipped_records
+        self._deadline = Deadline(policy.round_deadline_s, self._tally)
+        self._speeds = Speeds()
+        self._speculation = Speculation(self._speeds) if policy.speculate else None
+        self._left: dict[str, tuple[Held, int]] = {}
+        """By worker, an attempt of a decided round that it has not committed, and its records."""
+        self._stuck: frozenset[str] = frozenset()
+        self._open.fill(self._todo)
+
+    @property
+    def round(self) -> int:
+        """The open round; equals the version that its attempts are computed from."""
+        return self._round
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of the whole job if the policy stays."""
+        return self._round + self._rounds_left
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody holds an attempt that is not committed."""
+        return not self._open.awaited
+
+    @property
+    def finished_epochs(self) -> list[int]:
+        """All epochs whose rounds are decided."""
+        return self._todo.finished_epochs
+
+    @property
+    def finished(self) -> bool:
+        """Whether every round of the job is decided."""
+        return self._todo.finished
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every round before ``until_epoch`` is decided."""
+        return self._todo.exhausted
+
+    @property
+    def drained(self) -> bool:
+        """Whether no round is under way any more, and none will be."""
+        return self._open.drained
+
+    @property
+    def span(self) -> Span:
+        """Where training stands; the global step counts rounds."""
+        batches = self._todo.batches + self._open.commits
+        return Span(self._round, self.total_rounds, self._epoch, batches, self._examples)
+
+    @property
+    def last_decision(self) -> Decision | None:
+        """The decision before the open round, None in the first round of a generation."""
+        return self._decided[-1] if self._decided else None
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """All of this generation that a shard may not have heard of, oldest first. With backup
+        workers several rounds may be decided by what is staged already; no more than the
+        micro-batches that a shard stages, since none is committed that it does not hold."""
+        return list(self._decided)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the open round is the last of its epoch."""
+        return bool(self._open) and self._open.takes == self._todo.left(self._epoch)
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether the open round is the last of the job."""
+        return self.ends_epoch and self._todo.total - self._todo.batches == self._open.takes
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many micro-batches of the open round have a committed attempt as it takes."""
+        return self._open.complete
+
+    def extend(self, until_epoch: int) -> None:
+        """Rounds of epochs before ``until_epoch`` may be opened from now on."""
+        self._todo.extend(until_epoch)
+        if not self._open:
+            self._open.fill(self._todo)
+
+    def drain(self) -> None:
+        """No round is begun from now on; one that is under way is decided."""
+        self._open.drain()
+
+    def idle_worker(self, worker: str) -> None:
+        """``worker`` does something else. Nothing: rounds wait for micro-batches alone."""
+
+    def tick(self, now: float) -> None:
+        """What time alone brings: a round that lasts too long."""
+        if self._open.awaited:
+            self._deadline.begin(now)
+        if not self.complete:
+            self._deadline.look(now)
+
+    def stragglers(self, now: float) -> list[str]:
+        """Who is late with the open round, with what and for how long; empty before its
+        deadline."""
+        return [] if self.complete else self._deadline.stragglers(self._open.micros, now)
+
+    def lease(self, worker: str, now: float, _received: int, _workers: int) -> Round | Wait:
+        """A micro-batch of the open round: the one ``worker`` holds, or else an open one, or else
+        one that another worker is stuck or late with."""
+        self._measure_left(worker, now)
+        for micro in self._open.micros:
+            number = micro.attempt_of(worker)
+            if number is not None and micro.committed is None:
+                return self._work(micro, number)
+        if self._open.has_open:
+            return self._hand_out(self._open.take(self._speeds.ratio(worker)), worker, now)
+        left = self._open.left_by(self._stuck)
+        if left is not None:
+            self._tally.speculative += 1
+            return self._hand_out(left, worker, now)
+        speculation = self._speculation
+        second = (
+            speculation.second(self._open.micros, worker, now) if speculation is not None else None
+        )
+        if second is None:
+            return Wait(self.waiting_for())
+        micro, due = second
+        if now < due:
+            return Wait(self.waiting_for(), due)
+        self._tally.speculative += 1
+        return self._hand_out(micro, worker, now)
+
+    def commit(self, worker: str, round_number: int, report: Report, now: float) -> Committed:
+        """All shards hold this attempt. The first one of a micro-batch counts; a commit of one
+        that was taken back, or of a round that is decided already, changes nothing. With backup
+        workers an attempt of a decided round counts if its micro-batch was left open;
+        ``round_number`` is then what the worker knew.
+
+        Raises:
+            InvalidArgument: no such round, micro-batch or attempt was handed out.
+        """
+        self.tick(now)
+        micro = self._open.find(report.batch)
+        passed = round_number < self._round
+        if passed and (micro is None or not self._policy.backups):
+            return Committed(None, f"round {round_number} is decided already")
+        if micro is not None and report.attempt in micro.superseded:
+            return Committed(None, f"attempt {report.attempt} was superseded")
+        if round_number > self._round or micro is None or report.attempt not in micro.attempts:
+            raise InvalidArgument(
+                f"commit of attempt {report.attempt} of {report.batch} in round {round_number} "
+                f"by {worker}: no such attempt was handed out; the open round is {self._round}"
+            )
+        held = micro.attempts[report.attempt]
+        if held.worker != worker:
+            raise InvalidArgument(
+                f"commit of attempt {report.attempt} of {report.batch} by {worker}: it was handed "
+                f"out to {held.worker}"
+            )
+        if micro.committed is None or micro.committed.attempt != report.attempt:
+            self._speeds.measure(held.worker, report.batch.count, now - held.since)
+        if micro.committed is not None:
+            if micro.committed.attempt != report.attempt:
+                # Its worker is done with it.
+                del micro.attempts[report.attempt]
+                micro.superseded.add(report.attempt)
+            return Committed(None, f"attempt {micro.committed.attempt} was committed first")
+        # The newest version when it was leased, or a newer one that the worker says it had.
+        micro.base = max(held.round, round_number)
+        micro.committed = replace(report, staleness=self._round - micro.base)
+        self._open.commit(micro)
+        self._examples += 0 if report.skipped else report.batch.count
+        self._tally.superseded += len(micro.attempts) - 1
+        self._tally.late += held.round < self._round
+        return Committed(micro.committed, self.waiting_for())
+
+    def decide(self, snapshots: tuple[SnapshotOrder, ...] = ()) -> Decision:
+        """The decision of the open round, which must be complete. Changes nothing, and commits
+        that come after it do not change it."""
+        assert self.complete
+        attempts = tuple(Attempt(report.batch, report.attempt) for report in self.reports())
+        return Decision(self._generation, self._round, attempts, snapshots)
+
+    def reports(self) -> list[Report]:
+        """The committed reports that the open round takes, in batch-id order, with the staleness
+        that they have in it."""
+        return self._open.reports(self._round)
+
+    def close(self, decision: Decision) -> None:
+        """Opens the next round, now that ``decision`` is stored."""
+        assert decision == self.decide(decision.snapshots)
+        epoch = self._epoch
+        before = self._rounds_of(epoch)
+        named, done = self._open.close()
+        for batch in done:
+            if self._todo.finish(batch):
+                self._finished_epochs.append(batch.epoch)
+        self._rounds_left += self._rounds_of(epoch) - before
+        for micro in named:
+            for number, held in micro.attempts.items():
+                if micro.committed is not None and number != micro.committed.attempt:
+                    self._left[held.worker] = held, micro.batch.count
+        self._decided.append(decision)
+        self._round += 1
+        self._deadline.restart()
+        self._open.fill(self._todo)
+
+    def report(self, _worker: str, _reports: Sequence[Report], _now: float) -> list[Report]:
+        """Nothing: in a round a batch is done by its commit."""
+        return []
+
+    def holds(self, worker: str) -> bool:
+        """Whether ``worker`` has an attempt that is not committed."""
+        return self._open.holds(worker)
+
+    def revoke(self, worker: str) -> list[Attempt]:
+        """Takes back the attempts that ``worker`` holds and has not committed. Nobody else gets
+        their micro-batches before :meth:`release`."""
+        self._speeds.forget(worker)
+        self._left.pop(worker, None)
+        return self._open.revoke(worker)
+
+    def release(self, worker: str) -> int:
+        """No shard takes anything from ``worker`` any more: others may get what it had. How many
+        micro-batches that are."""
+        return self._open.release(worker)
+
+    def hand_over(self, stuck: Collection[str]) -> list[str]:
+        """``stuck`` workers keep their attempts: a second one of the micro-batch may be made, and
+        the first that is committed counts. Where shards hold two of stuck workers already, and have
+        no room for a third, the newer one has to be given up."""
+        self._stuck = frozenset(stuck)
+        return self._open.twice_left_by(self._stuck)
+
+    def take_finished_epochs(self) -> list[int]:
+        """Epochs whose last round was decided since the last call."""
+        epochs, self._finished_epochs = self._finished_epochs, []
+        return epochs
+
+    def waiting_for(self) -> str:
+        """Which commits the round waits for, in words; empty when a micro-batch is open."""
+        if self.finished:
+            return ""
+        if self.drained or not self._open:
+            return "the policy to change; no round is begun under the present one"
+        if self._open.has_open:
+            return ""
+        if self.complete:
+            return f"the decision of round {self._round} to be stored"
+        done = of(self._open.commits, self._open.named, "micro-batch", "micro-batches")
+        holders = ", ".join(sorted(self._open.holders))
+        return f"{holders} to finish round {self._round} ({done} done)"
+
+    @property
+    def _epoch(self) -> int:
+        """That of the open round, or the one where the next would be."""
+        epoch = self._open.epoch
+        return self._todo.epoch if epoch is None else epoch
+
+    def _rounds_of(self, epoch: int) -> int:
+        """How many rounds are left in ``epoch``."""
+        return -(-self._todo.left(epoch) // self._policy.taken)
+
+    def _measure_left(self, worker: str, now: float) -> None:
+        """``worker`` asks for work, so it is done with what it had of a decided round."""
+        left = self._left.pop(worker, None)
+        if left is not None:
+            held, records = left
+            self._speeds.measure_unfinished(worker, records, now - held.since)
+
+    def _hand_out(self, micro: MicroBatch, worker: str, now: float) -> Round:
+        number = self._next_attempt
+        self._next_attempt += 1
+        micro.attempts[number] = Held(worker, now, self._round)
+        self._deadline.begin(now)
+        return self._work(micro, number)
+
+    def _work(self, micro: MicroBatch, number: int) -> Round:
+        attempt = Attempt(micro.batch, number)
+        return Round(self._round, attempt, self.last_decision, newest=self._policy.backups)

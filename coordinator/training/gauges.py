@@ -1,0 +1,112 @@
+"""What is read off a job at one moment, for its curves and its summary."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from coordinator.core.figures import add_counts
+from coordinator.membership.membership import Shard
+from coordinator.records.curves import Gauges
+from coordinator.schedule.stragglers import slowness
+from coordinator.training.job_state import JobState
+
+
+def read_gauges(job: JobState) -> Gauges:
+    """Changes nothing but the windows of the rates."""
+    now, progress = job.now(), job.training.progress
+    active = [w for w in job.members.workers.values() if w.state == "active"]
+    return Gauges(
+        now=now,
+        steps_per_s=progress.steps.rate(now),
+        examples_per_s=progress.records.rate(now),
+        version_skew=version_skew(job),
+        staleness_counts=staleness_counts(job),
+        counts=counts(job),
+        times={worker.name: worker.times for worker in active},
+        speeds={
+            worker.name: progress.workers[worker.name].records.rate(now)
+            for worker in active
+            if worker.name in progress.workers
+        },
+        policies=job.run.followed,
+    )
+
+
+def version_skew(job: JobState) -> int:
+    """Greatest minus least version of the shards, at the last moment of which all have told; 0
+    until all have told twice in the present generation.
+
+    Shards tell about once a second, each in its own moment. In between a version is taken to have
+    grown in a straight line, or a fast job's shards would seem to be far apart.
+    """
+    shards = job.members.shards
+    if not job.complete or any(
+        shard.figures.generation != job.run.generation or shard.earlier is None for shard in shards
+    ):
+        return 0
+    moment = min(shard.told for shard in shards)
+    versions = [_version(shard, moment) for shard in shards]
+    return round(max(versions) - min(versions))
+
+
+def _version(shard: Shard, moment: float) -> float:
+    assert shard.earlier is not None
+    then, before = shard.earlier
+    version = before.version
+    if shard.told <= then:
+        return shard.figures.version
+    part = max(0.0, moment - then) / (shard.told - then)
+    return version + part * (shard.figures.version - version)
+
+
+def shard_rates(shard: Shard, now: float, silence_s: float) -> tuple[float, float]:
+    """Updates and bytes of gradients per second over the last ten seconds; 0 from who has been
+    silent for ``silence_s``, and before two signs of life of one generation."""
+    rates = shard.load.rates()
+    if rates is None or now - shard.told > silence_s:
+        return 0.0, 0.0
+    updates, nbytes = rates
+    return updates, nbytes
+
+
+def staleness_counts(job: JobState) -> tuple[int, ...]:
+    """Applied pushes by staleness, over all shards."""
+    return add_counts(shard.figures.staleness_counts for shard in job.members.shards)
+
+
+def counts_of_worker(job: JobState, name: str) -> tuple[int, ...]:
+    """Applied pushes of one worker by staleness, over all shards."""
+    return add_counts(shard.figures.workers.get(name, ()) for shard in job.members.shards)
+
+
+def ratios(job: JobState) -> dict[str, float]:
+    """How slowly each active worker computes, see
+    :func:`coordinator.schedule.stragglers.slowness`."""
+    progress = job.training.progress.workers
+    return slowness(
+        {
+            worker.name: progress[worker.name].pace.s_per_example
+            for worker in job.members.workers.values()
+            if worker.state == "active" and worker.name in progress
+        }
+    )
+
+
+def late(job: JobState) -> list[str]:
+    """Who is late with what all others wait for, in words."""
+    schedule = job.training.schedule
+    return schedule.stragglers(job.now()) if schedule is not None else []
+
+
+def refused(job: JobState) -> int:
+    """Pushes that shards have refused, whatever for."""
+    return sum(shard.figures.refused for shard in job.members.shards)
+
+
+def counts(job: JobState) -> dict[str, int]:
+    """How often a policy has done what plain training never does, by what that is."""
+    shards = [shard.figures for shard in job.members.shards]
+    return {
+        **asdict(job.training.tally),
+        "uncompensated": sum(figures.uncompensated for figures in shards),
+    }

@@ -1,0 +1,290 @@
+"""The generations of a run: when one is formed, from what, and whether all have begun it.
+
+Deterministic: orders go out through ``send_to``; the store and the disk are its only effects
+besides. A raised generation is stored before anyone hears of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from coordinator.checkpoints.checkpoints import Chosen
+from coordinator.checkpoints.disk import Choice, DiskWork
+from coordinator.core.figures import EpochTotals
+from coordinator.core.history import Followed
+from coordinator.core.run import Run
+from coordinator.core.work import Begin, Command, Decision, Positions
+from coordinator.membership.formation import Formation
+from coordinator.membership.recovery import Holding, Origin, choose_origin, go_over, why_restore
+from coordinator.records.store import GENERATION, POLICIES, RESTORED, SINCE, Store
+from psrpc.core.errors import CheckpointError
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a shard holds once it has begun: its applied-set, the skipped part of it, and the totals
+    of its epochs."""
+
+    holding: Holding
+    applied: Positions
+    skipped: Positions
+    totals: tuple[EpochTotals, ...] = ()
+
+
+class Generations:
+    """Forms generations; ``run`` is the run as of the present one. ``failure`` says why the job
+    cannot go on. Not thread-safe."""
+
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        disk: DiskWork,
+        send_to: Callable[[int, Command], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """``changed`` is called when a choice that took time has been made."""
+        self.run = run
+        self.formation = Formation(run.plan.shards, run.generation)
+        self.failure = ""
+        self.warnings: list[str] = []
+        self.refused_by_disk = ""
+        """What awaits a disk that refuses it, in words. It is tried again at every call of
+        :meth:`form_if_due`."""
+        self._store = store
+        self._disk = disk
+        self._send_to = send_to
+        self._changed = changed
+        self.formed = False
+        """Whether a generation was formed since this process began."""
+        self._standings: dict[int, Standing] = {}
+        self._refused: dict[str, str] = {}
+        self._choosing = False
+        self._choice: Choice | None = None
+        self._restored: Chosen | None = None
+        """What the present generation restored where parameters were lost."""
+        self._went_over: tuple[int, ...] = ()
+        """The processes that held the same batches when the policy changed, until the generation
+        after it is formed."""
+
+    @property
+    def standings(self) -> list[Standing]:
+        """What all shards hold, by index, once the formation is complete."""
+        return [self._standings[shard] for shard in range(self.run.plan.shards)]
+
+    @property
+    def source(self) -> str:
+        """What the present generation restored where parameters were lost, relative to the run
+        directory; empty if nothing was."""
+        return self._restored.restored.directory if self._restored else ""
+
+    @property
+    def restoring(self) -> str:
+        """The checkpoint that shards may be reading now; empty if none."""
+        told = (self.formation.told(shard) for shard in range(self.run.plan.shards))
+        return next((t.restore.rpartition("/")[2] for t in told if t and t.restore), "")
+
+    def form_if_due(self) -> bool:
+        """Forms a generation if one has to be and can be; whether it did. Call it at every change
+        and every tick."""
+        self.refused_by_disk = ""
+        if not self.formation.due or self._choosing or self.failure:
+            return False
+        try:
+            return self._form()
+        except sqlite3.Error as error:
+            self.cannot(f"generation {self.run.generation + 1} to be formed", error)
+            return False
+
+    def go_over(self, followed: Followed) -> bool:
+        """From now on the run follows another policy, in a generation that is formed next of
+        shards that all hold the same batches; whether that could be stored. What shards hold and
+        what was decided before is of another history to those who do not know that."""
+        run = replace(
+            self.run, policies=(*self.run.policies, followed), since=self.run.generation + 1
+        )
+        policies = [one.to_json() for one in run.policies]
+        try:
+            self._store.put_all({POLICIES: policies, SINCE: run.since})
+        except sqlite3.Error as error:
+            self.cannot(f"{followed} to be stored", error)
+            return False
+        self.run = run
+        self._went_over = tuple(holding.incarnation for holding in self.formation.holdings)
+        self.formation.dissolve()
+        return True
+
+    def cannot(self, what: str, error: Exception) -> None:
+        """The disk refuses ``what``, which is tried again."""
+        self.refused_by_disk = f"{what}: {error}"
+        self._warn(f"{self.refused_by_disk}; tried again")
+
+    def _form(self) -> bool:
+        """Raises sqlite3.Error: nothing has changed."""
+        holdings, run = self.formation.holdings, self.run
+        generation = 1 + max(run.generation, *(h.generation for h in holdings))
+        if all(h.initialized for h in holdings) and self._went_over == tuple(
+            h.incarnation for h in holdings
+        ):
+            step = run.followed[-1].step
+            origin = go_over(holdings, run.settings, generation, run.policy, step)
+            return self._raise(generation, origin, None)
+        decision, noted = self._last_decision(), self._store.newest_checkpoint() is not None
+        choice, self._choice = self._choice, None
+        if choice is not None and choice.again:
+            self.refused_by_disk = f"the newest good checkpoint to be found: {choice.reason}"
+            self._warn(f"{choice.reason}; tried again")
+            return False
+        chosen = choice.chosen if choice else None
+        if why_restore(holdings, run.settings, run.since, decision) and (
+            choice is None or (chosen is not None and chosen.restored.name in self._refused)
+        ):
+            self._choosing = True
+            self._disk.choose(dict(self._refused), self._chosen)
+            return False
+        try:
+            origin = choose_origin(
+                holdings,
+                run.settings,
+                generation,
+                run.policy,
+                since=run.since,
+                decision=decision,
+                checkpoint=chosen.restored.directory if chosen else None,
+                committed=bool(self._refused) or noted or (choice is not None and choice.seen),
+                version=_version(chosen, run),
+            )
+        except CheckpointError as error:
+            self.failure = f"{error.coded}: {choice.reason}" if choice else error.coded
+            return False
+        for remark in chosen.remarks if chosen else ():
+            self._warn(remark)
+        formed = self._raise(generation, origin, chosen)
+        self._choice = None if formed else choice
+        return formed
+
+    def begun(self, shard: int, standing: Standing) -> None:
+        """A shard stands at the present generation."""
+        told = self.formation.told(shard)
+        if told is None:
+            return
+        if not standing.holding.initialized and (told.keep or told.restore):
+            self.failed(shard, f"it holds no parameters, though told to {_words(told)}")
+            return
+        self._standings[shard] = standing
+        self.formation.begun(shard, standing.holding)
+        if self.formation.complete and self.run.settings.rounds:
+            self._check_versions()
+
+    def failed(self, shard: int, error: str) -> None:
+        """A shard could not do what it was told: a checkpoint that it could not restore is not
+        used again, parameters that it could not keep are as good as lost."""
+        told = self.formation.told(shard)
+        if told is None:
+            return
+        what = f"shard {shard} cannot {_words(told)}: {error}"
+        self._warn(what)
+        if told.restore:
+            self._refused[told.restore.rpartition("/")[2]] = what
+        elif not told.keep:
+            self.failure = what
+        self.formation.failed(shard)
+
+    def note_restored(self) -> None:
+        """Notes the checkpoint that this generation began with, now that no shard has refused it:
+        who committed it may have died before that was noted. Raises sqlite3.Error."""
+        if self._restored is not None:
+            name, step = self._restored.restored.name, self._restored.restored.global_step
+            self._store.put_checkpoint(name, self._restored.generation, step)
+
+    def waiting_for(self) -> str:
+        """What the forming of a generation waits for, in words, besides shards that are away."""
+        if self.refused_by_disk:
+            return self.refused_by_disk
+        if self._choosing:
+            return "the newest good checkpoint to be found"
+        return self.formation.waiting_for()
+
+    def _check_versions(self) -> None:
+        versions = {s.holding.version for s in self.standings}
+        restored = self.run.restored
+        if restored is not None and versions != {restored.global_step}:
+            what = f"shards have restored versions {sorted(versions)} from {restored.directory}"
+            self._refused[restored.name] = what
+            self.formation.dissolve()
+        elif len(versions) > 1:
+            what = f"shards stand at rounds {sorted(versions)} in generation {self.run.generation}"
+            # Were they told to keep that again, it would never end.
+            for shard in range(self.run.plan.shards):
+                self.formation.failed(shard)
+        else:
+            return
+        self._warn(what)
+
+    def _raise(self, generation: int, origin: Origin, chosen: Chosen | None) -> bool:
+        restored = chosen.restored if chosen else None
+        everywhere = all(begin.restore for begin in origin.begins)
+        run = replace(
+            self.run,
+            generation=generation,
+            since=self.run.since if origin.kept and self.run.since else generation,
+            restored=restored if everywhere else None,
+        )
+        try:
+            values: dict[str, object] = {GENERATION: run.generation, SINCE: run.since}
+            # Whether or not they keep what they evict: after a restart they may.
+            if chosen is not None and run.plan.tables and not origin.kept:
+                kept = [shard for shard, begin in enumerate(origin.begins) if not begin.restore]
+                age = [run.generation, chosen.generation, chosen.restored.global_step, kept]
+                values[RESTORED] = [*(self._store.get(RESTORED) or ()), age]
+            self._store.put_all(values)
+        except sqlite3.Error as error:
+            self.refused_by_disk = f"generation {generation} to be stored: {error}"
+            self._warn(f"generation {generation} cannot be stored: {error}; tried again")
+            return False
+        log.info("generation formed", generation=generation, why=origin.reason)
+        self.run = run
+        self.formed, self._went_over = True, ()
+        self._restored = chosen
+        self._standings.clear()
+        begins = [
+            replace(begin, rate_scale=run.rate_scale, warmup_updates=run.warmup_updates)
+            for begin in origin.begins
+        ]
+        self.formation.form(generation, begins)
+        for shard, begin in enumerate(begins):
+            self._send_to(shard, begin)
+        return True
+
+    def _chosen(self, choice: Choice) -> None:
+        self._choosing = False
+        # By the time that all are there again, there may be a newer one.
+        self._choice = choice if self.formation.due else None
+        self._changed()
+
+    def _last_decision(self) -> Decision | None:
+        if not self.run.settings.rounds:
+            return None
+        return self._store.last_decision(self.run.since)
+
+    def _warn(self, what: str) -> None:
+        self.warnings.append(what)
+
+
+def _version(chosen: Chosen | None, run: Run) -> int | None:
+    """What the version of those that restore it becomes: under another policy it may have counted
+    something else than global steps."""
+    if chosen is None or chosen.restored.policy == run.policy:
+        return None
+    return chosen.restored.global_step
+
+
+def _words(begin: Begin) -> str:
+    if begin.restore:
+        return f"restore {begin.restore}"
+    return "keep what it holds" if begin.keep else "begin with nothing"

@@ -1,0 +1,125 @@
+"""The facts about a run that the parts of a job share: members, generation, training, phase.
+
+Parts read these facts and do not know each other: what one sets off in another goes through a
+function that :class:`coordinator.job.job_run.Course` hands to it. Used from one event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from coordinator.checkpoints.disk import DiskWork
+from coordinator.core.lifecycle import FORMING, STOPPED, Phase
+from coordinator.core.run import Run
+from coordinator.core.work import Ended
+from coordinator.membership.membership import LEASE_S, known_members
+from coordinator.records.curves import Curves
+from coordinator.records.job_warnings import JobWarnings
+from coordinator.records.store import BARRED, Store
+from coordinator.training.generations import Generations
+from coordinator.training.notifier import Bell
+from coordinator.training.streams import CommandStreams
+from coordinator.training.training import Training
+from psrpc.core.errors import StaleGeneration
+from psrpc.ops.clock import Clock
+
+
+class JobState:
+    """Facts about a run, as of now.
+
+    Attributes:
+        phase: of the job; ``reason`` says why it has failed or ended early, and is empty before.
+        begun: the generation that training was rebuilt for.
+        drained: whether this coordinator is to leave a run that has not ended.
+        initializer: the worker that initializes the shards, None while none does.
+        bell: rings at every change.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        clock: Clock,
+        disk: DiskWork,
+        curves: Curves,
+        history: Path | None,
+        advance: Callable[[], None],
+    ) -> None:
+        """``advance`` takes the job as far as the facts allow; ``history`` is the file of all
+        epochs, None for none."""
+        self.members = known_members(
+            run.plan.shards,
+            LEASE_S,
+            store.incarnations("shard"),
+            store.incarnations("worker"),
+            store.get(BARRED),
+        )
+        self.phase: Phase = "recovering" if run.generation else "waiting"
+        self.reason = ""
+        self.begun = 0
+        self.drained = False
+        self.initializer: str | None = None
+        self.bell = Bell()
+        self.streams = CommandStreams(run.plan.shards)
+        self.warnings = JobWarnings()
+        self.warnings.add(*run.remarks, *run.description.remarks)
+        self.training = Training(
+            run, store, curves, self.streams.send, disk, self.warnings, clock, history
+        )
+        self.generations = Generations(run, store, disk, self.streams.send_to, advance)
+        self._clock = clock
+
+    def now(self) -> float:
+        """Monotonic time, in seconds."""
+        return self._clock.now()
+
+    @property
+    def run(self) -> Run:
+        """The run, as of the present generation."""
+        return self.generations.run
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards have begun the present generation, so that it can be trained in."""
+        return self.generations.formation.complete and self.begun == self.run.generation
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Generation and global step for those who look on; together they never go back. While a
+        generation is formed they are those of the one before, if that is known."""
+        if self.begun:
+            return self.begun, self.training.span.step
+        run = self.run
+        if not self.generations.formed:
+            return run.generation + 1, 0
+        return run.generation, run.restored.global_step if run.restored else 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is trained, the last one once all are; 0 before training begins, and while
+        a coordinator that was started again does not know it. Counts from 1, as evaluations do."""
+        return min(self.training.span.epoch + 1, self.run.description.epochs) if self.begun else 0
+
+    @property
+    def restored(self) -> str:
+        """The name of the checkpoint that shards restore, or restored for the present generation;
+        empty if none did, and before that is settled."""
+        found = self.generations
+        return found.restoring if self.phase in FORMING else found.source.rpartition("/")[2]
+
+    def check_generation(self, generation: int) -> None:
+        """Raises StaleGeneration unless this is the present generation."""
+        if generation != self.run.generation:
+            raise StaleGeneration(
+                f"the message is of generation {generation}; it is {self.run.generation}"
+            )
+
+    def stands(self, generation: int) -> bool:
+        """Whether all shards stand at this generation, so that it is trained in."""
+        return generation == self.run.generation and self.complete
+
+    def end(self) -> Ended:
+        """The last word to every process. A stop by a person is not a failure, so supervisors must
+        not restart what ends with it."""
+        return Ended(self.phase == "failed" and self.reason != STOPPED, self.reason)

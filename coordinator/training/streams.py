@@ -1,0 +1,116 @@
+"""The command streams of the shards: one bounded queue per stream that is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator.core.work import Command, Ended
+from coordinator.training.notifier import Bell
+from psrpc.core.errors import ResourceExhausted
+
+QUEUE = 64
+"""Commands that a stream may lag behind; a slower one is cut and must connect again."""
+
+FOREVER_S = 3600.0
+"""Of a stream that has nothing to say; its caller's deadline ends it long before."""
+
+
+class Stream:
+    """What one process that has a shard's place is told, in order. Take with :meth:`next`, or
+    iterate in an event loop. Not thread-safe."""
+
+    def __init__(self, shard: int, incarnation: int, missed: Sequence[Command]) -> None:
+        self.shard = shard
+        self.incarnation = incarnation
+        self.over = False
+        """Whether no command will come any more."""
+        self.told = False
+        """Whether its reader has got the word that the job is over."""
+        self._queue: deque[Command] = deque(missed)
+        self._overrun = False
+        self._replaced = False
+        self._bell = Bell()
+
+    def put(self, command: Command) -> None:
+        """One more command."""
+        if len(self._queue) >= QUEUE:
+            self._overrun = True
+        if not self._overrun:
+            self._queue.append(command)
+        self._bell.ring()
+
+    def end(self) -> None:
+        """A newer stream takes its place, or another process; what it has not said stays unsaid."""
+        self._replaced = True
+        self._bell.ring()
+
+    def next(self) -> Command | None:
+        """The next command, or None if there is none now; see ``over``.
+
+        Raises:
+            ResourceExhausted: the reader is too slow; it has to connect again.
+        """
+        if self._replaced or self.over:
+            self.over = True
+            return None
+        if self._queue:
+            return self._queue.popleft()
+        if self._overrun:
+            self.over = True
+            raise ResourceExhausted(f"shard {self.shard} lags {QUEUE} commands behind")
+        return None
+
+    async def __aiter__(self) -> AsyncIterator[Command]:
+        while True:
+            command = self.next()
+            if command is None:
+                if self.over:
+                    return
+                await self._bell.wait(asyncio.get_running_loop().time() + FOREVER_S)
+                continue
+            yield command
+            if isinstance(command, Ended):
+                # The reader has come back for more, so it has got this one.
+                self.told = self.over = True
+                return
+
+
+class CommandStreams:
+    """Sends commands to whichever shards have a stream open. Loses nothing for the others,
+    because whoever opens a stream says what its shard has missed. Not thread-safe."""
+
+    def __init__(self, shards: int) -> None:
+        self._streams: list[Stream | None] = [None] * shards
+
+    def send(self, command: Command) -> None:
+        """To every shard."""
+        for shard in range(len(self._streams)):
+            self.send_to(shard, command)
+
+    def send_to(self, shard: int, command: Command) -> None:
+        """To one shard."""
+        stream = self._streams[shard]
+        if stream is not None:
+            stream.put(command)
+
+    def open(self, shard: int, incarnation: int, missed: Sequence[Command]) -> Stream:
+        """A stream of the commands for ``shard`` from now on, after those in ``missed``. It ends
+        an older one of the same shard."""
+        self.end(shard)
+        stream = self._streams[shard] = Stream(shard, incarnation, missed)
+        return stream
+
+    def end(self, shard: int) -> None:
+        """Ends the stream of a shard, if there is one."""
+        older, self._streams[shard] = self._streams[shard], None
+        if older is not None:
+            older.end()
+
+    def close(self, stream: Stream) -> bool:
+        """A stream has ended at its reader's side; whether it was the shard's newest."""
+        if self._streams[stream.shard] is not stream:
+            return False
+        self._streams[stream.shard] = None
+        return True

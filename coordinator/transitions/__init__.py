@@ -1,0 +1,1 @@
+"""Events that change a job: departures, policy changes, stops, stuck workers."""

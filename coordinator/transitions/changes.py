@@ -1,0 +1,103 @@
+"""The changes of a job's consistency policy, one at a time: who may ask, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.core.lifecycle import ENDED
+from coordinator.training.job_state import JobState
+from coordinator.transitions.switching import Switch
+from psrpc.core.errors import JobFailed, NotReady
+from psrpc.core.policy import Policy
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+
+class Changes:
+    """Begins a change when a person or the job's rule wants one, and takes it as far as it comes.
+    ``switch`` is the one that is under way. Not thread-safe."""
+
+    def __init__(
+        self, job: JobState, advance: Callable[[], None], waiting_for: Callable[[], str]
+    ) -> None:
+        """``advance`` takes the job as far as the facts allow; ``waiting_for`` says what it waits
+        for."""
+        self._job = job
+        self._advance = advance
+        self._waiting_for = waiting_for
+        self.switch: Switch | None = None
+
+    def __str__(self) -> str:
+        """The change that is under way and how far it is; empty if none is."""
+        return f"{self.switch}: {self.switch.stage}" if self.switch is not None else ""
+
+    def ask(self, settings: Policy) -> int:
+        """A person wants the job to follow another policy; the number that it will have.
+
+        Raises:
+            JobFailed: the job is over, or has nothing more to train.
+            NotReady: another change is under way, or nobody trains yet.
+        """
+        job = self._job
+        if self.switch is not None:
+            if self.switch.settings == settings:
+                return self.switch.number
+            raise NotReady(f"{self.switch} is under way ({self.switch.stage}); try again after it")
+        if job.phase not in (*ENDED, "stopping") and settings == job.run.settings:
+            return job.run.policy
+        if job.phase in ("waiting", "recovering", "initializing"):
+            awaited = self._waiting_for() or "training to begin"
+            raise NotReady(
+                f"the job is {job.phase}: it waits for {awaited}; its policy can be changed then"
+            )
+        if job.phase != "training" or job.training.trained:
+            why = job.reason or "all its batches are done"
+            raise JobFailed(f"the job is {job.phase} ({why}); its policy cannot be changed")
+        number = job.run.policy + 1
+        self._start(settings)
+        self._advance()
+        return number
+
+    def advance(self) -> None:
+        """Call it at every change and tick while the job trains."""
+        training, rule = self._job.training, self._job.run.rule
+        if self.switch is None and rule is not None and training.rule_due:
+            self._start(rule.policy, by_rule=True)
+        if self.switch is None and training.rate_due is not None:
+            self._start(self._job.run.settings, by_rule=True, rate=training.rate_due)
+        if self.switch is None:
+            return
+        followed = self.switch.due(training, self._job.now())
+        if followed is None or not self._job.generations.go_over(followed):
+            return
+        if rule is not None and not self.switch.by_rule:
+            self._job.warnings.add(
+                f"the job's rule ({rule.policy} after epoch {rule.epoch}) is not followed: its "
+                "policy was changed by hand"
+            )
+        log.info("the policy has changed", to=str(followed), step=followed.step)
+        self.switch = None
+
+    def begin(self) -> None:
+        """A generation has begun while the policy was to change."""
+        if self.switch is not None and self.switch.by_rule:
+            # What is to be done before it may have to be done again.
+            self.switch = None
+        if self.switch is not None:
+            self.switch.begin(self._job.training)
+
+    def drop(self) -> None:
+        """Nothing more is trained."""
+        if self.switch is not None:
+            phase = self._job.phase
+            why = "all batches are done" if phase == "finishing" else f"the job is {phase}"
+            self._job.warnings.add(f"{self.switch} does not come about: {why}")
+            self.switch = None
+
+    def _start(self, settings: Policy, by_rule: bool = False, rate: float | None = None) -> None:
+        run = self._job.run
+        rate = run.followed[-1].rate if rate is None else rate
+        self.switch = Switch(run.policy + 1, settings, by_rule, rate)
+        self.switch.begin(self._job.training)
+        log.info("the policy is to change", to=str(settings), by_rule=by_rule)

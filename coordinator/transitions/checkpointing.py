@@ -1,0 +1,101 @@
+"""What becomes of the snapshots that all shards have taken: committed, counted or given up.
+
+Deterministic: it asks the disk, which calls back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from coordinator.checkpoints.disk import Committed, DiskWork
+from coordinator.checkpoints.snapshots import Failed, Taken
+from coordinator.training.job_state import JobState
+from psrpc.core.run_names import CHECKPOINTS
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+DAMAGED = "it was read back, and is not what was written"
+
+
+class Checkpointing:
+    """The checkpoints of a run that are on the disk. Not thread-safe."""
+
+    def __init__(
+        self,
+        job: JobState,
+        disk: DiskWork,
+        newest: tuple[str, int, int] | None,
+        advance: Callable[[], None],
+    ) -> None:
+        """``newest`` is the checkpoint that was noted last: name, generation, global step.
+        ``advance`` takes the job as far as the facts allow."""
+        self._newest = f"{CHECKPOINTS}/{newest[0]}" if newest else ""
+        self._job = job
+        self._advance = advance
+        self._disk = disk
+
+    @property
+    def newest(self) -> str:
+        """The last one that was committed, relative to the run directory; empty if there is none,
+        or the run directory is gone."""
+        return "" if self._disk.gone else self._newest
+
+    def restored(self, source: str) -> None:
+        """The run went on from ``source``; empty where it did from no checkpoint."""
+        self._newest = source or self._newest
+
+    def reported(self, outcome: Taken | Failed | None) -> None:
+        """What the last report on a snapshot came to."""
+        training = self._job.training
+        if isinstance(outcome, Taken):
+            outcome = training.orders.checked(outcome)
+        if isinstance(outcome, Failed):
+            training.orders.failed(outcome)
+        elif outcome is not None and outcome.order.write:
+            generation = self._job.run.generation
+            self._disk.commit(outcome, generation, self._scores, self._in_use, self._committed)
+            return
+        elif outcome is not None:
+            training.orders.taken(outcome.order)
+        self._advance()
+
+    def evaluated(self, worker: str, evaluation: str, values: Mapping[str, float]) -> None:
+        """An evaluation's results, by ``worker``. Raises InvalidArgument."""
+        self._job.training.merged(worker, evaluation, values)
+        if self._job.run.description.keep_best is not None:
+            # Its checkpoint was kept for it, and the best one may be another now.
+            self._disk.retain(self._scores, self._in_use, self._warn)
+
+    @property
+    def _scores(self) -> Mapping[tuple[int, int], float]:
+        """By which checkpoints are compared."""
+        job = self._job
+        return job.training.notes.scores(job.run.description.keep_best)
+
+    @property
+    def _in_use(self) -> tuple[str, ...]:
+        """Names of checkpoints that are still to be evaluated or restored."""
+        job = self._job
+        return (*job.training.orders.evaluations.snapshots, job.generations.restoring)
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        self._job.warnings.add(*warnings)
+
+    def _committed(self, result: Committed) -> None:
+        """A manifest was written, or could not be; the generation may be another since."""
+        job = self._job
+        order, training = result.taken.order, job.training
+        self._warn(result.warnings)
+        error = result.error or (DAMAGED if result.damaged else "")
+        if not error:
+            self._newest = f"{CHECKPOINTS}/{order.name}"
+            log.info("checkpoint committed", checkpoint=self._newest)
+            training.notes.note_checkpoint(order, result.generation)
+            if result.generation == job.begun:
+                training.orders.taken(order)
+        elif job.stands(result.generation):
+            training.orders.failed(Failed(order, error), damaged=result.damaged)
+        else:
+            self._disk.discard(order)
+        self._advance()

@@ -1,0 +1,131 @@
+"""Workers that cannot go on although they give signs of life: others do what they hold.
+
+Deterministic. docs/design/0015-broken-routes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.core.lifecycle import FORMING
+from coordinator.core.standstill import stands_still
+from coordinator.core.wording import shards
+from coordinator.training.job_state import JobState
+from coordinator.transitions.routes import Routes, read_routes
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+GRACE_S = 2.0
+"""A worker that has been the only one cut off for less is not dismissed: a connection may have been
+lost, a shard that has died is known of by then, and routes of several workers heal one by one."""
+
+_NONE = Routes({}, {})
+
+
+class Stuck:
+    """Knows who is stuck and why. Not thread-safe."""
+
+    def __init__(self, job: JobState, dismiss: Callable[[str, str], None]) -> None:
+        """``dismiss`` has shards refuse a worker from now on, for a reason."""
+        self._job = job
+        self._dismiss = dismiss
+        self._routes = _NONE
+        self._reasons: dict[str, str] = {}
+        self._since: dict[str, float] = {}
+
+    def look(self, now: float) -> None:
+        """Judges all workers and hands over what the stuck ones hold. Call it now and then, and
+        when a worker reports another route than before."""
+        job = self._job
+        members = job.members
+        if not job.complete or job.phase in FORMING or members.shard_away:
+            # What is held up now is held up by that.
+            self._routes, reasons = _NONE, {}
+            for worker in members.workers.values():
+                worker.stood(now)
+        else:
+            # What a worker said in an older generation is of shards that may have been replaced.
+            workers = members.workers.values()
+            known = [w for w in workers if not w.unreachable or job.stands(w.generation)]
+            self._routes = read_routes(known, members.shards)
+            reasons = self._judge(now)
+        for name in reasons.keys() - self._reasons.keys():
+            log.warning("stuck", worker=name, why=reasons[name])
+        for name in self._reasons.keys() - reasons.keys():
+            log.info("no longer stuck", worker=name)
+        changed = reasons.keys() != self._reasons.keys()
+        self._reasons = reasons
+        self._since = {name: self._since.get(name, now) for name in reasons}
+        self._hand_over(now)
+        if changed:
+            job.bell.ring()
+
+    def why_no_lease(self, worker: str) -> str:
+        """What ``worker`` has to do before it gets work, in words that go on from "waiting for";
+        empty if it may have some."""
+        known = self._job.members.workers.get(worker)
+        if known is None or not known.unreachable:
+            return ""
+        return f"{worker} to reach {shards(sorted(known.unreachable))}"
+
+    def broken(self, worker: str) -> dict[int, float]:
+        """The shards that others reach and ``worker`` does not, and since when."""
+        return dict(self._routes.broken.get(worker, {}))
+
+    def lines(self, now: float) -> list[str]:
+        """Who is stuck and why, in words; shards that no worker reaches come first."""
+        members = self._job.members
+        # Who has gone since the last look is no longer stuck, and may be forgotten.
+        there = {name: w for name, w in members.workers.items() if w.state == "active"}
+        lines = self._routes.lines(there, members.shards, now)
+        return lines + [
+            f"{name} on {there[name].host} {why}"
+            for name, why in sorted(self._reasons.items())
+            if name in there and name not in self._routes.broken
+        ]
+
+    def waiting_for(self) -> str:
+        """Which shards no worker reaches, in words; empty when there are none."""
+        members = self._job.members
+        return "; ".join(
+            f"a worker to reach {members.shards[shard]}" for shard in sorted(self._routes.unreached)
+        )
+
+    def _judge(self, now: float) -> dict[str, str]:
+        reasons = {}
+        for worker in self._job.members.workers.values():
+            if worker.state != "active":
+                continue
+            if worker.unreachable:
+                # It waits for that, and says so.
+                worker.stood(now)
+                cut = self._routes.broken.get(worker.name)
+                if cut:
+                    reasons[worker.name] = f"cannot reach {shards(sorted(cut))}"
+                continue
+            why = stands_still(worker.position, now)
+            if why:
+                reasons[worker.name] = why
+        return reasons
+
+    def _hand_over(self, now: float) -> None:
+        """Lets others do what stuck workers hold; where shards have to refuse a worker first, it is
+        dismissed, and joins anew under another name."""
+        job, reasons = self._job, self._reasons
+        schedule = job.training.schedule
+        if schedule is None or not job.complete:
+            return
+        for name in reasons:
+            # It changes nothing on a shard.
+            job.training.orders.evaluations.release(name)
+        to_dismiss = set(schedule.hand_over(reasons.keys()))
+        if job.phase == "initializing":
+            to_dismiss |= reasons.keys() & {job.initializer}
+        workers = [w for w in job.members.workers.values() if w.state == "active"]
+        if all(w.name in reasons or w.unreachable for w in workers):
+            # There is no one to do it instead, and the cause is not the worker's.
+            return
+        for name in sorted(to_dismiss):
+            if name not in self._routes.broken or now - self._since[name] >= GRACE_S:
+                self._dismiss(name, reasons[name])

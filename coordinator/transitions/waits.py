@@ -1,0 +1,82 @@
+"""What a job waits for, in words, and how often that is said."""
+
+from __future__ import annotations
+
+from coordinator.core.lifecycle import ENDED, FORMING
+from coordinator.training.job_state import JobState
+from coordinator.transitions.changes import Changes
+from coordinator.transitions.departures import Departures
+from coordinator.transitions.stopping import Stopping
+from coordinator.transitions.stuck import Stuck
+from psrpc.ops.logs import get_logger
+from psrpc.ops.waiting import FIRST_S, Announcer
+
+log = get_logger()
+
+
+def waiting_for(
+    job: JobState,
+    stopping: Stopping | None,
+    changes: Changes,
+    stuck: Stuck,
+    departures: Departures,
+) -> str:
+    """What the job waits for; empty while it goes on."""
+    if job.phase in ENDED:
+        return ""
+    training = job.training
+    orders = training.orders
+    parts = [job.members.waiting_for_shards()]
+    if job.phase in FORMING:
+        parts.append(job.generations.waiting_for())
+    elif stopping is not None:
+        parts.append(stopping.waiting_for(training))
+    elif not job.members.active_workers:
+        parts.append("a worker to register")
+    elif job.phase == "initializing":
+        if not job.generations.formation.initialized:
+            parts.append(f"{job.initializer or 'a worker'} to initialize the shards")
+        parts.append(orders.snapshots.waiting_for())
+    elif job.phase == "finishing":
+        parts += [orders.snapshots.waiting_for(), orders.saving.waiting_for()]
+        parts.append(orders.evaluations.waiting_for())
+    elif changes.switch is not None:
+        parts.append(changes.switch.waiting_for(training))
+    else:
+        parts.append(training.waiting_for())
+    if job.phase not in FORMING:
+        parts.append(stuck.waiting_for())
+        parts.append(departures.waiting_for())
+    return "; ".join(part for part in parts if part)
+
+
+def held_up(job: JobState, awaited: str) -> str:
+    """``awaited``, but empty while batches are being done: that every one is in a worker's hands is
+    how it should be."""
+    last = job.training.progress.last_done
+    busy = last is not None and job.now() - last < FIRST_S
+    if job.phase == "training" and busy:
+        return job.members.waiting_for_shards()
+    return awaited
+
+
+class Waits:
+    """Says what is awaited, less and less often. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._announcer = Announcer(
+            lambda reason, waited_s: log.info(
+                "waiting", waiting_for=reason, waited_s=round(waited_s)
+            )
+        )
+
+    def look(self, reason: str, now: float) -> None:
+        """Call it now and then with what is awaited, or with nothing."""
+        if reason:
+            self._announcer.waiting(reason, now)
+        else:
+            self._announcer.over()
+
+    def waited_s(self, now: float) -> float:
+        """How long that has been awaited, in seconds; 0 when nothing is."""
+        return self._announcer.waited_s(now)

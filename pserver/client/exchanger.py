@@ -1,0 +1,389 @@
+"""A worker's exchanges with one shard: the call they ride on, and where their tensors are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from pserver.client.row_outbox import RowOutbox
+from pserver.client.session import Session
+from pserver.core.assembly import VALUES, Extent, check_extents
+from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import check_row_extents, pairs
+from pserver.transport import futex
+from pserver.transport.arrival import Arrival
+from pserver.transport.data_connection import connect
+from pserver.transport.mailbox import WorkerBox
+from pserver.transport.workspace import Workspace
+from pserver.wire import messages as wire
+from pserver.wire.row_messages import pushed_parts
+from psrpc.core.encoding import Encoding, Gradient
+from psrpc.core.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
+from psrpc.core.plan import Plan
+from psrpc.core.tables import Rows
+from psrpc.net.channel import parse_address
+from psrpc.ops.logs import get_logger
+from psrpc.security.credentials import Security
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.wire.status import error_from_rpc
+
+log = get_logger()
+
+CONNECT_S = 3.0
+"""For a data connection, at most: where a firewall swallows it, the call carries everything."""
+
+NDArray = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class Target:
+    """Where pulled values are put: a shard's part of a worker's arrays.
+
+    Attributes:
+        mine: arena name -> contiguous ``[shard length]``, in the dtype that it travels in.
+        encoding: what that means for the arenas which may be encoded.
+        places: where the arrays lie in the worker's segment, in the plan's order; empty if that is
+            elsewhere, None if nobody has looked.
+        extents: what an answer announced that was found to fit; None before the first.
+    """
+
+    mine: Mapping[str, NDArray]
+    encoding: Encoding
+    places: list[int] | None = None
+    extents: Sequence[Extent] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How tensors travel between a worker and a shard; with the calls, ``why`` there is nothing
+    better."""
+
+    kind: Literal["shared memory", "data connection", "calls"]
+    why: str = ""
+
+
+class Exchanger:
+    """Keeps a session open, has the shard attach the worker's segment, and carries exchanges out.
+
+    Thread-safe, one exchange at a time. Nothing is connected before the first.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        address: str,
+        security: Security,
+        peer: str,
+        plan: Plan,
+        shard: int,
+        workspace: Workspace | None,
+        deadline_s: float,
+        sent: Callable[[], object],
+    ) -> None:
+        """Args: see :class:`pserver.client.client.ShardClient`."""
+        self._sent = sent
+        self._channel = channel
+        self._address = address
+        self._security = security
+        self._peer = peer
+        self._plan = plan
+        self._shard = shard
+        self._workspace = workspace
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._closed = False
+        # Why the segment must not be used any more; empty while it may be.
+        self._given_up = ""
+        self._refusal: str | None = None
+        """Why the segment is not attached; empty where it is, None before anybody asked."""
+        self._data_refusal: str | None = None
+        """Why there is no data connection; empty where there is, None before anybody asked."""
+        self._boxes: dict[str, NDArray] = {}
+        self._box_places: list[int] = []
+        self._row_box: RowOutbox | None = None
+        if workspace is not None and workspace.segment is not None:
+            self._boxes = workspace.outbox[shard]
+            self._box_places = self._places(self._boxes)
+            self._row_box = RowOutbox(workspace, shard, peer)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the tensors of the last exchange could stay in shared memory. Any thread may
+        ask."""
+        # Read once: the thread of the exchanges may end the session at any moment.
+        session = self._session
+        return session is not None and session.attached
+
+    @property
+    def transport(self) -> Transport | None:
+        """How tensors travel; None before the first exchange. Any thread may ask."""
+        refusal = self._data_refusal
+        if self.attached:
+            return Transport("shared memory")
+        if refusal is None:
+            return None
+        return Transport("calls", refusal) if refusal else Transport("data connection")
+
+    def close(self) -> None:
+        """Ends the session; an exchange that is under way fails, and so does every later one."""
+        self._closed = True
+        # Read after that: whoever opens a session looks at the flag afterwards.
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Ends the session; an exchange that is under way fails, the next one opens another."""
+        session = self._session
+        if session is not None:
+            session.close()
+
+    def carry_out(
+        self,
+        header: pb.ExchangeHeader,
+        gradient: Gradient | None,
+        into: Target | None,
+        rows: Mapping[int, Rows] | None = None,
+        wanted: RowsWanted | None = None,
+    ) -> pb.ExchangeAnswer:
+        """One try at one exchange.
+
+        Args:
+            header: complete but for the places of the tensors.
+            gradient: what the push carries.
+            into: where the values of the pull are put; None if it has no arenas.
+            rows: what the push carries of tables.
+            wanted: the rows of the pull.
+
+        Raises:
+            SegmentLost: there is no answer, and the shard may still use the segment; or there was
+                none to an earlier exchange.
+            PsError: what the shard raised, or why it cannot be reached.
+        """
+        with self._lock:
+            if self._given_up:
+                raise SegmentLost(self._given_up)
+            session: Session | None = None
+            try:
+                session = self._standing()
+                return self._exchange(session, header, gradient, into, rows or {}, wanted)
+            except grpc.RpcError as error:
+                raise self._lost(error_from_rpc(error, self._peer)) from None
+            except Unreachable as error:
+                raise self._lost(error if session is None else session.reason(error)) from None
+            except PsError:
+                # Nothing was asked, or there is an answer that cannot be used.
+                self._end_session()
+                raise
+            except BaseException as error:
+                self._lost(Unreachable(f"interrupted by {type(error).__name__}"))
+                raise
+
+    def _exchange(
+        self,
+        session: Session,
+        header: pb.ExchangeHeader,
+        gradient: Gradient | None,
+        into: Target | None,
+        rows: Mapping[int, Rows],
+        wanted: RowsWanted | None,
+    ) -> pb.ExchangeAnswer:
+        del header.push_at[:], header.pull_at[:]
+        parts: list[tuple[int, memoryview]] = []
+        if gradient is not None:
+            pushed = pairs({t: r.ids for t, r in rows.items()}) if rows else ()
+            places: list[int] | None = []
+            if pushed and session.attached:
+                assert self._row_box is not None
+                places = self._row_box.leave(pushed, rows)
+            if session.attached and places is not None:
+                header.push_at.extend(self._leave(gradient))
+                header.push_at.extend(places)
+            else:
+                parts = wire.gradient_parts(self._plan, gradient)
+                parts.extend(pushed_parts(self._plan, pushed, rows))
+        if session.attached and (into is not None or wanted is not None):
+            header.pull_at.extend(self._pull_places(into, wanted))
+        answer, arrival = session.exchange(header, parts, self._sent)
+        try:
+            if wanted is not None:
+                self._receive(answer, arrival, bool(header.pull_at), into, wanted)
+            elif into is not None:
+                extents = wire.from_extents(answer.pull.extents)
+                self._check(extents, into)
+                if not header.pull_at:
+                    arrival.receive(self._plan, extents, into.mine)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{self._peer} answered what cannot be used: {error}") from None
+        return answer
+
+    def _pull_places(self, into: Target | None, wanted: RowsWanted | None) -> list[int]:
+        """Where in shared memory the values of a pull go; empty if that is elsewhere."""
+        places: list[int] = []
+        if into is not None:
+            if into.places is None:
+                into.places = self._places(into.mine)
+            if not into.places and self._plan.arenas:
+                return []
+            places = into.places
+        if wanted is None:
+            return places
+        assert self._row_box is not None
+        of_rows = self._row_box.places(wanted)
+        return [] if of_rows is None else [*places, *of_rows]
+
+    def _receive(
+        self,
+        answer: pb.ExchangeAnswer,
+        arrival: Arrival,
+        shared: bool,
+        into: Target | None,
+        wanted: RowsWanted,
+    ) -> None:
+        """Takes an answer with rows."""
+        extents = wire.from_extents(answer.pull.extents)
+        cut = max(0, len(extents) - len(wanted.pairs))
+        if into is not None:
+            self._check(extents[:cut], into)
+        elif cut:
+            raise InvalidArgument("arenas came with rows that were asked for alone")
+        check_row_extents(self._plan, extents[cut:], wanted.pairs)
+        if not shared:
+            mine = into.mine if into is not None else {}
+            arrival.receive(self._plan, extents, mine, wanted.into)
+
+    def _leave(self, gradient: Gradient) -> list[int]:
+        """Leaves a gradient in shared memory; where its arenas lie, in the plan's order."""
+        for name, box in self._boxes.items():
+            at = 0
+            for part in gradient[name].parts:
+                np.copyto(box[at : at + part.nbytes], part.view(np.uint8))
+                at += part.nbytes
+        return self._box_places
+
+    def _places(self, arrays: Mapping[str, NDArray]) -> list[int]:
+        """Where arrays lie in shared memory, in the plan's order; empty if that is elsewhere."""
+        assert self._workspace is not None
+        segment = self._workspace.segment
+        assert segment is not None
+        places = [segment.offset_of(arrays[arena.name]) for arena in self._plan.arenas]
+        found = [place for place in places if place is not None]
+        return found if len(found) == len(places) else []
+
+    def _check(self, extents: Sequence[Extent], into: Target) -> None:
+        if extents == into.extents:
+            return
+        check_extents(self._plan, self._shard, extents, VALUES)
+        for extent in extents:
+            name = self._plan.arenas[extent.arena].name
+            if extent.nbytes != into.mine[name].nbytes:
+                raise InvalidArgument(f"arena {name} came as {extent.encoding}")
+        into.extents = extents
+
+    # -- the standing call -------------------------------------------------------------------
+
+    def _standing(self) -> Session:
+        session = self._session
+        if session is not None and session.usable:
+            return session
+        self._end_session()
+        try:
+            session = self._session = Session(self._channel, self._peer, self._deadline_s)
+        except ValueError:
+            if not self._closed:
+                raise
+            # gRPC has no error of its own for a channel that was closed.
+            raise PsError(f"the connection to {self._peer} was closed here") from None
+        if self._closed:
+            session.close()
+        if self._workspace is not None and self._workspace.segment is not None:
+            self._attach(session, self._workspace)
+        if not session.attached and not self._data_refusal:
+            self._open_data(session)
+        return session
+
+    def _attach(self, session: Session, workspace: Workspace) -> None:
+        segment = workspace.segment
+        assert segment is not None
+        offer = segment.offer(self._shard)
+        attach = pb.Attach(
+            pid=offer.pid, fd=offer.fd, nbytes=offer.nbytes, nonce=offer.nonce, slot=offer.slot
+        )
+        box = None
+        if futex.available():
+            memory = workspace.mailboxes[self._shard]
+            box = WorkerBox(memory)
+            at = segment.offset_of(memory)
+            assert at is not None
+            attach.mailbox_at, attach.mailbox_nbytes = at, memory.nbytes
+            attach.session = box.session
+        answer, _ = session.exchange(pb.ExchangeHeader(attach=attach), ())
+        refusal = answer.attached.refusal
+        if not refusal and not segment.proven(offer.slot, answer.attached.proof):
+            refusal = "its proof is not in the segment"
+        session.attached = not refusal
+        if box is not None and session.attached and answer.attached.listens:
+            session.leave_in(box)
+        if refusal != self._refusal:
+            if refusal:
+                log.info("tensors go over the network", peer=self._peer, why=refusal)
+            else:
+                log.info("tensors stay in shared memory", peer=self._peer)
+        self._refusal = refusal
+
+    def _open_data(self, session: Session) -> None:
+        """Moves the exchanges of a session to a connection of their own, if there is one to be had;
+        if not, this client does not try again."""
+        host, _ = parse_address(self._address)
+        answer, _ = session.exchange(pb.ExchangeHeader(open_data=pb.OpenData()), ())
+        refusal = answer.data.refusal
+        if not refusal:
+            try:
+                connection = connect(
+                    host,
+                    answer.data.port,
+                    answer.data.secret,
+                    self._peer,
+                    min(CONNECT_S, self._deadline_s),
+                    sealed=self._security.encrypted,
+                )
+            except Unreachable as error:
+                refusal = str(error)
+        if refusal:
+            self._go_without(refusal)
+            return
+        try:
+            session.exchange(pb.ExchangeHeader(use_data=True), ())
+        except BaseException:
+            connection.close()
+            raise
+        session.use_data(connection)
+        if self._data_refusal is None:
+            self._data_refusal = ""
+            log.info("tensors have a connection of their own", peer=self._peer)
+
+    def _go_without(self, why: str) -> None:
+        self._data_refusal = why
+        log.info("tensors share a connection with calls", peer=self._peer, why=why)
+
+    def _lost(self, error: PsError) -> PsError:
+        """What it means that an exchange ended with ``error``."""
+        if self._session is not None and self._session.data_broke:
+            self._go_without(str(error))
+        attached = self.attached
+        self._end_session()
+        if attached and isinstance(error, Unreachable | DeadlinePassed):
+            # Only an answer says that the shard uses the segment no more.
+            self._given_up = f"no answer to an exchange through shared memory: {error}"
+            return SegmentLost(self._given_up)
+        return error
+
+    def _end_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None

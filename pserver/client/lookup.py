@@ -1,0 +1,307 @@
+"""Reads rows of a running job's tables, for serving and for people.
+
+    with RowReader("localhost:5000") as reader:
+        found = reader.read("user", np.array([17, 4]))  # or strings: ["anna", "ben"]
+        found.rows      # float32 [2, width], in the order asked
+        found.present   # bool [2]: False where it is an initial value, since nobody trained it
+
+A job whose processes speak TLS is read with certificates, in a directory as ``coordinator certs
+init`` makes it, or in ``RUN_DIR/certs`` of a run that ``coordinator up`` has started:
+
+    security = Security.from_options(Role.READER, Path("my-job"))
+    with RowReader("host:5000", security=security) as reader: ...
+
+``Role.READER`` needs ``ca.crt``, ``reader.crt`` and ``reader.key`` of it; with ``operator.crt`` and
+``operator.key`` it is ``Role.OPERATOR``.
+
+Nothing is registered or leased, and nothing changes: a reader may come and go at any time. For a
+job that has ended, restore its checkpoint first: docs/embeddings.md says how.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from coordinator.client.client import CoordinatorClient
+from pserver.core.table_ids import look_up_ids
+from pserver.wire import messages as wire
+from psrpc.core.errors import (
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    InvalidArgument,
+    NotConnected,
+    NotReady,
+    PsError,
+    ShardUnreachable,
+)
+from psrpc.core.plan import Plan
+from psrpc.core.string_ids import hashed
+from psrpc.core.tables import Ids, TableSpec, shard_of
+from psrpc.net.channel import open_channel
+from psrpc.ops.retry import GaveUp, RetryPolicy, persist
+from psrpc.ops.waiting import FIRST_S, Announcer
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.identity import Role
+from psrpc.v1 import coordinator_pb2
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.wire.status import error_from_rpc
+
+CALL_S = 10.0
+"""Deadline of one call, unless less is waited in all."""
+
+LEAST_CALL_S = 1.0
+"""What a call has even then."""
+
+TIMEOUT_S = 30.0
+"""How long a shard, or all of them, is waited for."""
+
+PAUSE_S = 0.5
+"""At most, between two tries: so much sooner may a wait come to its end."""
+
+ANNOUNCE_S = FIRST_S
+"""How long a wait lasts before it is said."""
+
+_LARGEST = 2**63 - 1
+
+Keys = Ids | list[str | bytes]
+"""Ids of rows, or strings that have some."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Rows in the order in which they were asked for.
+
+    Attributes:
+        rows: float32 ``[n, width]``.
+        present: bool ``[n]``: whether the job has the row; otherwise its initial value is given.
+        versions: of each shard that was asked, the version that its rows have.
+    """
+
+    rows: npt.NDArray[np.float32] = field(repr=False)
+    present: npt.NDArray[np.bool_] = field(repr=False)
+    versions: dict[int, int]
+
+
+class RowReader:
+    """A connection to all shards of the job that a coordinator has. One thread uses it.
+
+    Rows are the newest; those of two shards, or of more ids than one message names, may be of
+    different moments. A call is repeated for ``timeout_s`` while the cluster is not ready or a
+    shard does not answer, which is then looked for anew. It ends at once where nothing listens at
+    the coordinator's address and never has since this reader began.
+    """
+
+    def __init__(
+        self,
+        coordinator: str,
+        timeout_s: float = TIMEOUT_S,
+        security: Security = PLAINTEXT,
+        announce: Callable[[str], object] = lambda _line: None,
+    ) -> None:
+        """``coordinator`` is HOST:PORT, ``security`` a reader's or an operator's, such as
+        ``Security.from_options(Role.READER, DIR)``, plaintext unless told; nothing is connected
+        before the first call. ``announce`` gets a line now and then that says what is awaited."""
+        self._coordinator = CoordinatorClient(coordinator, security)
+        self._security = security
+        self._retry = RetryPolicy(longest_s=PAUSE_S, budget_s=timeout_s)
+        self._call_s = min(CALL_S, max(LEAST_CALL_S, timeout_s))
+        self._announce = announce
+        self._stop = threading.Event()
+        self._plan: Plan | None = None
+        self._channels: list[grpc.Channel] = []
+        self._addresses: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._stop.set()
+        self._leave()
+        self._coordinator.close()
+
+    def tables(self) -> tuple[TableSpec, ...]:
+        """The job's tables.
+
+        Raises:
+            CoordinatorUnreachable: there is no coordinator.
+            NotReady: the cluster is not complete; says what is awaited.
+        """
+        return self._persist(lambda: self._cluster().tables)
+
+    def read(self, table: str, ids: npt.ArrayLike) -> FoundRows:
+        """The newest rows of ``ids``: any integers, or strings, whose ids in the table are those of
+        ``worker.string_ids``; repeated ones included.
+
+        Raises:
+            InvalidArgument: no such table (names those that there are), strings of a table whose
+                ids are numbers, or an id that is not in its vocabulary or not an int64.
+            CoordinatorUnreachable: there is no coordinator.
+            NotReady, ShardUnreachable: the cluster, or a shard, was awaited in vain.
+        """
+        asked = _keys(ids)
+        return self._persist(lambda: self._read(table, asked))
+
+    def _read(self, name: str, keys: Keys) -> FoundRows:
+        plan = self._cluster()
+        spec = next((spec for spec in plan.tables if spec.name == name), None)
+        if spec is None:
+            names = ", ".join(spec.name for spec in plan.tables) or "none"
+            raise InvalidArgument(
+                f"there is no table {name!r}; the job's tables are: {names}", code="PS112"
+            )
+        if isinstance(keys, list) and spec.id_kind == "numbers":
+            raise InvalidArgument(
+                f"table {name!r} has numbers for ids; {keys[0]!r} is a string: look numbers up "
+                "(pserver lookup without --strings)"
+            )
+        ids = hashed(keys, spec.vocabulary) if isinstance(keys, list) else keys
+        once, back = np.unique(ids, return_inverse=True)
+        rows = np.empty((len(once), spec.width), np.float32)
+        present = np.empty(len(once), np.bool_)
+        versions: dict[int, int] = {}
+        shards = shard_of(once, plan.shards)
+        most = look_up_ids(spec.width)
+        for shard in range(plan.shards):
+            at = np.flatnonzero(shards == shard)
+            for start in range(0, len(at), most):
+                some = at[start : start + most]
+                answer = self._look_up(shard, name, once[some])
+                versions[shard] = answer.version
+                _take(answer, shard, rows, present, some)
+        return FoundRows(rows[back], present[back], versions)
+
+    def _cluster(self) -> Plan:
+        if self._plan is None:
+            try:
+                request = coordinator_pb2.GetClusterRequest()
+                cluster = self._coordinator.get_cluster(request, self._call_s)
+            except DeadlinePassed as error:
+                raise CoordinatorUnreachable(str(error)) from None
+            self._plan = Plan.from_json(cluster.plan)
+            self._addresses = [shard.address for shard in cluster.shards]
+            self._channels = [
+                open_channel(address, self._security, Role.SHARD) for address in self._addresses
+            ]
+        return self._plan
+
+    def _look_up(self, shard: int, table: str, ids: Ids) -> pb.LookUpResponse:
+        channel: Any = self._channels[shard]
+        call = channel.unary_unary(
+            f"/{wire.SERVICE}/LookUp",
+            pb.LookUpRequest.SerializeToString,
+            pb.LookUpResponse.FromString,
+        )
+        request = pb.LookUpRequest(table=table, ids=ids.astype("<i8", copy=False).tobytes())
+        try:
+            answer: pb.LookUpResponse = call(request, timeout=self._call_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, f"shard {shard} at {self._addresses[shard]}") from None
+        return answer
+
+    def _say_waiting(self, reason: str, waited_s: float) -> None:
+        self._announce(f"waiting for {reason} ({waited_s:.0f} of {self._retry.budget_s:g} s)")
+
+    def _leave(self) -> None:
+        """Forgets where the shards are."""
+        for channel in self._channels:
+            channel.close()
+        self._channels = []
+        self._plan = None
+
+    def _persist(self, call: Callable[[], Result]) -> Result:
+        nobody: PsError | None = None
+        announcer = Announcer(self._say_waiting, ANNOUNCE_S)
+        # One try may take long.
+        announcer.waiting("", time.monotonic())
+
+        def give_up(tries: GaveUp) -> PsError:
+            if isinstance(tries.last, CoordinatorUnreachable):
+                why = self._coordinator.why_unreachable()
+                return CoordinatorUnreachable(
+                    f"after {tries.spent_s:.1f} s: {tries.last}" + (f": {why}" if why else ""),
+                    code=why.code if why else "",
+                )
+            if isinstance(tries.last, NotReady):
+                return type(tries.last)(f"after {tries.spent_s:.1f} s: waiting for {tries.last}")
+            return ShardUnreachable(f"no answer after {tries}")
+
+        def one_try() -> Result:
+            nonlocal nobody
+            try:
+                return call()
+            except PsError as error:
+                # Another process may have the shard by now.
+                self._leave()
+                if isinstance(error, CoordinatorUnreachable) and not self._coordinator.reached:
+                    cause = self._coordinator.raise_if_hopeless()
+                    if isinstance(cause, NotConnected):
+                        nobody = CoordinatorUnreachable(
+                            f"no coordinator answers: {cause}", code=cause.code
+                        )
+                        raise nobody from None
+                raise
+
+        return persist(
+            one_try,
+            self._retry,
+            give_up,
+            stop=self._stop,
+            announce=lambda reason: announcer.waiting(reason, time.monotonic()),
+            again=lambda error: error.retryable and error is not nobody,
+        )
+
+
+def _keys(ids: npt.ArrayLike) -> Keys:
+    # Not as an array, which would drop zeros at the end of a string.
+    listed: Any = ids.tolist() if isinstance(ids, np.ndarray) and ids.dtype.kind in "OSU" else ids
+    if isinstance(listed, Sequence) and not isinstance(listed, str):
+        strings = [one for one in listed if isinstance(one, str | bytes)]
+        if strings and len(strings) == len(listed):
+            return strings
+    array = np.asarray(ids)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"the ids to look up are {array.dtype}{list(array.shape)}; expected int64[n], n >= 1, "
+            "or a list of strings"
+        )
+    if array.dtype.kind == "u" and (array > np.uint64(_LARGEST)).any():
+        raise InvalidArgument(f"id {array.max()} is to be looked up; expected at most {_LARGEST}")
+    return array.astype(np.int64)
+
+
+def _take(
+    answer: pb.LookUpResponse,
+    shard: int,
+    rows: npt.NDArray[np.float32],
+    present: npt.NDArray[np.bool_],
+    at: npt.NDArray[np.intp],
+) -> None:
+    """Puts what a shard has answered into the rows ``at``."""
+    width = rows.shape[1]
+    if len(answer.rows) != 4 * len(at) * width or len(answer.present) != len(at):
+        raise InvalidArgument(
+            f"shard {shard} answered {len(answer.rows)} bytes of rows and {len(answer.present)}"
+            f" marks; expected {4 * len(at) * width} and {len(at)}"
+        )
+    rows[at] = np.frombuffer(answer.rows, "<f4").reshape(len(at), width)
+    present[at] = np.frombuffer(answer.present, np.bool_)

@@ -1,0 +1,1 @@
+"""What a shard is asked and what it remembers, as plain values."""

@@ -1,0 +1,186 @@
+"""Which batches a shard has applied: what makes a repeated push harmless."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, NotRequired, TypedDict
+
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.intervals import IntervalSet
+from psrpc.core.totals import KEPT_VALUES, LOSS, MAX_VALUES, add_totals
+
+NEWEST = 4
+"""Epochs that a heartbeat says the totals of."""
+
+
+class AppliedEpoch(TypedDict):
+    """One epoch of an applied-set as plain JSON; the fields of the message of the same name."""
+
+    epoch: int
+    applied: list[list[int]]
+    skipped: list[list[int]]
+    totals: NotRequired[list[float]]
+
+
+class EpochTotals(NamedTuple):
+    """See the message of the same name."""
+
+    epoch: int
+    records: int
+    totals: tuple[float, ...]
+
+
+class AppliedSet:
+    """The positions of every epoch that a shard has applied or recorded as skipped.
+
+    Its size is the number of gaps, not of batches: an epoch that is done is one interval.
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._applied: dict[int, IntervalSet] = {}
+        self._skipped: dict[int, IntervalSet] = {}
+        self._totals: dict[int, tuple[float, ...]] = {}
+        """See :mod:`psrpc.core.totals`; of the newest epochs."""
+        self._told: dict[int, EpochTotals] = {}
+        """The same with the records of the same moment, for other threads: each is replaced as a
+        whole."""
+
+    def contains(self, batch: BatchId) -> bool:
+        """Whether ``batch`` was applied or skipped before.
+
+        Raises:
+            InvalidArgument: part of it was. Batches are cut once and never change, so somebody
+                counts otherwise than this shard; applying it would count records twice.
+        """
+        start, stop = batch.first, batch.first + batch.count
+        applied = self._applied.get(batch.epoch)
+        if applied is None or not applied.overlaps(start, stop):
+            return False
+        if not applied.contains(start, stop):
+            raise InvalidArgument(
+                f"{batch} were applied in part; expected a batch applied whole or not at all"
+            )
+        return True
+
+    def skipped(self, batch: BatchId) -> bool:
+        """Whether ``batch`` was recorded as skipped, at least in part."""
+        start, stop = batch.first, batch.first + batch.count
+        return self._skipped.get(batch.epoch, IntervalSet()).overlaps(start, stop)
+
+    def add(self, batch: BatchId, *, skipped: bool = False, totals: Sequence[float] = ()) -> None:
+        """Records ``batch``; ``skipped`` when its gradient was not finite. ``totals`` are what it
+        adds to those of its epoch."""
+        start, stop = batch.first, batch.first + batch.count
+        if totals:
+            self._count(batch.epoch, totals)
+        self._applied.setdefault(batch.epoch, IntervalSet()).add(start, stop)
+        if skipped:
+            self._skipped.setdefault(batch.epoch, IntervalSet()).add(start, stop)
+        self._tell(batch.epoch, batch.count)
+
+    def _count(self, epoch: int, totals: Sequence[float]) -> None:
+        known = self._totals.get(epoch)
+        added = tuple(totals) if known is None else add_totals(known, totals)
+        if not all(map(math.isfinite, added)):
+            return
+        self._totals[epoch] = added
+        if known is None:
+            while sum(map(len, self._totals.values())) > KEPT_VALUES:
+                oldest = min(self._totals)
+                del self._totals[oldest]
+                self._told.pop(oldest, None)
+
+    def _tell(self, epoch: int, records: int) -> None:
+        """So many ``records`` of ``epoch`` have come."""
+        totals = self._totals.get(epoch)
+        if totals is not None:
+            known = self._told.get(epoch)
+            # Adding up all intervals each time would take long where there are many.
+            records = len(self._applied[epoch]) if known is None else known.records + records
+            self._told[epoch] = EpochTotals(epoch, records, totals)
+
+    def newest_totals(self) -> list[EpochTotals]:
+        """Those of the newest epochs. Any thread may ask."""
+        # A list is made in one step.
+        return sorted(self._told.values())[-NEWEST:]
+
+    def to_epochs(self) -> list[AppliedEpoch]:
+        """The set as plain JSON, epochs in rising order."""
+        epochs = [
+            AppliedEpoch(
+                epoch=epoch,
+                applied=_intervals(applied),
+                skipped=_intervals(self._skipped.get(epoch, IntervalSet())),
+            )
+            for epoch, applied in sorted(self._applied.items())
+        ]
+        for item in epochs:
+            if item["epoch"] in self._totals:
+                item["totals"] = list(self._totals[item["epoch"]])
+        return epochs
+
+    @staticmethod
+    def from_epochs(epochs: Iterable[AppliedEpoch] | Iterable[Mapping[str, object]]) -> AppliedSet:
+        """The inverse of :meth:`to_epochs`.
+
+        Raises:
+            InvalidArgument: that is not a list of epochs with their intervals.
+        """
+        made = AppliedSet()
+        for item in epochs:
+            try:
+                epoch = item["epoch"]
+                if not isinstance(epoch, int):
+                    raise TypeError(f"epoch is {epoch!r}")
+                made._applied[epoch] = _interval_set(item["applied"])
+                skipped = _interval_set(item["skipped"])
+                totals = _totals(item.get("totals", ()))
+            except (KeyError, TypeError, ValueError) as error:
+                raise InvalidArgument(
+                    f"applied-set entry {item!r} is not an epoch with intervals: {error}"
+                ) from None
+            if len(skipped):
+                made._skipped[epoch] = skipped
+            if totals:
+                made._totals[epoch] = totals
+                made._tell(epoch, 0)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AppliedSet) and self.to_epochs() == other.to_epochs()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+
+def _intervals(members: IntervalSet) -> list[list[int]]:
+    return [[start, stop] for start, stop in members]
+
+
+def epoch_totals(epochs: Iterable[AppliedEpoch]) -> list[EpochTotals]:
+    """The totals in an applied-set, in plain JSON."""
+    return [
+        EpochTotals(
+            item["epoch"],
+            sum(stop - start for start, stop in item["applied"]),
+            tuple(item["totals"]),
+        )
+        for item in epochs
+        if item.get("totals")
+    ]
+
+
+def _totals(values: object) -> tuple[float, ...]:
+    if not isinstance(values, Sequence) or not (
+        len(values) == 0 or LOSS <= len(values) <= MAX_VALUES
+    ):
+        raise TypeError(f"totals are {values!r}")
+    return tuple(map(float, values))
+
+
+def _interval_set(intervals: object) -> IntervalSet:
+    if not isinstance(intervals, Sequence):
+        raise TypeError(f"intervals are {intervals!r}")
+    return IntervalSet((int(start), int(stop)) for start, stop in intervals)

@@ -1,0 +1,230 @@
+"""Puts a stream of chunks into flat arrays, and refuses any stream that does not fit.
+
+The shard uses it for what is pushed, the client for what is pulled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.core.finite import LOOK, Seen
+from psrpc.core.encoding import Encoding, check_nbytes, wire_dtype
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.plan import ArenaPlan, Plan
+from psrpc.wire.codec import MAX_CHUNK_BYTES, Piece
+
+NDArray = npt.NDArray[Any]
+
+Encodings = tuple[Encoding, ...]
+PLAIN: Encodings = ("plain",)
+VALUES: Encodings = ("plain", "bfloat16", "float16")
+GRADIENTS: Encodings = (*VALUES, "int8", "topk")
+"""What parameters may be encoded in, and what gradients."""
+
+
+class Extent(NamedTuple):
+    """An arena (its index in the plan), and how many bytes of it travel in which encoding; or rows
+    of a table (the number of arenas plus its index)."""
+
+    arena: int
+    nbytes: int
+    encoding: Encoding
+
+
+def value_dtype(arena: ArenaPlan, encoding: Encoding) -> np.dtype[Any]:
+    """What the elements of ``arena`` are when parameters travel in ``encoding``."""
+    return wire_dtype(encoding if arena.encodable else "plain", arena.dtype)
+
+
+def shard_extents(plan: Plan, shard: int) -> list[Extent]:
+    """``shard``'s whole part of every arena, plain, in plan order."""
+    return [
+        Extent(index, arena.shard_length(shard) * arena.itemsize, "plain")
+        for index, arena in enumerate(plan.arenas)
+    ]
+
+
+def check_extents(plan: Plan, shard: int, extents: Sequence[Extent], allowed: Encodings) -> None:
+    """Compares what a header announces with the plan; call it before anything is allocated.
+
+    Raises:
+        InvalidArgument: an arena is unknown, missing, announced twice, of another length, or in
+            an encoding that is not ``allowed`` for it.
+    """
+    announced: set[int] = set()
+    for index, nbytes, encoding in extents:
+        if index >= len(plan.arenas):
+            raise InvalidArgument(
+                f"the stream announces arena {index}; the plan has {len(plan.arenas)} arenas"
+            )
+        arena = plan.arenas[index]
+        if index in announced:
+            raise InvalidArgument(f"the stream announces arena {arena.name} twice; expected once")
+        announced.add(index)
+        if encoding not in (allowed if arena.encodable else PLAIN):
+            raise InvalidArgument(
+                f"the stream announces arena {arena.name} as {encoding}; expected"
+                f" {_either(allowed if arena.encodable else PLAIN)}"
+            )
+        wrong = check_nbytes(encoding, nbytes, arena.shard_length(shard), arena.dtype)
+        if wrong:
+            raise InvalidArgument(
+                f"the stream announces {nbytes} bytes of arena {arena.name} as {encoding};"
+                f" {wrong} on shard {shard}"
+            )
+    for index, arena in enumerate(plan.arenas):
+        if index not in announced:
+            raise InvalidArgument(
+                f"the stream does not announce arena {arena.name}; expected"
+                f" {arena.shard_length(shard)} elements of it"
+            )
+
+
+def check_values(encoding: Encoding) -> None:
+    """Passes what parameters may be asked for in.
+
+    Raises:
+        InvalidArgument: gradients may be compressed, parameters may not.
+    """
+    if encoding not in VALUES:
+        raise InvalidArgument(f"values were asked for as {encoding}; expected {_either(VALUES)}")
+
+
+def _either(encodings: Encodings) -> str:
+    return " or ".join(encodings)
+
+
+def targets(
+    plan: Plan,
+    extents: Iterable[Extent],
+    into: Mapping[str, NDArray],
+    rows: Mapping[int, NDArray] | None,
+) -> Iterator[tuple[Extent, NDArray]]:
+    """Where each extent that has bytes is put. Arguments: see :class:`Assembly`."""
+    arenas = len(plan.arenas)
+    for extent in extents:
+        if not extent.nbytes:
+            continue
+        if extent.arena < arenas:
+            yield extent, into[plan.arenas[extent.arena].name]
+        else:
+            yield extent, (rows or {})[extent.arena - arenas]
+
+
+class Assembly:
+    """The state of one stream: which byte has to come next. Not thread-safe."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        extents: Sequence[Extent],
+        into: Mapping[str, NDArray],
+        rows: Mapping[int, NDArray] | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        """Args:
+        extents: as announced; they have passed :func:`check_extents`, those of rows
+            :func:`pserver.core.table_ids.check_row_extents`.
+        into: arena name -> contiguous array of the announced bytes that receives them; chunks
+            hold whole elements of it.
+        rows: the same of tables, by their index.
+        seen: is given what each chunk brings.
+        """
+        self._seen = seen
+        self._plan = plan
+        self._awaited = [extent for extent in extents if extent.nbytes]
+        self._targets = {e.arena: target for e, target in targets(plan, extents, into, rows)}
+        for extent in self._awaited:
+            target = self._targets[extent.arena]
+            assert target.flags.c_contiguous
+            assert target.nbytes == extent.nbytes
+        self._at = 0
+        self._offset = 0
+
+    def accept(self, piece: Piece) -> None:
+        """Copies one chunk to its place.
+
+        Raises:
+            InvalidArgument: it is not the next piece of the stream. What was copied before stays
+                in the target arrays, which must then not be used.
+        """
+        if self._at == len(self._awaited):
+            raise InvalidArgument(
+                f"the stream goes on after its last announced byte: {len(piece.data)} bytes"
+                f" of arena {piece.arena} at offset {piece.offset}; expected its end"
+            )
+        index, nbytes, _ = self._awaited[self._at]
+        itemsize = self._targets[index].itemsize
+        if piece.arena != index:
+            raise InvalidArgument(
+                f"a chunk is of arena {piece.arena}; expected arena {index} ({self._name(index)})"
+                f" from offset {self._offset}"
+            )
+        if piece.offset != self._offset:
+            raise InvalidArgument(
+                f"a chunk of arena {self._name(index)} has offset {piece.offset}; expected"
+                f" {self._offset}"
+            )
+        length = len(piece.data)
+        left = nbytes - self._offset
+        if length > left:
+            raise InvalidArgument(
+                f"a chunk of arena {self._name(index)} has {length} bytes; expected at most the"
+                f" {left} that are left"
+            )
+        if not 0 < length <= MAX_CHUNK_BYTES or length % itemsize:
+            raise InvalidArgument(
+                f"a chunk of arena {self._name(index)} has {length} bytes; expected 1 to"
+                f" {MAX_CHUNK_BYTES}, in whole elements of {itemsize}"
+            )
+        # numpy lets go of the interpreter lock while it copies; a memoryview would not.
+        flat = self._targets[index].reshape(-1)
+        first = self._offset // itemsize
+        part = flat[first : first + length // itemsize]
+        if self._seen is None:
+            np.copyto(part.view(np.uint8), np.frombuffer(piece.data, np.uint8))
+        else:
+            # While a core's own cache has it.
+            sent = np.frombuffer(piece.data, np.uint8)
+            for start in range(0, part.size, LOOK):
+                few = part[start : start + LOOK]
+                at = start * itemsize
+                np.copyto(few.view(np.uint8), sent[at : at + few.nbytes])
+                self._seen(index, few)
+        self._offset += length
+        if self._offset == nbytes:
+            self._at += 1
+            self._offset = 0
+
+    def accept_all(self, pieces: Iterable[Piece]) -> None:
+        """Takes a whole stream, to its end.
+
+        Raises:
+            InvalidArgument: a piece is wrong, or the stream ended too soon.
+        """
+        for piece in pieces:
+            self.accept(piece)
+        self.finish()
+
+    def finish(self) -> None:
+        """The stream has ended.
+
+        Raises:
+            InvalidArgument: something announced did not come.
+        """
+        if self._at < len(self._awaited):
+            index, nbytes, _ = self._awaited[self._at]
+            raise InvalidArgument(
+                f"the stream ended at byte {self._offset} of arena"
+                f" {self._name(index)}; expected {nbytes}"
+            )
+
+    def _name(self, index: int) -> str:
+        arenas = self._plan.arenas
+        if index < len(arenas):
+            return arenas[index].name
+        return f"{index}, rows of table {self._plan.tables[index - len(arenas)].name!r}"

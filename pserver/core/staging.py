@@ -1,0 +1,220 @@
+"""The gradients of an open round, held until the coordinator names those that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.tables.mean import weighted_sum
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidArgument, ResourceExhausted
+from psrpc.core.plan import INTEGERS
+from psrpc.core.tables import Rows
+
+NDArray = npt.NDArray[Any]
+
+MAX_ATTEMPTS = 2
+"""Attempts of one micro-batch that are held at once."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Attempt:
+    """One try at a micro-batch."""
+
+    batch: BatchId
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of {self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What an attempt brought: its gradient by arena, or None where that was not finite, and that
+    of rows by table.
+
+    ``worker`` computed it, from parameters of version ``base``. ``release`` gives the gradient's
+    memory back, once nobody needs it any more.
+    """
+
+    examples: int
+    gradients: Mapping[str, NDArray] | None
+    release: Callable[[], None] = field(default=lambda: None, compare=False)
+    worker: str = ""
+    base: int = 0
+    rows: Mapping[int, Rows] = field(default_factory=dict, compare=False)
+    totals: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One summand of a round's mean."""
+
+    weight: np.float32
+    gradients: Mapping[str, NDArray]
+    rows: Mapping[int, Rows] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The round can be applied.
+
+    Attributes:
+        parts: the summands in batch-id order, none when all were skipped.
+        skipped: the batches without a gradient.
+        staged: what was staged of the attempts that count, in batch-id order.
+    """
+
+    parts: tuple[Part, ...]
+    skipped: frozenset[BatchId]
+    staged: tuple[Staged, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The round cannot be applied: these named attempts are not here."""
+
+    attempts: tuple[Attempt, ...]
+
+
+class Staging:
+    """The attempts staged for the open round, or a later one. Not thread-safe.
+
+    K micro-batches are open at once, with at most :data:`MAX_ATTEMPTS` attempts each, so no more
+    than 2 K gradients are ever held.
+    """
+
+    def __init__(self, replicas: int) -> None:
+        self._replicas = replicas
+        self._held: dict[BatchId, dict[int, Staged]] = {}
+
+    def __len__(self) -> int:
+        """How many attempts are held. Any thread may ask: a list is made in one step."""
+        return sum(len(attempts) for attempts in list(self._held.values()))
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches have at least one attempt here."""
+        return len(self._held)
+
+    def admit(self, attempt: Attempt) -> bool:
+        """Whether ``attempt`` is new; False when it is held already.
+
+        Raises:
+            InvalidArgument: its batch overlaps another one that is staged.
+            ResourceExhausted: no room for one more attempt, or for one more micro-batch.
+        """
+        batch = attempt.batch
+        held = self._held.get(batch, {})
+        if attempt.attempt in held:
+            return False
+        if len(held) >= MAX_ATTEMPTS:
+            numbers = " and ".join(map(str, sorted(held)))
+            raise ResourceExhausted(
+                f"{attempt} cannot be staged: attempts {numbers} are held;"
+                f" expected at most {MAX_ATTEMPTS}"
+            )
+        if not held:
+            for other in self._held:
+                if other.epoch == batch.epoch and (
+                    other.first < batch.first + batch.count
+                    and batch.first < other.first + other.count
+                ):
+                    raise InvalidArgument(
+                        f"{batch} overlap {other}, which are staged; batches never overlap"
+                    )
+            if len(self._held) >= self._replicas:
+                raise ResourceExhausted(
+                    f"{attempt} cannot be staged: the round holds {len(self._held)} micro-batches"
+                    f" already; expected at most {self._replicas}"
+                )
+        return True
+
+    def held(self, attempt: Attempt) -> Staged:
+        """What is held of ``attempt``, which is staged."""
+        return self._held[attempt.batch][attempt.attempt]
+
+    def stage(self, attempt: Attempt, staged: Staged) -> None:
+        """Holds a new attempt; :meth:`admit` has said that it is."""
+        assert self.admit(attempt)
+        self._held.setdefault(attempt.batch, {})[attempt.attempt] = staged
+
+    def decide(self, attempts: tuple[Attempt, ...]) -> Ready | Missing:
+        """What the round that names ``attempts`` is made of. Changes nothing.
+
+        The weight of a micro-batch of n examples is float32(n / Σ n) over those that were not
+        skipped.
+
+        Raises:
+            InvalidArgument: two attempts of one micro-batch are named.
+        """
+        ordered = sorted(attempts)
+        for one, next_one in pairwise(ordered):
+            if one.batch == next_one.batch:
+                raise InvalidArgument(
+                    f"a decision names attempts {one.attempt} and {next_one.attempt} of"
+                    f" {one.batch}; expected one of each micro-batch"
+                )
+        found = [(a, self._held.get(a.batch, {}).get(a.attempt)) for a in ordered]
+        missing = tuple(a for a, staged in found if staged is None)
+        if missing:
+            return Missing(missing)
+        counting = tuple(staged for _, staged in found if staged is not None)
+        skipped = frozenset(a.batch for a, s in found if s is not None and s.gradients is None)
+        finite = [(s.examples, s.gradients, s.rows) for s in counting if s.gradients is not None]
+        total = sum(examples for examples, _, _ in finite)
+        parts = tuple(Part(np.float32(n / total), gradients, rows) for n, gradients, rows in finite)
+        return Ready(parts, skipped, counting)
+
+    def drop(self, attempt: Attempt) -> Staged | None:
+        """Forgets one attempt; returns what was held of it."""
+        held = self._held.get(attempt.batch, {})
+        dropped = held.pop(attempt.attempt, None)
+        if dropped is not None and not held:
+            del self._held[attempt.batch]
+        return dropped
+
+    def drop_all(self, batch: BatchId) -> list[Staged]:
+        """Forgets all attempts of a micro-batch; returns what was held of them."""
+        return list(self._held.pop(batch, {}).values())
+
+    def clear(self) -> list[Staged]:
+        """Empties the stage; returns what was held, so that its buffers can be used again."""
+        dropped = [s for attempts in self._held.values() for s in attempts.values()]
+        self._held.clear()
+        return dropped
+
+
+def weighted_mean(parts: tuple[Part, ...]) -> Mapping[str, NDArray]:
+    """Σ w_k g_k in the order given: one multiply and one add per element. Of an arena of integers
+    the last part's, the values of the highest batch id.
+
+    The first gradient's arrays receive the sum, the others are scaled in place: none of them may
+    be used as a gradient afterwards.
+    """
+    total = parts[0].gradients
+    for name, gradient in total.items():
+        if gradient.dtype == INTEGERS:
+            np.copyto(gradient, parts[-1].gradients[name])
+            continue
+        gradient *= parts[0].weight
+        for part in parts[1:]:
+            summand = part.gradients[name]
+            summand *= part.weight
+            gradient += summand
+    return total
+
+
+def mean_rows(parts: tuple[Part, ...]) -> dict[int, Rows]:
+    """The same of rows: of each table the ids of all parts once, ascending. A part that lacks an id
+    contributes 0 to it."""
+    tables = sorted({table for part in parts for table in part.rows})
+    return {
+        table: weighted_sum([(p.weight, p.rows[table]) for p in parts if table in p.rows])
+        for table in tables
+    }

@@ -1,0 +1,139 @@
+"""Ids of tables as messages carry them, and what can be said of them without a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pserver.core.assembly import Extent
+from psrpc.core.errors import InvalidArgument
+from psrpc.core.plan import Plan
+from psrpc.core.tables import MAX_IDS, Ids
+from psrpc.v1 import types_pb2 as types
+
+TableIds = tuple[tuple[int, Ids], ...]
+"""Pairs of a table's index in the plan and int64 ``[n]`` ids of it, n >= 1; tables ascend."""
+
+LOOK_UP_BYTES = 4 << 20
+"""Rows of one look-up; of a message's 8 MiB."""
+
+_ID_BYTES = 8
+_ELEMENT_BYTES = 4
+
+
+def pairs(ids: Mapping[int, Ids]) -> TableIds:
+    """Ids by table, those without any left out."""
+    return tuple((table, ids[table]) for table in sorted(ids) if len(ids[table]))
+
+
+def count(rows: TableIds) -> int:
+    """Ids over all tables."""
+    return sum(len(ids) for _, ids in rows)
+
+
+def add_table_ids(field: Any, rows: TableIds) -> None:
+    """Adds ids to a repeated ``field`` of a message, where it stands: messages that are made first
+    are copied once more.
+
+    Raises:
+        InvalidArgument: more than one message may name.
+    """
+    named = count(rows)
+    if named > MAX_IDS:
+        raise InvalidArgument(
+            f"a batch has {named} ids of tables for one shard; expected at most {MAX_IDS}: use"
+            " smaller batches, or more shards"
+        )
+    for table, ids in rows:
+        field.add(table=table, ids=ids.astype("<i8", copy=False).tobytes())
+
+
+def from_table_ids(messages: Iterable[types.TableIds]) -> TableIds:
+    """The inverse. The arrays are read-only, and nobody else's.
+
+    Raises:
+        InvalidArgument: tables that do not ascend, bytes that are no ids, none, or too many.
+    """
+    rows: list[tuple[int, Ids]] = []
+    for message in messages:
+        if rows and message.table <= rows[-1][0]:
+            raise InvalidArgument(
+                f"ids of table {message.table} come after those of table {rows[-1][0]}; expected"
+                " tables in ascending order, each once"
+            )
+        rows.append((message.table, from_bytes(message.ids, f"table {message.table}")))
+    found = tuple(rows)
+    if count(found) > MAX_IDS:
+        raise InvalidArgument(f"a message names {count(found)} ids; expected at most {MAX_IDS}")
+    return found
+
+
+def from_bytes(data: bytes, what: str) -> Ids:
+    """Packed little-endian int64 as an array ``[n]``, n >= 1.
+
+    Raises:
+        InvalidArgument: that is not what the bytes are; says of ``what``.
+    """
+    if not data or len(data) % _ID_BYTES:
+        raise InvalidArgument(
+            f"the ids of {what} have {len(data)} bytes; expected a multiple of {_ID_BYTES}, and at"
+            " least one id"
+        )
+    return np.frombuffer(data, "<i8")
+
+
+def look_up_ids(width: int) -> int:
+    """How many rows of ``width`` elements one look-up may ask for."""
+    return max(1, LOOK_UP_BYTES // (_ELEMENT_BYTES * width + _ID_BYTES))
+
+
+def check_tables(plan: Plan, rows: TableIds) -> None:
+    """Passes ids of tables that the plan has.
+
+    Raises:
+        InvalidArgument: the plan has no such table.
+    """
+    # They ascend.
+    if rows and rows[-1][0] >= len(plan.tables):
+        raise InvalidArgument(
+            f"ids of table {rows[-1][0]} are named; the plan has {len(plan.tables)} tables"
+        )
+
+
+def row_extents(plan: Plan, rows: TableIds) -> list[Extent]:
+    """What a header announces of ``rows``, which have passed :func:`check_tables`."""
+    first = len(plan.arenas)
+    return [
+        Extent(first + table, len(ids) * plan.tables[table].width * _ELEMENT_BYTES, "plain")
+        for table, ids in rows
+    ]
+
+
+def check_row_extents(plan: Plan, extents: Sequence[Extent], rows: TableIds) -> None:
+    """Compares what a header announces with the ids that it names; call it before anything is
+    allocated.
+
+    Raises:
+        InvalidArgument: an unknown table, a missing extent, or one of another length.
+    """
+    check_tables(plan, rows)
+    expected = row_extents(plan, rows)
+    if len(extents) != len(expected):
+        raise InvalidArgument(
+            f"the stream announces {len(extents)} extents of rows; it names ids of {len(rows)}"
+            " tables"
+        )
+    for announced, extent, (table, ids) in zip(extents, expected, rows, strict=True):
+        name = plan.tables[table].name
+        if announced.arena != extent.arena:
+            raise InvalidArgument(
+                f"the stream announces extent {announced.arena}; expected {extent.arena}, the rows"
+                f" of table {name!r}"
+            )
+        if announced != extent:
+            raise InvalidArgument(
+                f"the stream announces {announced.nbytes} bytes of table {name!r} as"
+                f" {announced.encoding}; expected {extent.nbytes} as plain, {len(ids)} rows"
+            )

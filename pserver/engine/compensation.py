@@ -1,0 +1,143 @@
+"""Corrects a gradient for the updates that it did not know of (Zheng et al. 2017, "Asynchronous
+Stochastic Gradient Descent with Delay Compensation", DC-ASGD)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.core.requests import Values
+from pserver.updates.lending import Lending
+from psrpc.core.plan import MEAN_SQUARE, Plan, aligned_empty
+from psrpc.core.policy import Policy
+
+NDArray = npt.NDArray[Any]
+
+EPSILON = 1e-7
+"""What keeps λ finite where all gradients were 0; the paper's."""
+
+_BLOCK = 32 * 1024
+"""Elements worked on at a time, see ``numpy_engine``."""
+
+
+class Compensation:
+    """g + λ g ⊙ g ⊙ (w − w_bak), for the elements of trainable arenas; w_bak are the parameters
+    that g is the gradient of, and λ g ⊙ g stands for the Hessian (sections 3 and 4).
+
+    DC-ASGD-c has one λ. DC-ASGD-a has λ_t = λ / sqrt(MeanSquare(t) + ε) for each element, where
+    MeanSquare(t) = m · MeanSquare(t − 1) + (1 − m) g ⊙ g (section 6), starting at 0.
+
+    Computed in the arena's own dtype, whatever the gradient comes in. Not thread-safe.
+    """
+
+    def __init__(self, plan: Plan, shard: int, policy: Policy) -> None:
+        """``policy`` has a ``delay_compensation``."""
+        self._arenas = {
+            a.name: np.dtype(a.dtype)
+            for a in plan.arenas
+            if a.role == "trainable" and a.shard_length(shard)
+        }
+        lengths = {a.name: a.shard_length(shard) for a in plan.arenas}
+        self._policy = policy
+        self._lending = Lending()
+        # Gradients may lie in a worker's memory, where nobody else may write.
+        self._corrected = {n: aligned_empty(lengths[n], d.name) for n, d in self._arenas.items()}
+        self._mean_square: dict[str, NDArray] = {}
+        if policy.delay_compensation == "adaptive":
+            self._mean_square = {
+                n: aligned_empty(lengths[n], d.name) for n, d in self._arenas.items()
+            }
+            for array in self._mean_square.values():
+                array.fill(0)
+        self._scratch = {d: [np.empty(_BLOCK, d) for _ in range(3)] for d in self._arenas.values()}
+
+    def follow(self, policy: Policy) -> bool:
+        """Goes on by ``policy``; False where what is kept here is of no use for it."""
+        if policy.delay_compensation != self._policy.delay_compensation:
+            return False
+        self._policy = policy
+        return True
+
+    def correct(
+        self, gradients: Mapping[str, NDArray], now: Values | None, pulled: Values | None
+    ) -> Mapping[str, NDArray]:
+        """``gradients`` with those of trainable arenas corrected; the others are passed on.
+
+        They are passed on as they are where ``pulled`` is None: no update came in between, or it
+        is not known what the gradient is of. The mean square learns of them all the same.
+
+        Args:
+            now: plain values of the present version; not needed without ``pulled``.
+            pulled: plain values of the version that the gradient is of.
+
+        Returns:
+            Arena name -> ``[shard length]``, in arrays that are good until the next call.
+        """
+        if not gradients or (pulled is None and not self._mean_square):
+            return gradients
+        found = dict(gradients)
+        # A run that diverges says so by its loss.
+        with np.errstate(all="ignore"):
+            for name in self._arenas:
+                between = None
+                if now is not None and pulled is not None:
+                    between = now.arrays[name], pulled.arrays[name]
+                    found[name] = self._corrected[name]
+                self._correct(name, gradients[name], between)
+        return found
+
+    def _correct(
+        self, name: str, gradients: NDArray, between: tuple[NDArray, NDArray] | None
+    ) -> None:
+        dtype = self._arenas[name]
+        real = dtype.type
+        strength = real(self._policy.compensation)
+        decay, rest = real(self._policy.dc_decay), real(1 - self._policy.dc_decay)
+        old = self._mean_square.get(name)
+        new = None if old is None else self._lending.own(old)
+        for start in range(0, len(gradients), _BLOCK):
+            block = slice(start, min(start + _BLOCK, len(gradients)))
+            widened, square, scratch = (s[: block.stop - start] for s in self._scratch[dtype])
+            gradient = gradients[block]
+            if gradient.dtype != dtype:
+                np.copyto(widened, gradient)
+                gradient = widened
+            np.multiply(gradient, gradient, out=square)
+            if old is not None and new is not None:
+                np.multiply(square, rest, out=scratch)
+                np.multiply(old[block], decay, out=new[block])
+                new[block] += scratch
+            if between is None:
+                continue
+            now, pulled = between
+            corrected = self._corrected[name][block]
+            np.subtract(now[block], pulled[block], out=corrected)
+            corrected *= square
+            corrected *= strength
+            if new is not None:
+                np.add(new[block], real(EPSILON), out=scratch)
+                np.sqrt(scratch, out=scratch)
+                corrected /= scratch
+            corrected += gradient
+        if new is not None:
+            self._mean_square[name] = new
+
+    def slots(self) -> dict[str, dict[str, NDArray]]:
+        """What a checkpoint keeps: slot name -> trainable arena name -> ``[shard length]``, views
+        that later gradients do not change."""
+        if not self._mean_square:
+            return {}
+        return {MEAN_SQUARE: {n: self._lending.lend(a) for n, a in self._mean_square.items()}}
+
+    def load_slots(self, elements: Mapping[str, Mapping[str, NDArray]]) -> None:
+        """Takes a copy of what a checkpoint has kept; starts at 0 where it has not."""
+        saved = elements.get(MEAN_SQUARE, {})
+        for name, array in self._mean_square.items():
+            self._mean_square[name] = own = self._lending.own(array)
+            if name in saved:
+                np.copyto(own, saved[name])
+            else:
+                own.fill(0)

@@ -1,0 +1,402 @@
+"""One shard: its parameters, its applied-set and the rules for changing either."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.core.applied import AppliedSet, EpochTotals
+from pserver.core.assembly import check_values
+from pserver.core.counters import Counters, ShardReport
+from pserver.core.fence import ShardIdentity
+from pserver.core.rates import Rates
+from pserver.core.requests import (
+    Begin,
+    Begun,
+    Decision,
+    InitializeRequest,
+    LookedUp,
+    PullRequest,
+    PushRequest,
+    PushResult,
+    RestoredState,
+    Revocation,
+    RowsRequest,
+    SnapshotOrder,
+    Values,
+)
+from pserver.engine.authority import Credentials
+from pserver.engine.first_rows import FirstRows
+from pserver.engine.gate import Gate
+from pserver.engine.held_snapshots import SnapshotShelf, SnapshotSink
+from pserver.engine.intake import Intake, buffers_for
+from pserver.engine.parameters import Parameters
+from pserver.engine.pulls import Pulls
+from pserver.engine.pushes import Pushes
+from pserver.engine.round_waits import RoundWaits
+from pserver.engine.rounds import Rounds
+from pserver.tables.tables import TableFigures, Tables
+from pserver.transport.arrival import Arrival, Arrived
+from pserver.transport.buffers import BufferPool
+from pserver.updates.engine import UpdateEngine
+from psrpc.core.encoding import Encoding
+from psrpc.core.errors import (
+    InvalidArgument,
+    NotReady,
+    PsError,
+)
+from psrpc.core.plan import Plan
+from psrpc.core.policy import Policy
+from psrpc.core.tables import Ids
+from psrpc.ops.clock import Clock, MonotonicClock
+from psrpc.ops.tracing import span
+
+
+class ShardEngine:
+    """Thread-safe. One lock guards everything that changes, the update engine included.
+
+    It serves nobody before :meth:`begin`, unless ``identity`` stands at a generation already.
+
+    Streams are assembled in buffers of their own before the lock is taken, so pushes arrive side
+    by side and only the update itself is done one at a time.
+
+    Attributes:
+        credentials: what comes from a worker passes there first, so that its ``worker`` is the one
+            that it is from.
+    """
+
+    def __init__(
+        self,
+        identity: ShardIdentity,
+        plan: Plan,
+        updates: UpdateEngine,
+        sink: SnapshotSink,
+        clock: Clock | None = None,
+        first_rows: str = "",
+    ) -> None:
+        """Args:
+        clock: says how long updates take.
+        first_rows: directory or URL of the checkpoint that tables begin with, as the coordinator
+            said; empty if they begin with no rows.
+        """
+        clock = clock or MonotonicClock()
+        self.plan = plan
+        policy = identity.settings
+        self._held = Parameters(updates, identity.generation, Tables(plan, identity.shard))
+        pool = BufferPool(plan, identity.shard, buffers_for(plan, identity.shard, policy))
+        self._changed = threading.Condition()  # its lock is the lock
+        self._counters = Counters()
+        self._rounds = Rounds(
+            identity.shard, self._held, self._counters, policy, clock, pool.release
+        )
+        self._pushes = Pushes(self._held, self._counters, policy, clock)
+        self._shelf = SnapshotShelf(sink, self._changed)
+        self._gate = Gate(identity, plan.hash, self._held, self._rounds)
+        self.credentials = Credentials(self._gate.admit, lambda: self._gate.identity)
+        self._intake = Intake(plan, self._gate, self._held, pool)
+        self._pulls = Pulls(plan, self._gate, self._held, self._shelf, self._pushes)
+        self._waits = RoundWaits(self._changed, self._gate, self._held)
+        self._first_rows = FirstRows(first_rows, plan, identity.shard)
+        self._follow(policy, Rates(inverse=policy.staleness_lr == "inverse"), keep=False)
+
+    @property
+    def identity(self) -> ShardIdentity:
+        """Where it stands."""
+        return self._gate.identity
+
+    @property
+    def begun(self) -> int:
+        """The generation of the last order to begin that was carried out."""
+        return self._gate.begun
+
+    # -- where it stands ---------------------------------------------------------------------
+
+    def begin(self, order: Begin, restored: RestoredState | None = None) -> Begun | None:
+        """Stands at another generation; everything of an older one is refused from now on.
+
+        An order that was carried out before changes nothing. One of an older generation changes
+        nothing either, and needs no report: None.
+
+        Args:
+            restored: what the checkpoint holds that the order names.
+
+        Raises:
+            NotReady: the decision that has to be applied first cannot be. Nothing was changed.
+            CheckpointError: what was restored is not of this optimizer. There are no parameters.
+        """
+        with self._changed:
+            self._gate.need_sound()
+            if order.generation < self.identity.generation:
+                return None
+            if order.generation > self.begun:
+                self._begin(order)
+            restores = order.generation > self.begun
+        if restores:
+            # Without the lock: who asks meanwhile is told so, and need not wait.
+            assert restored is not None, "whoever gives the order has read the checkpoint"
+            self._held.restore(restored, order.version)
+        with self._changed:
+            if restores:
+                self._gate.begun = order.generation
+                self._wake()
+            return Begun(*self._held.standing, tuple(self._held.applied.to_epochs()))
+
+    def _begin(self, order: Begin) -> None:
+        """All of it, but for what a checkpoint is to be restored from."""
+        decision = order.decision
+        if decision is not None and decision.generation == self.identity.generation:
+            # Snapshots of a generation that is over are of no use.
+            self._decide(replace(decision, snapshots=()))
+        self._gate.turn(order)
+        try:
+            policy = self.identity.settings
+            inverse = policy.staleness_lr == "inverse"
+            self._follow(policy, Rates(order.rate_scale, order.warmup_updates, inverse), order.keep)
+            self._intake.follow(policy)
+            self._shelf.begin(order.generation)
+            if order.keep:
+                self._held.keep(order.generation, order.version)
+            else:
+                self._held.forget(order.generation)
+            if order.keep or not order.restore:
+                self._gate.begun = order.generation
+        finally:
+            self._wake()
+
+    def _follow(self, policy: Policy, rates: Rates, keep: bool) -> None:
+        """Obeys ``policy`` from now on; ``keep`` says that the parameters stay."""
+        self._rounds.begin(policy)
+        self._pushes.begin(policy)
+        self._held.follow(policy, rates, self.plan, self.identity.shard, keep)
+
+    def revoke(self, revocation: Revocation) -> None:
+        """Refuses a worker's pushes in this generation, and forgets attempts that it staged.
+
+        Raises:
+            ResourceExhausted: too many were revoked; this shard cannot go on.
+        """
+        with self._changed:
+            revocations = self._gate.revocations
+            if revocation.number <= revocations.number:
+                return
+            revocations.refuse(revocation.worker)
+            self._pushes.forget(revocation.worker)
+            for attempt in revocation.attempts:
+                self._rounds.drop(attempt)
+            revocations.number = revocation.number
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        self._intake.pool.wake()
+
+    # -- parameters come in ------------------------------------------------------------------
+
+    def initialize(
+        self, request: InitializeRequest, arrival: Arrival, timeout_s: float
+    ) -> tuple[int, bool]:
+        """Sets all values, once. Returns the version and whether the shard had some already, for
+        which nothing has to arrive.
+
+        Raises:
+            CheckpointError: the rows that tables are to begin with cannot be read. Nothing has
+                changed, as with any error.
+        """
+        with self._changed:
+            self._gate.admit(request.fence)
+            _, version, initialized = self._held.standing
+        if initialized:
+            return version, True
+        # Without the lock: files take their time.
+        rows = self._first_rows.load(timeout_s)
+        with self._intake.values(request, arrival, timeout_s) as arrived, self._changed:
+            self._gate.admit(request.fence)
+            if self._held.initialized:
+                return self._held.version, True
+            if rows is not None:
+                self._held.tables = rows
+                self._first_rows.forget()
+            self._intake.become_parameters(arrived)
+            self._held.initialize(arrived.arrays)
+            self._changed.notify_all()
+            return self._held.version, False
+
+    # -- gradients come in -------------------------------------------------------------------
+
+    def push(self, request: PushRequest, arrival: Arrival, timeout_s: float) -> PushResult:
+        """Async: applies the gradient; sync: stages it. A repeated push changes nothing.
+
+        Args:
+            arrival: read to its end before anything is changed.
+            timeout_s: how long to wait for a buffer.
+        """
+        return self._push(request, arrival, timeout_s, None)[0]
+
+    def push_pull(
+        self,
+        request: PushRequest,
+        arrival: Arrival,
+        timeout_s: float,
+        encoding: Encoding,
+        rows: RowsRequest | None = None,
+    ) -> tuple[PushResult, Values]:
+        """:meth:`push` and the newest values, with nothing in between. Async only."""
+        # First: whoever does not know yet that there are rounds now is to learn that.
+        self._gate.admit_worker(request)
+        if self.identity.settings.rounds:
+            raise InvalidArgument(
+                "a pull with a push is for async jobs and this one is sync; pull the next round"
+            )
+        check_values(encoding)
+        if rows is not None:
+            rows = self._pulls.check_rows(rows)
+        result, values = self._push(request, arrival, timeout_s, encoding, rows)
+        assert values is not None
+        return result, values
+
+    def _push(
+        self,
+        request: PushRequest,
+        arrival: Arrival,
+        timeout_s: float,
+        pull: Encoding | None,
+        rows: RowsRequest | None = None,
+    ) -> tuple[PushResult, Values | None]:
+        with self._intake.gradient(request, arrival, timeout_s) as arrived, self._changed:
+            pulls = pull is not None
+            self._counters.gradient_nbytes += sum(extent.nbytes for extent in request.extents)
+            result = self._accept(request, arrived, pulls)
+            return result, None if pull is None else self._pulls.newest(request, pull, rows)
+
+    def _accept(self, request: PushRequest, arrived: Arrived | None, pulls: bool) -> PushResult:
+        """Everything has arrived: dedup, then apply or stage, then record. Holds the lock."""
+        self._gate.admit_worker(request)
+        if self._held.applied.contains(request.batch):
+            self._counters.already_applied += 1
+            skipped = self._held.applied.skipped(request.batch)
+            return PushResult("already_applied", self._held.version, skipped=skipped)
+        if self.identity.settings.rounds:
+            return self._rounds.stage(request, arrived)
+        with span("apply", shard=self.identity.shard, batch=request.batch):
+            return self._pushes.apply(request, arrived, pulls)
+
+    def decide(self, decision: Decision) -> None:
+        """Applies a decided round, once: a round that was applied before changes nothing.
+
+        Raises:
+            StaleGeneration: the decision is of another generation.
+            NotReady: the round is not the next one, or attempts it names are not here.
+        """
+        with self._changed:
+            self._decide(decision)
+
+    def _decide(self, decision: Decision) -> None:
+        if self._rounds.decide(decision):
+            for order in decision.snapshots:
+                self._shelf.take(order, self._held)
+            self._changed.notify_all()
+
+    # -- parameters go out -------------------------------------------------------------------
+
+    def pull(
+        self,
+        request: PullRequest,
+        timeout_s: float,
+        into: tuple[npt.NDArray[np.float32], ...] | None = None,
+    ) -> Values:
+        """The values asked for; a round is waited for, ``timeout_s`` at most.
+
+        Args:
+            into: where rows go, see :class:`pserver.core.requests.RowsRequest`.
+        """
+        rows = self._pulls.check(request, into)
+        with self._changed:
+            # A worker that was revoked is to learn it, not to find its snapshot released.
+            self._gate.admit_worker(request)
+            if isinstance(request.source, str):
+                return self._pulls.of_snapshot(request.source, request.encoding, rows)
+            self._gate.need_values()
+            if request.decision is not None:
+                self._waits.decided(request, request.decision.round, timeout_s)
+                self._decide(request.decision)
+            if request.source is not None:
+                self._waits.reached(request, request.source, timeout_s)
+            return self._pulls.newest(request, request.encoding, rows)
+
+    def look_up(self, table: str, ids: Ids) -> LookedUp:
+        """See :meth:`pserver.engine.row_reads.RowReads.look_up`. Raises NotReady before the
+        beginning."""
+        with self._changed:
+            return self._pulls.look_up(table, ids)
+
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def take_snapshot(self, order: SnapshotOrder) -> None:
+        """Freezes the present state by ``order``; the sink is told. An order counts once."""
+        with self._changed:
+            self._shelf.take(order, self._held)
+
+    def release_snapshot(self, name: str) -> None:
+        """Forgets a kept snapshot; one that is not kept is no error."""
+        with self._changed:
+            self._shelf.release(name)
+
+    # -- what it is doing --------------------------------------------------------------------
+
+    def report(self) -> ShardReport:
+        """The figures of this moment.
+
+        Without the lock, and so maybe of two moments: whoever asks how the shard is doing must
+        not wait for the update of a gigabyte.
+        """
+        standing, revocations = self._held.standing, self._gate.revocations
+        return ShardReport(
+            generation=standing.generation,
+            version=standing.version,
+            initialized=standing.initialized,
+            revoked=revocations.number if revocations.generation == standing.generation else 0,
+            nbytes=self.plan.shard_nbytes(self.identity.shard),
+            counters=self._counters.reported(),
+            staged_now=len(self._rounds),
+            waiting_for=self._gate.waiting_for(),
+        )
+
+    def table_figures(self) -> list[TableFigures]:
+        """Those of the embedding tables. Without the lock, see :meth:`report`."""
+        return self._held.tables.figures()
+
+    def applied(self) -> AppliedSet:
+        """A copy of the applied-set."""
+        with self._changed:
+            return AppliedSet.from_epochs(self._held.applied.to_epochs())
+
+    def totals(self) -> list[EpochTotals]:
+        """Those of the newest epochs. Without the lock, see :meth:`report`."""
+        return self._held.applied.newest_totals()
+
+    @property
+    def failure(self) -> str:
+        """Why this shard can no longer be trusted; empty when it can."""
+        return self._held.failure
+
+    def close(self) -> None:
+        """Lets go of everybody who waits in here for a round."""
+        with self._changed:
+            self._waits.close()
+
+    @contextmanager
+    def refusals_counted(self) -> Iterator[None]:
+        """Counts a push that is refused; wraps the whole call, parsing included."""
+        try:
+            yield
+        except NotReady:
+            raise
+        except PsError:
+            with self._changed:
+                self._counters.refused += 1
+            raise

@@ -1,0 +1,88 @@
+"""Whom a shard serves: where it stands in the job's history, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pserver.core.fence import Fence, ShardIdentity, admit
+from pserver.core.fencing import Revocations
+from pserver.core.requests import Begin, PullRequest, PushRequest
+from pserver.engine.parameters import Parameters
+from pserver.engine.rounds import Rounds
+from psrpc.core.errors import JobFailed, NotReady
+
+
+class Gate:
+    """Any thread may ask. Whoever changes anything holds the shard's lock.
+
+    Attributes:
+        identity: replaced as a whole.
+        begun: the generation of the last order to begin that was carried out.
+        revocations: of this generation.
+    """
+
+    def __init__(
+        self, identity: ShardIdentity, plan_hash: bytes, held: Parameters, rounds: Rounds
+    ) -> None:
+        self.identity = identity
+        self.begun = identity.generation
+        self.revocations = Revocations(identity.generation)
+        self._plan_hash = plan_hash
+        self._held = held
+        self._rounds = rounds
+
+    def turn(self, order: Begin) -> None:
+        """Stands at the generation of ``order``, in which nothing has begun and nobody is revoked
+        yet."""
+        self.identity = replace(
+            self.identity,
+            generation=order.generation,
+            policy=order.policy,
+            settings=order.settings or self.identity.settings,
+            keys=order.keys,
+        )
+        self.revocations = Revocations(order.generation)
+
+    def admit(self, fence: Fence) -> None:
+        """Passes a message that means this shard as it stands.
+
+        Raises:
+            JobFailed: the parameters can no longer be trusted.
+            NotReady: its checkpoint is being restored.
+            StaleGeneration, JobMismatch: see :func:`pserver.core.fence.admit`.
+        """
+        self.need_sound()
+        admit(fence, self.identity, self._plan_hash)
+        if self.begun < self.identity.generation:
+            raise self.not_ready()
+
+    def admit_worker(self, request: PushRequest | PullRequest) -> None:
+        """The same, of a worker that was not revoked."""
+        self.admit(request.fence)
+        self.revocations.check(request.worker)
+
+    def need_sound(self) -> None:
+        """Raises JobFailed: the parameters can no longer be trusted."""
+        if self._held.failure:
+            raise JobFailed(f"shard {self.identity.shard} failed: {self._held.failure}")
+
+    def need_values(self) -> None:
+        """Raises NotReady: there are no parameters."""
+        if not self._held.initialized:
+            raise self.not_ready()
+
+    def not_ready(self) -> NotReady:
+        """The error that says what the shard waits for."""
+        return NotReady(f"shard {self.identity.shard} waits for {self.waiting_for()}")
+
+    def waiting_for(self) -> str:
+        """In words; empty when it waits for nothing but pushes."""
+        if self.identity.generation == 0:
+            return "the coordinator to say where to begin"
+        if self.begun < self.identity.generation:
+            return "its checkpoint to be restored"
+        if not self._held.initialized:
+            return "a worker to initialize it"
+        if not self.identity.settings.rounds:
+            return ""
+        return self._rounds.waiting_for()

@@ -1,0 +1,98 @@
+"""What comes in to a shard: checked by its header, then put together whole, without the lock.
+
+So pushes arrive side by side, and only what is done with them is done one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pserver.core.assembly import PLAIN, check_extents
+from pserver.core.requests import InitializeRequest, PushRequest
+from pserver.engine.admission import check_push
+from pserver.engine.gate import Gate
+from pserver.engine.parameters import Parameters
+from pserver.transport.arrival import Arrival, Arrived, arriving
+from pserver.transport.buffers import BufferPool, pool_size
+from psrpc.core.plan import Plan
+from psrpc.core.policy import Policy
+
+
+def buffers_for(plan: Plan, shard: int, policy: Policy) -> int:
+    """How many pushes of ``plan`` a shard holds at once under ``policy``."""
+    return pool_size(plan.shard_nbytes(shard), policy.open)
+
+
+class Intake:
+    """Thread-safe. ``pool`` has the buffers that what arrives is put into.
+
+    What was checked here may be another by the time that the lock is taken, so whoever takes it
+    asks the gate again. In one generation the version only rises.
+    """
+
+    def __init__(self, plan: Plan, gate: Gate, held: Parameters, pool: BufferPool) -> None:
+        self.pool = pool
+        self._plan = plan
+        self._shard = gate.identity.shard
+        self._gate = gate
+        self._held = held
+
+    def follow(self, policy: Policy) -> None:
+        """Has as many buffers from now on as ``policy`` needs."""
+        self.pool.resize(buffers_for(self._plan, self._shard, policy))
+
+    @contextmanager
+    def values(
+        self, request: InitializeRequest, arrival: Arrival, timeout_s: float
+    ) -> Iterator[Arrived]:
+        """The first values, for the length of a block. Raises as :func:`arriving` does, and
+        InvalidArgument: they are not the plan's."""
+
+        def check() -> None:
+            self._gate.admit(request.fence)
+
+        check()
+        check_extents(self._plan, self._shard, request.extents, PLAIN)
+        with arriving(
+            arrival, self._plan, request.extents, self.pool, timeout_s, check, staged=False
+        ) as arrived:
+            yield arrived
+
+    @contextmanager
+    def gradient(
+        self, request: PushRequest, arrival: Arrival, timeout_s: float
+    ) -> Iterator[Arrived | None]:
+        """The gradient of a push, for the length of a block; None of one that is skipped, with
+        which nothing may arrive. Refuses before anything is allocated. Raises as :func:`arriving`
+        and :func:`check_push` do, and NotReady: there are no parameters."""
+
+        def check() -> None:
+            self._gate.admit_worker(request)
+
+        check()
+        self._gate.need_values()
+        check_push(request, self._plan, self._shard, self._held.version)
+        if request.rows:
+            self._held.tables.check_ids(request.rows)
+        staged = self._gate.identity.settings.rounds
+        with arriving(
+            arrival,
+            self._plan,
+            request.extents,
+            self.pool,
+            timeout_s,
+            check,
+            staged=staged,
+            rows=request.rows,
+            worker=request.worker,
+            of=f"the push of {request.batch} by {request.worker or 'a worker'}",
+        ) as arrived:
+            yield None if request.skipped else arrived
+
+    def become_parameters(self, arrived: Arrived) -> None:
+        """What has arrived stays, as the parameters: its memory is not lent out again. The lock is
+        held."""
+        if arrived.loan is not None:
+            arrived.loan.keep = True
+            self.pool.forget()

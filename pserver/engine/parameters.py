@@ -1,0 +1,197 @@
+"""What a shard is made of: parameters, optimizer state, version and applied-set, as one thing."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from pserver.core.applied import AppliedSet
+from pserver.core.rates import Rates
+from pserver.core.requests import RestoredState, Snapshot, Values
+from pserver.engine.compensation import Compensation
+from pserver.tables.tables import Tables
+from pserver.updates.engine import ITERATIONS, Slots, UpdateEngine, scalar
+from psrpc.core.encoding import Encoding
+from psrpc.core.plan import MEAN_SQUARE, Plan
+from psrpc.core.policy import Policy
+from psrpc.core.tables import Rows
+
+NDArray = npt.NDArray[Any]
+
+
+class Standing(NamedTuple):
+    """What a shard holds, as of one moment: parameters of ``version`` in ``generation``, if it is
+    ``initialized``."""
+
+    generation: int
+    version: int = 0
+    initialized: bool = False
+
+
+class Parameters:
+    """The state that a snapshot freezes. Not thread-safe: the shard's engine holds its lock.
+
+    But any thread may read ``standing``, which is replaced as a whole.
+    """
+
+    def __init__(self, updates: UpdateEngine, generation: int, tables: Tables) -> None:
+        self._updates = updates
+        self.tables = tables
+        self._touch = 0
+        """What the rows were last touched by, as the tables count it: the version, as long as that
+        only rises. Where another generation goes on with a smaller one, rows would otherwise seem
+        older than a checkpoint that they are not in, or than rows that it has."""
+        # Readers of one version share its values. A reference of our own would keep them alive
+        # and make the next update copy.
+        self._current: dict[Encoding, weakref.ref[Values]] = {}
+        self.standing = Standing(generation)
+        self.applied = AppliedSet()
+        self.rates = Rates()
+        self.compensation: Compensation | None = None
+        self._iterations = 0
+        """Updates that the optimizer has done."""
+        self.failure = ""
+        """Why these parameters can no longer be trusted; empty when they can."""
+
+    @property
+    def version(self) -> int:
+        """How many updates these parameters are from the initial ones."""
+        return self.standing.version
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there are any parameters."""
+        return self.standing.initialized
+
+    def follow(self, policy: Policy, rates: Rates, plan: Plan, shard: int, keep: bool) -> None:
+        """Updates are made as ``policy`` says from now on; ``keep`` says that the parameters
+        stay."""
+        self.rates = rates
+        kept = self.compensation if keep else None
+        if kept is None or not kept.follow(policy):
+            # Before another one is made: it may have a copy of the parameters.
+            kept = self.compensation = None
+            if policy.delay_compensation is not None:
+                kept = Compensation(plan, shard, policy)
+        self.compensation = kept
+
+    def keep(self, generation: int, version: int | None = None) -> None:
+        """The same parameters, in another generation; ``version`` is what theirs becomes."""
+        self._current.clear()
+        if version is None:
+            version = self.version
+        self.standing = self.standing._replace(generation=generation, version=version)
+
+    def forget(self, generation: int) -> None:
+        """No parameters from now on."""
+        self._current.clear()
+        self.tables.forget()
+        self._touch = 0
+        self.applied = AppliedSet()
+        self._iterations = 0
+        self.standing = Standing(generation)
+
+    def initialize(self, values: Mapping[str, NDArray]) -> None:
+        """Takes over all arenas, as ``UpdateEngine.load`` does, and starts the optimizer afresh."""
+        with self._fatal():
+            self._updates.load(values)
+        self.standing = self.standing._replace(initialized=True)
+
+    def restore(self, restored: RestoredState, version: int | None = None) -> None:
+        """Takes over the state of a checkpoint, after :meth:`forget`; ``version`` is what its
+        version becomes.
+
+        The lock need not be held, since this takes about a second for a million rows: there are no
+        parameters until the end, and so nobody who asks is served.
+
+        Raises:
+            CheckpointError: the slots are another optimizer's. There are no parameters then.
+        """
+        slots = restored.slots
+        elements = {name: a for name, a in slots.elements.items() if name != MEAN_SQUARE}
+        self._updates.load(restored.values)
+        self._updates.load_slots(Slots(elements, slots.variables, slots.scalars))
+        if self.compensation is not None:
+            self.compensation.load_slots(slots.elements)
+        if restored.load_rows is not None:
+            restored.load_rows(self.tables)
+            self._touch = self.tables.version
+        self._iterations = slots.iterations
+        self.applied = restored.applied
+        version = restored.version if version is None else version
+        self.standing = Standing(self.standing.generation, version, True)
+
+    def compensated(
+        self, gradients: Mapping[str, NDArray], pulled: Values | None
+    ) -> Mapping[str, NDArray]:
+        """See :meth:`pserver.engine.compensation.Compensation.correct`."""
+        assert self.compensation is not None
+        with self._fatal():
+            now = None if pulled is None else self.values()
+            return self.compensation.correct(gradients, now, pulled)
+
+    def update(
+        self,
+        gradients: Mapping[str, NDArray] | None,
+        staleness: int = 0,
+        rows: Mapping[int, Rows] | None = None,
+        decided: bool = False,
+    ) -> None:
+        """One update, by gradients of ``staleness`` updates ago; without any (None) there is only
+        another version. ``rows`` have been checked.
+
+        Raises:
+            ResourceExhausted: a table has no room for its rows. Nothing was changed; but where the
+                update is ``decided``, and other shards apply it, the job cannot go on.
+        """
+        # Before anything is changed.
+        with self._fatal() if decided else nullcontext():
+            prepared = self.tables.prepare(rows) if rows else None
+        self._current.clear()
+        if gradients is not None:
+            with self._fatal():
+                factor = self.rates.factor(self._iterations, staleness)
+                self._updates.apply(gradients, factor)
+                if prepared is not None:
+                    self._touch = max(self._touch, self.version) + 1
+                    prepared.apply(factor, self._iterations, self._touch)
+            self._iterations += 1
+        self.standing = self.standing._replace(version=self.version + 1)
+
+    def values(self, encoding: Encoding = "plain") -> Values:
+        """The present values, shared with whoever else reads this version."""
+        known = self._current.get(encoding)
+        values = known() if known is not None else None
+        if values is None:
+            arrays = self._updates.snapshot(encoding)
+            values = Values(self.version, self.standing.generation, arrays, encoding)
+            self._current[encoding] = weakref.ref(values)
+        return values
+
+    def snapshot(self) -> Snapshot:
+        """The whole state; later updates do not change it. Its tables, if there are any, have to be
+        closed."""
+        slots = self._updates.slots()
+        if self.tables.specs and slots.iterations != self._iterations:
+            # Where there are tables alone, the optimizer of the arenas has had nothing to do.
+            count = scalar(self._iterations, "int64")
+            slots = replace(slots, scalars={**slots.scalars, ITERATIONS: count})
+        if self.compensation is not None:
+            slots = replace(slots, elements={**slots.elements, **self.compensation.slots()})
+        snapshot = Snapshot(self.values(), slots, tuple(self.applied.to_epochs()))
+        # Last: nobody would close them after an error.
+        return replace(snapshot, tables=self.tables.freeze()) if self.tables.specs else snapshot
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """An update that fails halfway leaves parameters that nobody may use."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = f"{type(error).__name__} in the update of the parameters: {error}"
+            raise

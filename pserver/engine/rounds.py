@@ -1,0 +1,173 @@
+"""The open round of a shard in sync mode: what was staged for it, and its decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pserver.core.counters import Counters
+from pserver.core.requests import Decision, PushRequest, PushResult
+from pserver.core.staging import Attempt, Missing, Staged, Staging, mean_rows, weighted_mean
+from pserver.engine.parameters import Parameters
+from pserver.transport.arrival import Arrived
+from pserver.transport.buffers import Buffers
+from psrpc.core.errors import NotReady, RoundPassed, StaleGeneration
+from psrpc.core.policy import Policy
+from psrpc.ops.clock import Clock
+from psrpc.ops.tracing import span
+
+
+class Rounds:
+    """Round r turns version r of the parameters into r + 1, once. Not thread-safe: the shard's
+    engine holds its lock.
+
+    With backup workers (Chen et al. 2016, "Revisiting Distributed Synchronous SGD") a round takes
+    only some of the micro-batches that are open: the others stay staged for a later round, and so
+    may gradients of older parameters be.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        held: Parameters,
+        counters: Counters,
+        policy: Policy,
+        clock: Clock,
+        release: Callable[[Buffers], None],
+    ) -> None:
+        """``release`` takes back the buffers in which a staged gradient arrived."""
+        self._shard = shard
+        self._me = f"shard {shard}"
+        self._held = held
+        self._counters = counters
+        self._clock = clock
+        self._release = release
+        self._policy = policy
+        self._staging = Staging(policy.open)
+
+    def __len__(self) -> int:
+        """How many attempts are staged. Any thread may ask."""
+        return len(self._staging)
+
+    def stage(self, request: PushRequest, arrived: Arrived | None) -> PushResult:
+        """Keeps a gradient, or that it was not finite, until its round is decided.
+
+        Raises:
+            RoundPassed: it is for a round that was decided.
+            PsError: see :meth:`pserver.core.staging.Staging.admit` and, of rows,
+                :meth:`pserver.tables.tables.Tables.check`.
+        """
+        version = self._held.version
+        if request.base_version < version and not self._policy.backups:
+            raise RoundPassed(
+                f"a push of {request.batch} is for round {request.base_version};"
+                f" {self._me} is at round {version}"
+            )
+        if self._staging.admit(request.attempt):
+            if arrived is not None and arrived.rows:
+                self._held.tables.check(arrived.rows)
+            self._staging.stage(request.attempt, self._staged(request, arrived))
+            self._counters.staged += 1
+        held = self._staging.held(request.attempt)
+        return PushResult("staged", version, skipped=held.gradients is None)
+
+    def _staged(self, request: PushRequest, arrived: Arrived | None) -> Staged:
+        worker, base = request.worker, request.base_version
+        if arrived is None:
+            return Staged(request.examples, None, worker=worker, base=base)
+        loan = arrived.loan
+        if loan is None:
+            assert not arrived.arrays, "what is staged lies in our own memory"
+            assert not arrived.rows
+            return Staged(request.examples, {}, worker=worker, base=base, totals=request.totals)
+        loan.keep = True
+        release = partial(self._release, loan.buffers)
+        return Staged(
+            request.examples, arrived.arrays, release, worker, base, arrived.rows, request.totals
+        )
+
+    def decide(self, decision: Decision) -> bool:
+        """Applies a decided round and records its batches; False if that was done before.
+
+        What the shard had applied before the rounds began is left out of the mean, and need not be
+        staged. Where that is all of it, there is another version and no update.
+
+        Raises:
+            StaleGeneration: the decision is of another generation.
+            NotReady: the round is not the next one, or attempts it names are not here.
+            InvalidArgument: a batch was applied in part, or is named twice.
+            ResourceExhausted: a table has no room for the rows of all attempts together. The job
+                has failed.
+        """
+        generation, version, _ = self._held.standing
+        if decision.generation != generation:
+            raise StaleGeneration(
+                f"the decision of round {decision.round} is of generation {decision.generation};"
+                f" {self._me} is in {generation}"
+            )
+        if decision.round < version:
+            return False
+        if decision.round > version:
+            raise NotReady(
+                f"{self._me} cannot apply round {decision.round}: it waits for the decision of"
+                f" round {version}"
+            )
+        applied = self._held.applied
+        lacking = tuple(a for a in decision.attempts if not applied.contains(a.batch))
+        found = self._staging.decide(lacking)
+        if isinstance(found, Missing):
+            raise NotReady(
+                f"{self._me} cannot apply round {decision.round}: it does not hold"
+                f" {', '.join(map(str, found.attempts))}"
+            )
+        with span("apply", shard=self._shard, round=decision.round):
+            rows = mean_rows(found.parts)
+            began = self._clock.now()
+            mean = weighted_mean(found.parts) if found.parts else None
+            self._held.update(mean, rows=rows, decided=True)
+            self._counters.apply_s += self._clock.now() - began
+        for attempt, staged in zip(sorted(lacking), found.staged, strict=True):
+            skipped = attempt.batch in found.skipped
+            applied.add(attempt.batch, skipped=skipped, totals=staged.totals)
+        for staged in found.staged:
+            if staged.gradients is None:
+                self._counters.skipped += 1
+            else:
+                self._counters.count_applied(staged.worker, version - staged.base)
+        if self._policy.backups:
+            for attempt in decision.attempts:
+                for dropped in self._staging.drop_all(attempt.batch):
+                    dropped.release()
+        else:
+            self.clear()
+        return True
+
+    def begin(self, policy: Policy) -> None:
+        """A generation under ``policy``: nothing is staged in it."""
+        self.clear()
+        self._policy = policy
+        self._staging = Staging(policy.open)
+
+    def drop(self, attempt: Attempt) -> None:
+        """Forgets an attempt; one that is not staged is no error."""
+        dropped = self._staging.drop(attempt)
+        if dropped is not None:
+            dropped.release()
+
+    def clear(self) -> None:
+        """Forgets everything that is staged."""
+        for dropped in self._staging.clear():
+            dropped.release()
+
+    def waiting_for(self) -> str:
+        """What the open round waits for, in words. Any thread may ask."""
+        have, policy = self._staging.micro_batches, self._policy
+        if policy.backups:
+            return (
+                f"the decision of round {self._held.version}, which takes {policy.taken}"
+                f" micro-batches; it holds {have} of {policy.open} that are open"
+            )
+        return (
+            f"the decision of round {self._held.version}; it holds {have} of {policy.open}"
+            " micro-batches"
+        )

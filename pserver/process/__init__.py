@@ -1,0 +1,1 @@
+"""The process of a shard: its registration, heartbeats, commands and end."""

@@ -1,0 +1,67 @@
+"""What ``pserver serve`` was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from psrpc.core.errors import InvalidArgument
+from psrpc.metrics.address import OFF
+from psrpc.net.channel import COORDINATOR_PORT, format_address, is_loopback, parse_address
+from psrpc.ops.logs import LogFormat
+from psrpc.security.credentials import PLAINTEXT, Security
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Checked when made.
+
+    Attributes:
+        shard: index of this shard.
+        coordinator: HOST:PORT; the port may be left out.
+        bind: HOST:PORT to listen on, port 0 for any. Left empty it becomes a free port on this
+            machine's loopback where nobody else can be meant, otherwise on all interfaces.
+        advertise: HOST[:PORT] that others use, or None for the one bound.
+        run_dir: where the coordinator's run directory is on this machine, or None for the path
+            that the coordinator uses.
+        connect_timeout_s: how long to be without the coordinator.
+        metrics: HOST:PORT where Prometheus may ask, port 0 for any, or "off".
+        reflection: describe the services to callers on any address, not only on loopback.
+        data_connections: port for them, 0 for any, or "off".
+        security: a shard's.
+
+    Raises:
+        InvalidArgument: a value cannot be used.
+    """
+
+    shard: int
+    coordinator: str = f"localhost:{COORDINATOR_PORT}"
+    bind: str = ""
+    advertise: str | None = None
+    run_dir: Path | None = None
+    connect_timeout_s: float = 120.0
+    log_format: LogFormat = "console"
+    metrics: str = OFF
+    reflection: bool = False
+    data_connections: str = "0"
+    security: Security = PLAINTEXT
+
+    def __post_init__(self) -> None:
+        if self.shard < 0:
+            raise InvalidArgument(f"--shard is {self.shard}; expected 0 or more")
+        if not self.connect_timeout_s >= 0:
+            raise InvalidArgument(
+                f"--connect-timeout is {self.connect_timeout_s}; expected seconds, 0 or more"
+            )
+        host, port = parse_address(self.coordinator, COORDINATOR_PORT)
+        object.__setattr__(self, "coordinator", format_address(host, port))
+        if self.advertise is not None:
+            parse_address(self.advertise, 0)
+        if not self.bind:
+            alone = is_loopback(host) and self.advertise is None
+            object.__setattr__(self, "bind", "127.0.0.1:0" if alone else "0.0.0.0:0")
+        parse_address(self.bind)
+        if self.metrics != OFF:
+            parse_address(self.metrics)
+        if self.data_connections != OFF:
+            parse_address(f":{self.data_connections}")

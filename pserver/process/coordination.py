@@ -1,0 +1,320 @@
+"""A shard's standing with the coordinator: registration, heartbeats and commands."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from coordinator.client.client import CommandStream, CoordinatorClient
+from pserver.core.requests import RestoredState
+from pserver.engine.engine import ShardEngine
+from pserver.process.commands import obey
+from pserver.process.ending import Ending
+from pserver.process.heartbeats import Heartbeats, replaced
+from psrpc.core.errors import (
+    AlreadyExists,
+    CoordinatorUnreachable,
+    DeadlinePassed,
+    JobFailed,
+    JobMismatch,
+    NotReady,
+    PsError,
+    RemoteFailure,
+    ResourceExhausted,
+    StaleGeneration,
+)
+from psrpc.core.exit_status import DONE, INTERRUPTED
+from psrpc.core.plan import Plan
+from psrpc.core.version import SOFTWARE
+from psrpc.ops.logs import get_logger
+from psrpc.ops.retry import RetryPolicy
+from psrpc.ops.threads import THREADS, Threads
+from psrpc.ops.waiting import Announcer
+from psrpc.v1 import coordinator_pb2 as pb
+
+log = get_logger()
+
+Result = TypeVar("Result")
+
+_SETTLED = ("optimizer", "engine", "wire_dtype")
+"""What of a registration's answer a shard is built for, besides run and plan."""
+
+PLACE_S = 4.0
+"""How long to wait for a place that another process has: it may have died just now."""
+
+RECONNECT = RetryPolicy(first_s=0.1, longest_s=1.0)
+"""The pauses between two command streams."""
+
+
+class Coordination:
+    """Two threads, one for heartbeats and one for commands, and the calls of the main thread.
+
+    ``ending`` is ended by whichever of them learns that the shard has to go.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        shard: int,
+        incarnation: int,
+        connect_timeout_s: float,
+        ending: Ending,
+        threads: Threads = THREADS,
+    ) -> None:
+        self._client = client
+        self._shard = shard
+        self._incarnation = incarnation
+        self._connect_timeout_s = connect_timeout_s
+        self._ending = ending
+        self._threads = threads
+        self._heartbeats = Heartbeats(
+            client, shard, incarnation, connect_timeout_s, ending, self._forgotten, threads
+        )
+        self._registration = pb.RegisterShardRequest()
+        self._job = pb.RegisterShardResponse()
+        self._unknown = threads.event()
+        self._stopping = threads.event()
+        self._commands: CommandStream | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Coordination:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopping.set()
+        if self._commands is not None:
+            self._commands.cancel()
+        self._heartbeats.stop()
+        self._client.close()  # ends calls under way, in both threads
+        self._heartbeats.join()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- the main thread's -------------------------------------------------------------------
+
+    def register(self, address: Callable[[], str]) -> pb.RegisterShardResponse:
+        """Becomes a shard of the job, and sends heartbeats from then on.
+
+        Args:
+            address: HOST:PORT for others; asked at each try, since it may not be known at once.
+
+        Raises:
+            AlreadyExists: another process has the index, and keeps it.
+            InvalidArgument: the job has no such shard.
+            CoordinatorUnreachable: it did not come within the time allowed.
+        """
+
+        def call() -> pb.RegisterShardResponse:
+            self._registration = pb.RegisterShardRequest(
+                shard=self._shard,
+                incarnation=self._incarnation,
+                address=address(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                software=SOFTWARE,
+            )
+            return self._client.register_shard(self._registration)
+
+        began = self._threads.now()
+        waiting = Announcer(lambda why, waited_s: log.info(f"waiting: {why} ({waited_s:.0f} s)"))
+        while True:
+            try:
+                self._job = self.persist(call)
+                break
+            except AlreadyExists as error:
+                now = self._threads.now()
+                if now - began >= PLACE_S or self._ending.event.is_set():
+                    raise
+                waiting.waiting(str(error), now)
+                self._ending.event.wait(PLACE_S / 20)
+        self._heartbeats.interval_s = self._job.heartbeat_s or self._heartbeats.interval_s
+        self._heartbeats.start()
+        return self._job
+
+    def follow(
+        self,
+        engine: ShardEngine,
+        read: Callable[[str], RestoredState],
+        begun: Callable[[], object],
+    ) -> None:
+        """The shard is built: says what it holds, and follows commands from then on.
+
+        Args:
+            read: reads a checkpoint, see :func:`pserver.process.commands.obey`.
+            begun: called when the shard has begun a generation, before the coordinator hears.
+        """
+        self._heartbeats.engine = engine
+        self._heartbeats.doing = ""
+        self._thread = self._threads.thread(lambda: self._follow(engine, read, begun), "commands")
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Asks for the shard's state to be saved; ``ending`` is ended then."""
+        log.info("told to stop: waiting for a checkpoint")
+        self._heartbeats.leave()
+
+    def report_snapshot(self, request: pb.ReportSnapshotRequest) -> None:
+        """Tells what came of a snapshot."""
+        self.persist(lambda: self._client.report_snapshot(request))
+
+    def persist(self, call: Callable[[], Result]) -> Result:
+        """``call``, repeated while the coordinator cannot be reached."""
+        return self._client.persist(
+            call, self._connect_timeout_s, lambda line: log.info(line), self._ending.event
+        )
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def _forgotten(self) -> None:
+        """The coordinator was started again: registers first, then watches."""
+        self._unknown.set()
+        if self._commands is not None:
+            self._commands.cancel()
+
+    def _follow(
+        self,
+        engine: ShardEngine,
+        read: Callable[[str], RestoredState],
+        begun: Callable[[], object],
+    ) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                if self._unknown.is_set():
+                    self._unknown.clear()
+                    self._register_again()
+                for command in self._watch(engine):
+                    failures = 0
+                    self._obey(engine, command, read, begun)
+            except _Over:
+                return
+            except StaleGeneration as error:
+                log.debug("the coordinator does not know this shard", reason=str(error))
+                self._unknown.set()
+                failures = 0
+            except (CoordinatorUnreachable, DeadlinePassed, NotReady, ResourceExhausted) as error:
+                # The heartbeats say so, and decide when it has lasted too long.
+                log.debug("command stream broke", reason=str(error))
+            except RemoteFailure as error:
+                log.warning("the coordinator failed; its commands are awaited", reason=str(error))
+            except PsError as error:
+                self._ending.end(error)
+                return
+            except Exception as error:
+                if self._stopping.is_set():
+                    # The channel was closed between the test and the call.
+                    return
+                # Without its commands a shard would keep everybody waiting for ever.
+                log.exception("commands can no longer be carried out")
+                self._heartbeats.failure = f"{type(error).__name__} in a command: {error}"
+                return
+            failures += 1
+            self._stopping.wait(RECONNECT.pause_s(failures, self._threads.chance()))
+
+    def _register_again(self) -> None:
+        try:
+            job = self._client.register_shard(self._registration)
+        except (AlreadyExists, StaleGeneration) as error:
+            self._ending.end(replaced(self._shard, error))
+            raise _Over from None
+        changed = ", ".join(n for n in _SETTLED if getattr(job, n) != getattr(self._job, n))
+        if job.run_id != self._job.run_id:
+            why = (
+                f"run {job.run_id}, and this shard holds run {self._job.run_id}; if it was to go "
+                "on with that one, start it with the --run-dir of that one"
+            )
+        elif Plan.from_json(job.plan).hash != Plan.from_json(self._job.plan).hash:
+            why = "another plan"
+        elif changed:
+            # The run was resumed with other settings, and this shard would go on with the old ones.
+            why = f"another {changed}"
+        else:
+            self._heartbeats.interval_s = job.heartbeat_s or self._heartbeats.interval_s
+            log.info("registered again", run=job.run_id)
+            return
+        self._ending.end(
+            JobMismatch(f"the coordinator at {self._client.address} has another job now: {why}")
+        )
+        raise _Over
+
+    def _watch(self, engine: ShardEngine) -> CommandStream:
+        held = engine.report()
+        self._commands = self._client.watch(
+            pb.WatchRequest(
+                shard=self._shard,
+                incarnation=self._incarnation,
+                generation=held.generation,
+                initialized=held.initialized,
+                version=held.version,
+            )
+        )
+        if self._unknown.is_set() or self._stopping.is_set():
+            # Whoever set it may have looked for the stream just before.
+            self._commands.cancel()
+        return self._commands
+
+    def _obey(
+        self,
+        engine: ShardEngine,
+        command: pb.WatchResponse,
+        read: Callable[[str], RestoredState],
+        begun: Callable[[], object],
+    ) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "shutdown":
+            shutdown = command.shutdown
+            if shutdown.failed:
+                self._ending.end(JobFailed(shutdown.reason))
+            elif shutdown.reason:
+                log.info(f"the job was {shutdown.reason}")
+                self._ending.end(status=INTERRUPTED)
+            else:
+                self._ending.end(status=DONE)
+            return
+        if command.begin.restore:
+            self._heartbeats.doing = f"{command.begin.restore} to be restored"
+        try:
+            report = self._carry_out(engine, command, read)
+        except PsError as error:
+            self._ending.end(error)
+            raise _Over from None
+        self._heartbeats.doing = ""
+        if report is not None:
+            if not report.error:
+                begun()
+                log.info(
+                    "ready",
+                    run=self._job.run_id,
+                    policy=str(engine.identity.settings),
+                    generation=report.generation,
+                    version=report.version,
+                    holds=command.begin.restore or command.begin.WhichOneof("source"),
+                )
+            self._tell_ready(report)
+        if kind in ("begin", "revocation"):
+            self._heartbeats.send_now()
+
+    def _carry_out(
+        self, engine: ShardEngine, command: pb.WatchResponse, read: Callable[[str], RestoredState]
+    ) -> pb.ReportShardReadyRequest | None:
+        return obey(engine, command, read)
+
+    def _tell_ready(self, report: pb.ReportShardReadyRequest) -> None:
+        try:
+            self.persist(lambda: self._client.report_shard_ready(report))
+        except StaleGeneration as error:
+            # There is a newer generation, or a new coordinator: either gives another order.
+            log.info("begun for nothing", generation=report.generation, reason=str(error))
+
+
+class _Over(Exception):
+    """The shard has to go, and its ending knows why."""

@@ -1,0 +1,143 @@
+"""A shard's process from its first line to its last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, cast
+
+from coordinator.client.client import CoordinatorClient
+from pserver.core.fence import ShardIdentity
+from pserver.engine.engine import ShardEngine
+from pserver.process.address import advertised_address
+from pserver.process.config import ServeConfig
+from pserver.process.coordination import Coordination
+from pserver.process.ending import Ending
+from pserver.process.metrics import families
+from pserver.server.server import ShardServer
+from pserver.snapshots.writer import SnapshotFiles, SnapshotWriter
+from pserver.updates.engine import UpdateEngine
+from pserver.updates.factory import make_engine
+from psrpc.core.encoding import wire_encoding
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import Plan
+from psrpc.core.run_names import TOKEN
+from psrpc.files.run_paths import LONGEST_TOKEN
+from psrpc.files.storage import cause_of, read_bounded
+from psrpc.metrics.address import OFF
+from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.ops.logs import get_logger
+from psrpc.ops.process import incarnation
+from psrpc.v1 import coordinator_pb2 as pb
+
+log = get_logger()
+
+GRACE_S = 2.0
+"""How long calls under way may take when the shard has to go."""
+
+FLUSH_S = 0.5
+"""How long the snapshot that is being written may take then."""
+
+
+def serve(config: ServeConfig, ending: Ending) -> None:
+    """Serves shard ``config.shard`` until ``ending`` has come, by a signal or otherwise.
+
+    Raises:
+        PsError: why the shard could not be served, or had to stop.
+    """
+    own = incarnation()
+    server = ShardServer(
+        config.shard,
+        config.bind,
+        security=config.security,
+        reflection=config.reflection,
+        data_port=None if config.data_connections == OFF else int(config.data_connections),
+    )
+    with (
+        server,
+        MetricsServer(
+            config.metrics, lambda: _metrics(config.shard, server.engine), config.security
+        ) as metrics,
+        Coordination(
+            CoordinatorClient(config.coordinator, config.security),
+            config.shard,
+            own,
+            config.connect_timeout_s,
+            ending,
+        ) as coordination,
+    ):
+        log.info(
+            "listening",
+            port=server.port,
+            data_port=server.data_port,
+            coordinator=config.coordinator,
+            metrics=metrics.address,
+        )
+        job = coordination.register(
+            lambda: advertised_address(
+                config.bind, server.port, config.advertise, config.coordinator
+            )
+        )
+        log.info("registered, builds its update engine", engine=job.engine)
+        run_dir = config.run_dir or Path(job.run_dir)
+        check_token(run_dir, Path(job.run_dir), job.token)
+        config.security.share_revocations(run_dir)
+        plan = Plan.from_json(job.plan)
+        identity = ShardIdentity(
+            shard=config.shard,
+            incarnation=own,
+            generation=0,
+            policy=0,
+        )
+        files = SnapshotFiles(identity, plan, job.run_id, run_dir)
+        writer = SnapshotWriter(files, coordination.report_snapshot)
+        updates = _updates(job, plan, config.shard)
+        engine = ShardEngine(identity, plan, updates, writer, first_rows=job.first_rows)
+        writer.start()
+        try:
+            coordination.follow(engine, files.read, lambda: server.open(engine))
+            ending.save_first(coordination.leave)
+            ending.wait()
+            log.info("leaving")
+        finally:
+            server.stop(GRACE_S)
+            writer.stop(FLUSH_S)
+    if ending.error is not None:
+        raise ending.error
+
+
+def _metrics(shard: int, engine: ShardEngine | None) -> Iterator[Family]:
+    if engine is None:
+        return families(shard, None, ())
+    return families(shard, engine.report(), engine.table_figures())
+
+
+def check_token(run_dir: Path, coordinators: Path, token: str) -> None:
+    """Proves that this process sees the coordinator's run directory.
+
+    Raises:
+        InvalidJob: it does not; names both paths.
+    """
+    path = run_dir / TOKEN
+    try:
+        found = read_bounded(path, LONGEST_TOKEN).decode("ascii").strip()
+        why = "holds another token"
+    except (OSError, ValueError) as error:
+        found, why = None, f"cannot be read ({cause_of(error)})"
+    if found != token:
+        raise InvalidJob(
+            f"{path} {why}: this shard does not share the coordinator's run directory"
+            f" {coordinators}; mount it here, and say --run-dir where its path differs",
+            code="PS505",
+        )
+
+
+def _updates(job: pb.RegisterShardResponse, plan: Plan, shard: int) -> UpdateEngine:
+    return make_engine(
+        cast(Literal["keras", "numpy"], job.engine),
+        json.loads(job.optimizer),
+        plan,
+        shard,
+        wire_encoding(job.wire_dtype),
+    )

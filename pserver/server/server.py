@@ -1,0 +1,135 @@
+"""A shard's gRPC server: the ParameterServer service and the standard health service."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pserver.engine.engine import ShardEngine
+from pserver.server.handlers import handlers
+from pserver.server.servicer import ParameterServerServicer
+from pserver.transport.data_listener import DataListener
+from pserver.wire.messages import SERVICE
+from psrpc.core.errors import NotReady
+from psrpc.net.channel import bind, make_server, parse_address
+from psrpc.net.health_service import LIVES, HealthServicer
+from psrpc.net.limits import CONVERSATIONS, MORE_THREADS
+from psrpc.net.reflection import describe
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.wire.interceptor import ErrorInterceptor
+
+
+class ShardServer:
+    """Listens from ``start`` on; answers data calls once ``open`` has given it an engine.
+
+    Thread-safe once started. As a context manager it starts and stops.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        address: str,
+        conversations: int = CONVERSATIONS,
+        security: Security = PLAINTEXT,
+        reflection: bool = False,
+        data_port: int | None = None,
+    ) -> None:
+        """Args:
+        address: HOST:PORT to listen on, port 0 for any.
+        conversations: how many are held at once; who begins one more gets NotReady.
+        security: this process's.
+        reflection: describe the services to callers on any address, not only on loopback.
+        data_port: where data connections come in, on the host of ``address``; 0 for any, None if
+            they do not.
+        """
+        self._shard = shard
+        self._address = address
+        self._conversations = conversations
+        self._security = security
+        self._reflection = reflection
+        self._data_port = data_port
+        self._data: DataListener | None = None
+        self._engine: ShardEngine | None = None
+        self._server: grpc.Server | None = None
+        self._servicer: ParameterServerServicer | None = None
+        self._health = HealthServicer()
+        self.port = 0
+
+    def start(self) -> int:
+        """Listens; returns the port. Raises PortInUse, InvalidArgument."""
+        server = make_server(
+            self._conversations + MORE_THREADS, [ErrorInterceptor()], self._security
+        )
+        if self._data_port is not None:
+            host, _ = parse_address(self._address)
+            self._data = DataListener(host, self._data_port, sealed=self._security.encrypted)
+        servicer = self._servicer = ParameterServerServicer(
+            self._engine_or_refuse, self._conversations, self._data
+        )
+        server.add_generic_rpc_handlers((handlers(servicer),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        describe(server, (SERVICE,), self._address, self._reflection)
+        # A shard that waits for the coordinator, or restores, lives: whatever looks after processes
+        # must not take it for broken. Whether it serves is a question of its own.
+        self._set_health(health_pb2.HealthCheckResponse.SERVING, LIVES)
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, SERVICE)
+        # It checks that others may reach the address.
+        self.port = bind(server, self._address, self._security)
+        if self._data is not None:
+            self._data.start()
+        server.start()
+        self._server = server
+        return self.port
+
+    def open(self, engine: ShardEngine) -> None:
+        """The shard is ready: data calls are answered from now on."""
+        self._engine = engine
+        self._set_health(health_pb2.HealthCheckResponse.SERVING, SERVICE)
+
+    def stop(self, grace_s: float) -> None:
+        """Takes no more calls, lets those under way finish for ``grace_s``, and waits."""
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING, LIVES, SERVICE)
+        if self._engine is not None:
+            self._engine.close()
+        if self._server is not None and self._servicer is not None:
+            stopped = self._server.stop(grace_s)
+            # After that, so that no new conversation begins.
+            self._servicer.close()
+            stopped.wait()
+        if self._data is not None:
+            self._data.stop()
+
+    def __enter__(self) -> ShardServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop(grace_s=0)
+
+    @property
+    def data_port(self) -> int | None:
+        """Where data connections come in; None if they do not."""
+        return None if self._data is None else self._data.port
+
+    @property
+    def engine(self) -> ShardEngine | None:
+        """What answers data calls; None while the shard is starting."""
+        return self._engine
+
+    def _engine_or_refuse(self) -> ShardEngine:
+        if self._engine is None:
+            raise NotReady(f"shard {self._shard} is starting: it builds its update engine")
+        return self._engine
+
+    def _set_health(
+        self, status: health_pb2.HealthCheckResponse.ServingStatus, *services: str
+    ) -> None:
+        for name in services:
+            self._health.set(name, status)

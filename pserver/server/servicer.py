@@ -1,0 +1,161 @@
+"""The ParameterServer service: decodes, calls the engine, encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import TIMEOUT_MAX, Timer
+
+import grpc
+
+from pserver.core.table_ids import from_bytes
+from pserver.engine.engine import ShardEngine
+from pserver.server.conversation import Conversation
+from pserver.transport.arrival import Chunks
+from pserver.transport.data_listener import DataListener
+from pserver.wire import messages as wire
+from pserver.wire import row_messages as row_wire
+from psrpc.core.errors import NotReady
+from psrpc.net.limits import LONGEST_CALL_S, NO_DEADLINE_S
+from psrpc.security.peer_certificate import peer_of
+from psrpc.v1 import parameter_server_pb2 as pb
+from psrpc.wire.codec import encode_stream
+
+Context = grpc.ServicerContext
+
+
+def patience_s(context: Context) -> float:
+    """How long a call may wait in here, so that its error still reaches the caller in time."""
+    left = context.time_remaining()
+    if _endless(left):
+        return NO_DEADLINE_S / 2
+    left = min(left, LONGEST_CALL_S)
+    return max(0.0, left - min(0.5, left / 10))
+
+
+def _endless(left_s: float) -> bool:
+    """Whether that is what gRPC says of a call without a deadline: some 10^18 seconds, which no
+    wait of Python's takes."""
+    return left_s > TIMEOUT_MAX
+
+
+@contextmanager
+def _ending(context: Context) -> Iterator[None]:
+    """Sees to it that a call ends some day: a client that gave it no deadline, or one of days, and
+    stands still would keep a thread, and in the middle of a push a buffer, for good."""
+    left = context.time_remaining()
+    if left <= LONGEST_CALL_S:
+        yield
+        return
+    timer = Timer(NO_DEADLINE_S if _endless(left) else LONGEST_CALL_S, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class ParameterServerServicer:
+    """One method per RPC; the contract is in protos/psrpc/v1/parameter_server.proto.
+
+    ``engine`` returns the shard's engine, or raises NotReady while there is none. Of
+    ``conversations`` as many are held at once, so that threads are left for other calls. Their
+    tensors may come in by ``data``.
+    """
+
+    def __init__(
+        self,
+        engine: Callable[[], ShardEngine],
+        conversations: int,
+        data: DataListener | None = None,
+    ) -> None:
+        self._engine = engine
+        self._data = data
+        self._most_conversations = conversations
+        self._conversations: dict[Conversation, Context] = {}
+
+    def close(self) -> None:
+        """Ends the conversations in which nothing happens; the others end with their exchange."""
+        for conversation, context in list(self._conversations.items()):
+            conversation.leaving = True
+            if conversation.idle:
+                context.cancel()  # type: ignore[no-untyped-call]  # grpc's
+
+    def initialize(self, requests: Iterator[bytes], context: Context) -> pb.InitializeResponse:
+        engine = self._engine()
+        with _ending(context):
+            header, pieces = wire.read_stream(requests, pb.InitializeHeader, paced=True)
+            request = engine.credentials.initialize(
+                wire.from_initialize(header), peer_of(context).name
+            )
+            version, already = engine.initialize(request, Chunks(pieces), patience_s(context))
+        return pb.InitializeResponse(version=version, already=already)
+
+    def pull(self, request: pb.PullRequest, context: Context) -> Iterator[bytes]:
+        engine = self._engine()
+        with _ending(context):
+            wanted = engine.credentials.pull(wire.from_pull(request), peer_of(context).name)
+            values = engine.pull(wanted, patience_s(context))
+            header = wire.to_pull_header(engine.plan, values, wanted.rows)
+            yield from encode_stream(header, wire.value_parts(engine.plan, values, wanted.rows))
+
+    def push_gradients(
+        self, requests: Iterator[bytes], context: Context
+    ) -> pb.PushGradientsResponse:
+        engine = self._engine()
+        with _ending(context), engine.refusals_counted():
+            header, pieces = wire.read_stream(requests, pb.PushHeader, paced=True)
+            push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
+            result = engine.push(push, Chunks(pieces), patience_s(context))
+            result = engine.credentials.vouch(push, result)
+        return pb.PushGradientsResponse(result=wire.to_push_result(result))
+
+    def exchange(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        conversation = Conversation(self._engine(), peer_of(context).name, self._data)
+        with _ending(context), self._present(conversation, context):
+            if not context.add_callback(conversation.hang_up):
+                return
+            yield from conversation.answers(requests, lambda: patience_s(context))
+
+    def look_up(self, request: pb.LookUpRequest, _context: Context) -> pb.LookUpResponse:
+        ids = from_bytes(request.ids, f"table {request.table!r}")
+        return row_wire.to_looked_up(self._engine().look_up(request.table, ids))
+
+    def get_status(self, _request: pb.GetStatusRequest, _context: Context) -> pb.GetStatusResponse:
+        engine = self._engine()
+        report, identity = engine.report(), engine.identity
+        return pb.GetStatusResponse(
+            shard=identity.shard,
+            incarnation=identity.incarnation,
+            generation=report.generation,
+            policy=identity.policy,
+            version=report.version,
+            initialized=report.initialized,
+            nbytes=report.nbytes,
+            applied=report.counters.applied,
+            already_applied=report.counters.already_applied,
+            staged=report.counters.staged,
+            skipped=report.counters.skipped,
+            refused=report.counters.refused,
+            staleness_counts=report.counters.staleness,
+            staged_now=report.staged_now,
+            waiting_for=report.waiting_for,
+            workers=wire.to_workers(report.counters),
+            too_stale=report.counters.too_stale,
+            uncompensated=report.counters.uncompensated,
+            apply_s=report.counters.apply_s,
+            settings=str(identity.settings),
+            tables=row_wire.to_tables(engine.table_figures()),
+        )
+
+    @contextmanager
+    def _present(self, conversation: Conversation, context: Context) -> Iterator[None]:
+        held = len(self._conversations)
+        if held >= self._most_conversations:
+            raise NotReady(f"the shard holds {held} conversations already; it waits for one to end")
+        self._conversations[conversation] = context
+        try:
+            yield
+        finally:
+            del self._conversations[conversation]

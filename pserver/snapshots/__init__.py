@@ -1,0 +1,1 @@
+"""Writes a frozen state into the files of a checkpoint."""

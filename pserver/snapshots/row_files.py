@@ -1,0 +1,254 @@
+"""Writes the rows of a shard's snapshots: all of them, or what is new since a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from pserver.core.fence import ShardIdentity
+from pserver.core.requests import Snapshot, SnapshotOrder
+from pserver.tables.frozen import FrozenTable
+from pserver.tables.part import TablePart
+from pserver.tables.tables import Tables
+from psrpc.checkpoint.rows_chain import Candidates, Removed, RowsStep
+from psrpc.checkpoint.rows_file import (
+    RowsHeader,
+    TableRows,
+    row_nbytes,
+    rows_file_name,
+    write_rows_file,
+)
+from psrpc.checkpoint.rows_reader import RowsBlock
+from psrpc.checkpoint.shard_file import NDArray, WrittenFile
+from psrpc.core.plan import Plan
+from psrpc.core.tables import TableSpec
+from psrpc.files.storage import DISK, Storage
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+_RANGE = 1 << 17
+"""Slots that are looked through at once, with the lock held: a millisecond or so."""
+
+_REMEMBERED = 4
+"""Checkpoints that a shard can continue: the last ones, of which some may still fail."""
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The parts of a checkpoint's rows, as this shard has written them: up to ``versions``, one of
+    each table. ``nbytes`` is of rows."""
+
+    generation: int
+    versions: tuple[int, ...]
+    files: tuple[WrittenFile, ...]
+    nbytes: int
+
+
+class RowFiles:
+    """One shard's files of rows. Used by one thread.
+
+    A checkpoint's rows continue those of an earlier one where this very object wrote those, in the
+    same generation: so the tables are the same, and versions have only risen.
+    """
+
+    def __init__(
+        self, identity: ShardIdentity, plan: Plan, run_id: str, storage: Storage = DISK
+    ) -> None:
+        self._identity = identity
+        self._plan = plan
+        self._run_id = run_id
+        self._storage = storage
+        self._chains: dict[str, _Chain] = {}
+        """By the name of the checkpoint."""
+
+    def write(
+        self, order: SnapshotOrder, snapshot: Snapshot, directory: Path, base: Path | None
+    ) -> tuple[WrittenFile, ...]:
+        """Writes the snapshot's rows into ``directory``, and links what ``base``, the directory of
+        the checkpoint that the order names, has of them. Returns all parts, in order.
+
+        The snapshot's lock is held for a block at a time, about a millisecond.
+
+        Raises:
+            CheckpointError: the operating system refused.
+        """
+        assert snapshot.tables is not None
+        frozen, lock = snapshot.tables.tables, snapshot.lock
+        generation = snapshot.values.generation
+        chain = self._chains.get(PurePosixPath(order.base).name)
+        rows = None
+        if chain is not None and chain.generation == generation:
+            rows = self._since(frozen, lock, chain, order.parts)
+        if rows is None or base is None or not self._link(chain, base, directory):
+            chain, rows = (
+                None,
+                [
+                    _rows(spec, table, lock, _slots(table, lock, -1))
+                    for spec, table in zip(self._plan.tables, frozen, strict=True)
+                ],
+            )
+        before = chain.files if chain is not None else ()
+        shard, shards = self._identity.shard, self._plan.shards
+        header = rows_header(
+            self._identity,
+            self._plan,
+            self._run_id,
+            order,
+            snapshot,
+            part=len(before),
+            after=before[-1].sha256 if before else "",
+            slots=[table.slots for table in rows],
+            rows=[len(table) for table in frozen],
+        )
+        path = directory / rows_file_name(shard, shards, len(before))
+        files = (*before, write_rows_file(path, header, rows, self._storage))
+        nbytes = _nbytes(rows) + (chain.nbytes if chain is not None else 0)
+        self._chains[order.name] = _Chain(
+            generation, tuple(table.version for table in frozen), files, nbytes
+        )
+        while len(self._chains) > _REMEMBERED:
+            del self._chains[next(iter(self._chains))]
+        return files
+
+    def _since(
+        self,
+        frozen: Sequence[FrozenTable],
+        lock: AbstractContextManager[object],
+        chain: _Chain,
+        parts: int,
+    ) -> list[TableRows] | None:
+        """What is new since ``chain``; None if all rows had better be written again: because of
+        the number of parts, because the new part would have more than half of what there is, or
+        because all parts would have more than twice of it, which a restart has to read."""
+        if len(chain.files) >= parts:
+            return None
+        found = []
+        whole = 0
+        for spec, table, version in zip(self._plan.tables, frozen, chain.versions, strict=True):
+            with lock:
+                removed = table.removed_since(version)
+            if removed is None:
+                return None
+            rows = _rows(spec, table, lock, _slots(table, lock, version))
+            found.append(
+                TableRows(spec, rows.rows, rows.slots, rows.read, removed, rows.candidates)
+            )
+            whole += len(table) * row_nbytes(spec, rows.slots)
+        new = _nbytes(found)
+        return found if 2 * new <= whole and chain.nbytes + new <= 2 * whole else None
+
+    def _link(self, chain: _Chain | None, base: Path, directory: Path) -> bool:
+        """Whether all parts of ``chain`` are in ``directory`` now. The last ones come first: what
+        is left when that ends half-way is not in the way of a part 0."""
+        assert chain is not None
+        try:
+            for file in reversed(chain.files):
+                self._storage.link(base / file.name, directory / file.name)
+        except OSError as error:
+            log.info("rows are written whole", reason=f"no link: {error.strerror}")
+            return False
+        return True
+
+
+def rows_header(
+    identity: ShardIdentity,
+    plan: Plan,
+    run_id: str,
+    order: SnapshotOrder,
+    snapshot: Snapshot,
+    *,
+    part: int,
+    after: str,
+    slots: Sequence[Mapping[str, int]],
+    rows: Sequence[int],
+) -> RowsHeader:
+    """The metadata of a file of the snapshot's rows."""
+    return RowsHeader(
+        shard=identity.shard,
+        shards=plan.shards,
+        plan_hash=plan.hash.hex(),
+        run_id=run_id,
+        generation=snapshot.values.generation,
+        global_step=order.global_step,
+        version=snapshot.values.version,
+        part=part,
+        after=after,
+        tables=plan.tables,
+        slots=slots,
+        rows=rows,
+    )
+
+
+def fill_tables(tables: Tables, steps: Iterable[tuple[int, RowsStep]]) -> None:
+    """Puts the rows of a checkpoint into tables that are empty, see
+    :func:`psrpc.checkpoint.rows_chain.load_rows`. After an error they are empty again.
+
+    Raises:
+        CheckpointError: the files are damaged, or of another optimizer.
+        ResourceExhausted: there is no memory.
+    """
+    candidates: dict[int, list[Candidates]] = {}
+    try:
+        for number, step in steps:
+            table = tables[number]
+            match step:
+                case Removed(ids):
+                    table.remove(ids)
+                case Candidates():
+                    candidates.setdefault(number, []).append(step)
+                case RowsBlock():
+                    table.insert(
+                        TablePart(step.ids, step.values, step.slots, step.counts, step.touched)
+                    )
+        for number, pieces in candidates.items():
+            tables[number].load_candidates(
+                np.concatenate([piece.ids for piece in pieces]),
+                np.concatenate([piece.counts for piece in pieces]),
+                np.concatenate([piece.touched for piece in pieces]),
+            )
+    except BaseException:
+        tables.forget()
+        raise
+
+
+def _slots(table: FrozenTable, lock: AbstractContextManager[object], version: int) -> NDArray:
+    """Where the rows are that were touched after ``version``: int32 ``[n]``."""
+    found: list[NDArray] = [np.empty(0, np.int32)]
+    for start in range(0, table.slots, _RANGE):
+        with lock:
+            found.append(table.since(version, start, start + _RANGE))
+    return np.concatenate(found)
+
+
+def _rows(
+    spec: TableSpec, table: FrozenTable, lock: AbstractContextManager[object], slots: NDArray
+) -> TableRows:
+    with lock:
+        none = table.block(slots[:0])
+    widths = {name: array.shape[1] for name, array in none.slots.items()}
+    read = partial(_read, table, lock, slots)
+    return TableRows(spec, len(slots), widths, read, candidates=table.candidates)
+
+
+def _read(
+    table: FrozenTable,
+    lock: AbstractContextManager[object],
+    slots: NDArray,
+    column: str,
+    start: int,
+    stop: int,
+) -> NDArray:
+    with lock:
+        return table.column(column, slots[start:stop])
+
+
+def _nbytes(tables: Iterable[TableRows]) -> int:
+    return sum(
+        table.rows * row_nbytes(table.spec, table.slots) + table.removed.nbytes for table in tables
+    )

@@ -1,0 +1,1 @@
+"""Carries tensors: gRPC streams, shared memory, data connections."""

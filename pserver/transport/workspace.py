@@ -1,0 +1,149 @@
+"""All memory that one worker moves tensors through, allocated once."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pserver.core.assembly import value_dtype
+from pserver.transport.segment import HANDSHAKE_BYTES, SLOTS, Segment, SegmentUnavailable
+from psrpc.core.encoding import Encoding
+from psrpc.core.plan import ALIGNMENT_BYTES, Plan, aligned_nbytes
+from psrpc.core.tables import MAX_IDS
+
+NDArray = npt.NDArray[Any]
+
+_ROWS_SLACK_BYTES = 16 << 10
+_MESSAGE_BYTES = 16 << 10
+_IDS_BYTES = 2 << 20
+_LEAST_IDS_BYTES = 256 << 10
+
+
+class Workspace:
+    """Two parameter sets to pull into and, where memory is shared, an outbox for gradients.
+
+    Every array starts on a 64-byte boundary, and one of a page or more at the start of a page. A
+    worker that has to give its segment up closes the workspace and makes another.
+
+    Attributes:
+        sets: two of arena name -> ``[arena length]``, zeros at first, in the arena's dtype; float32
+            arenas of trainable variables in that of ``wire``. A shard's part may start at any
+            element.
+        outbox: by shard, arena name -> uint8 with room for that shard's part of a gradient in any
+            encoding. Empty where memory is private.
+        row_sets: two areas, uint8 ``[rows_nbytes or more]``, to pull rows into.
+        row_outbox: by shard, uint8 with room for its part of the gradients of rows, if ids are
+            spread evenly. Empty where memory is private.
+        mailboxes: by shard, uint8 for messages. Empty where memory is private.
+        segment: what all of this lies in; None where memory is private.
+        why: why it is private, in words; empty where it is shared.
+    """
+
+    def __init__(
+        self, plan: Plan, wire: Encoding = "plain", shared: bool = True, rows_nbytes: int = 0
+    ) -> None:
+        """``rows_nbytes``: of the rows of a batch, over all tables and shards. A batch that has
+        more of them travels in chunks."""
+        layout = _Layout(plan, wire, min(rows_nbytes, _most_rows_nbytes(plan)))
+        self.segment: Segment | None = None
+        self.why = "" if shared else "it is switched off"
+        if shared:
+            try:
+                if plan.shards > SLOTS:
+                    raise SegmentUnavailable(f"there are {plan.shards} shards; expected <= {SLOTS}")
+                self.segment = Segment.create(layout.nbytes)
+            except SegmentUnavailable as unavailable:
+                self.why = str(unavailable)
+        memory = self.segment.bytes if self.segment else _private(layout.sets_nbytes)
+        first, second = (
+            {
+                a.name: memory[places[a.name]].view(value_dtype(a, wire))[: a.length]
+                for a in plan.arenas
+            }
+            for places in layout.sets
+        )
+        self.sets = (first, second)
+        one, other = (memory[place] for place in layout.row_sets)
+        self.row_sets = (one, other)
+        self.row_outbox: tuple[NDArray, ...] = ()
+        self.outbox: tuple[dict[str, NDArray], ...] = ()
+        self.mailboxes: tuple[NDArray, ...] = ()
+        if self.segment:
+            self.outbox = tuple(
+                {name: memory[place] for name, place in places.items()} for places in layout.outbox
+            )
+            self.row_outbox = tuple(memory[place] for place in layout.row_outbox)
+            self.mailboxes = tuple(memory[place] for place in layout.mailboxes)
+
+    def close(self) -> None:
+        """Offers the segment to nobody any more; the memory goes with the last array of it."""
+        if self.segment:
+            self.segment.close()
+
+
+def segment_nbytes(plan: Plan) -> int:
+    """Bytes of the largest segment that a worker can have: no other wire needs more than plain, and
+    no batch has more ids than messages can name."""
+    return _Layout(plan, "plain", _most_rows_nbytes(plan)).nbytes
+
+
+def _most_rows_nbytes(plan: Plan) -> int:
+    return plan.shards * MAX_IDS * max((table.width for table in plan.tables), default=0) * 4
+
+
+class _Layout:
+    """Where everything lies, in bytes from the start; the sets first.
+
+    Attributes:
+        sets: two of arena name -> place.
+        outbox: by shard, arena name -> place.
+        row_sets, row_outbox: two places, and one for each shard.
+        mailboxes: by shard.
+        sets_nbytes, nbytes: bytes up to the end of the sets, and of everything.
+    """
+
+    def __init__(self, plan: Plan, wire: Encoding, rows_nbytes: int) -> None:
+        self.nbytes = HANDSHAKE_BYTES
+        self.sets = [
+            {a.name: self._place(a.length * value_dtype(a, wire).itemsize) for a in plan.arenas}
+            for _ in range(2)
+        ]
+        room = rows_nbytes and rows_nbytes + _ROWS_SLACK_BYTES
+        self.row_sets = [self._place_rows(room) for _ in range(2)]
+        self.sets_nbytes = self.nbytes
+        # Messages with ids are long. Those that are longer still are sent.
+        ids = max(_LEAST_IDS_BYTES, _IDS_BYTES // plan.shards) if plan.tables else 0
+        self.mailboxes = [self._place(_MESSAGE_BYTES + ids) for _ in range(plan.shards)]
+        # Shards' parts are apart since only evenly cut ones are aligned where they touch.
+        self.outbox = [
+            {a.name: self._place(a.shard_length(k) * a.itemsize) for a in plan.arenas}
+            for k in range(plan.shards)
+        ]
+        # Shards have not quite the same number of the ids of a batch.
+        share = rows_nbytes and rows_nbytes // plan.shards * 5 // 4 + _ROWS_SLACK_BYTES
+        self.row_outbox = [self._place_rows(share) for _ in range(plan.shards)]
+
+    def _place_rows(self, nbytes: int) -> slice:
+        return self._place(nbytes) if nbytes else slice(0, 0)
+
+    def _place(self, nbytes: int) -> slice:
+        """At least ``nbytes``. Never empty, since an empty slice has no place of its own; and room
+        for any encoding: int8 with its scale is longer than one float32."""
+        page = mmap.PAGESIZE
+        start = _round_up(self.nbytes, page if nbytes >= page else ALIGNMENT_BYTES)
+        self.nbytes = start + aligned_nbytes(max(nbytes, 1))
+        return slice(start, self.nbytes)
+
+
+def _round_up(nbytes: int, step: int) -> int:
+    return -(-nbytes // step) * step
+
+
+def _private(nbytes: int) -> NDArray:
+    """``[nbytes]`` uint8 zeros that start at a page."""
+    raw = np.zeros(nbytes + mmap.PAGESIZE, np.uint8)
+    skip = -raw.ctypes.data % mmap.PAGESIZE
+    return raw[skip : skip + nbytes]

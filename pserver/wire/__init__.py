@@ -1,0 +1,1 @@
+"""Converts between protobuf messages and the values of :mod:`pserver.core`."""

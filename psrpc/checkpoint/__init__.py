@@ -1,0 +1,1 @@
+"""The checkpoint format: manifest, shard files, row files and their chains."""

@@ -1,0 +1,110 @@
+"""Evicted rows in checkpoints: each has those that its shards have evicted since the one before.
+
+Nothing is restored from them. What an id had when it was evicted last is in the newest checkpoint
+that names it; the table itself may have it again since then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.checkpoint.manifest import Manifest, ManifestFile
+from psrpc.checkpoint.rows_chain import check_header
+from psrpc.checkpoint.rows_reader import RowsReader
+from psrpc.core.tables import Ids
+from psrpc.files.storage import DISK, Storage
+
+Source = tuple[Path, Manifest]
+"""A directory that has the evicted rows of a checkpoint, and the checkpoint's manifest."""
+
+
+def check_evicted(
+    directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage = DISK
+) -> None:
+    """Reads the evicted rows of one shard through; there may be none.
+
+    Raises:
+        CheckpointError: they are damaged, or not those that the manifest means.
+    """
+    if file.evicted is not None:
+        with _opened(directory, manifest, file, storage) as reader:
+            reader.check()
+
+
+def evicted_sizes(directory: Path, manifest: Manifest, storage: Storage = DISK) -> dict[str, int]:
+    """How many rows each table has evicted, by the files' headers; tables that have evicted none
+    are left out.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    sizes: dict[str, int] = {}
+    for file in manifest.files:
+        if file.evicted is not None:
+            with _opened(directory, manifest, file, storage) as reader:
+                for number, table in enumerate(manifest.plan.tables):
+                    if rows := reader.rows(number):
+                        sizes[table.name] = sizes.get(table.name, 0) + rows
+    return sizes
+
+
+def evicted_ids(sources: Sequence[Source], table: str, storage: Storage = DISK) -> Ids:
+    """The ids of all evicted rows of a table, ascending, each once; 8 bytes each is all that is
+    held of them. Tables that have none of them are passed over.
+
+    Raises:
+        CheckpointError: the files are damaged.
+    """
+    found: Ids = np.zeros(0, np.int64)
+    for reader, number in _readers(sources, table, storage):
+        found = np.union1d(found, np.concatenate([found[:0], *reader.ids(number)]))
+    return found
+
+
+def fill_evicted(
+    sources: Sequence[Source],
+    table: str,
+    ids: Ids,
+    into: npt.NDArray[np.float32],
+    storage: Storage = DISK,
+) -> None:
+    """Writes evicted rows of a table into ``into`` float32 ``[n, width]``, which may lie in a file,
+    in the order of ``ids``, as :func:`evicted_ids` gives them. ``sources`` are the oldest first:
+    of several rows of one id the last holds.
+
+    Raises:
+        CheckpointError: the files are damaged.
+    """
+    for reader, number in _readers(sources, table, storage):
+        for block in reader.blocks(number):
+            into[np.searchsorted(ids, block.ids)] = block.values
+
+
+def _readers(
+    sources: Sequence[Source], table: str, storage: Storage
+) -> Iterator[tuple[RowsReader, int]]:
+    """Every file, checked, and the number of the table in it."""
+    for directory, manifest in sources:
+        names = [spec.name for spec in manifest.plan.tables]
+        for file in manifest.files:
+            if file.evicted is not None and table in names:
+                with _opened(directory, manifest, file, storage) as reader:
+                    reader.check()
+                    yield reader, names.index(table)
+
+
+@contextmanager
+def _opened(
+    directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage
+) -> Iterator[RowsReader]:
+    entry = file.evicted
+    assert entry is not None
+    path = directory / entry.name
+    with RowsReader(path, entry.nbytes, entry.sha256, storage) as reader:
+        check_header(reader, manifest, file, part=0, after="", own=True)
+        yield reader

@@ -1,0 +1,460 @@
+"""The manifest of a checkpoint: what makes a directory count, and which of them is used.
+
+``manifest.json`` ends with the SHA-256 of what stands before it, so that a changed byte anywhere
+in a checkpoint is found: in a shard's file by the manifest, in the manifest by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from psrpc.checkpoint.rows_file import evicted_file_name, rows_file_name
+from psrpc.core.document import (
+    anything,
+    check_extent,
+    listed,
+    parse_json,
+    record,
+    shown,
+    text,
+    whole,
+)
+from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
+from psrpc.core.file_name import check_file_name
+from psrpc.core.plan import Plan
+from psrpc.core.sanitize import told
+from psrpc.files.durable import RENAMED, give_name
+from psrpc.files.storage import DISK, Storage, read_bounded
+
+FORMAT = 2
+"""Of the manifest. Format 1 had no checksum, and is refused."""
+
+MANIFEST = "manifest.json"
+
+TEMPORARY = ".tmp-"
+"""What the names of directories begin with that are not checkpoints: not yet, or no more."""
+
+_SEAL = b',\n "sha256": "'
+"""What stands between what is sealed and its digest."""
+
+
+@dataclass(frozen=True)
+class RowsFileEntry:
+    """One part of a shard's rows; it may have been written for an earlier checkpoint."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """One shard's file as its shard wrote it, and the parts of its rows
+    (psrpc.checkpoint.rows_file). ``evicted`` are the rows that it has evicted since the checkpoint
+    before, if there are any."""
+
+    shard: int
+    name: str
+    nbytes: int
+    sha256: str
+    version: int
+    rows: tuple[RowsFileEntry, ...] = ()
+    evicted: RowsFileEntry | None = None
+
+    @property
+    def every(self) -> tuple[RowsFileEntry, ...]:
+        """All files of the shard, that of its arenas first."""
+        evicted = () if self.evicted is None else (self.evicted,)
+        return (RowsFileEntry(self.name, self.nbytes, self.sha256), *self.rows, *evicted)
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(file.nbytes for file in self.every)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types. Without rows, or evicted ones, there is no such key: files of before
+        have none."""
+        document = asdict(self)
+        return {k: v for k, v in document.items() if v or k not in ("rows", "evicted")}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> ManifestFile:
+        """The inverse of :meth:`to_json`, of JSON that was checked with the manifest's."""
+        rows = tuple(RowsFileEntry(**entry) for entry in document.get("rows", ()))
+        evicted = document.get("evicted")
+        evicted = None if evicted is None else RowsFileEntry(**evicted)
+        return ManifestFile(**{**document, "rows": rows, "evicted": evicted})
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` says. ``details`` is for what only people and later versions need."""
+
+    run_id: str
+    name: str
+    global_step: int
+    generation: int
+    policy: int
+    mode: str
+    replicas: int
+    plan: Plan
+    optimizer: Mapping[str, Any]
+    engine: str
+    seed: int
+    batch_size: int
+    data_fingerprint: str
+    job: str
+    job_sha256: str
+    files: tuple[ManifestFile, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def every(self) -> tuple[RowsFileEntry, ...]:
+        """All files of all shards."""
+        return tuple(entry for file in self.files for entry in file.every)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but the manifest's; what several checkpoints share counts in each."""
+        return sum(file.total_nbytes for file in self.files)
+
+    def to_json(self) -> bytes:
+        """The text of the file."""
+        document = {k: v for k, v in vars(self).items() if k not in ("plan", "files")}
+        document["plan"] = json.loads(self.plan.to_json())
+        document["files"] = [file.to_json() for file in self.files]
+        document = {"format": FORMAT, **document}
+        text = json.dumps(document, indent=1, default=dict, allow_nan=False)
+        return _sealed(text.removesuffix("\n}").encode())
+
+    @staticmethod
+    def from_json(data: bytes) -> Manifest:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: it is no manifest; names the field, or what contradicts each other.
+            InvalidJob: nor is its plan one.
+        """
+        head, _, _ = data.rpartition(_SEAL)
+        if _sealed(head) != data:
+            raise _why_unsealed(data)
+        document = parse_json(data)
+        if _FORMAT(document, "")["format"] != FORMAT:
+            raise _OtherFormat(f"its format is {document['format']}; this version reads {FORMAT}")
+        _CHECK(document, "")
+        del document["format"], document["sha256"]
+        document["plan"] = Plan.from_document(document["plan"])
+        document["files"] = tuple(map(ManifestFile.from_json, document["files"]))
+        return Manifest(**document)
+
+
+_PART = record({"name": text, "nbytes": whole(), "sha256": text})
+_FORMAT = record({"format": whole()}, more=True)
+_CHECK = record(
+    {
+        "format": whole(),
+        "run_id": text,
+        "name": text,
+        "global_step": whole(),
+        "generation": whole(),
+        "policy": whole(),
+        "mode": text,
+        "replicas": whole(),
+        "plan": anything,
+        "optimizer": record({}, {"class_name": text}, more=True),
+        "engine": text,
+        "seed": whole(0, 1 << 64),
+        "batch_size": whole(1),
+        "data_fingerprint": text,
+        "job": text,
+        "job_sha256": text,
+        "files": listed(
+            record(
+                {
+                    "shard": whole(),
+                    "name": text,
+                    "nbytes": whole(),
+                    "sha256": text,
+                    "version": whole(),
+                },
+                {"rows": listed(_PART), "evicted": _PART},
+            )
+        ),
+        "details": record({}, {"overrides": listed(text)}, more=True),
+        "sha256": text,
+    }
+)
+
+
+def _sealed(head: bytes) -> bytes:
+    return head + _SEAL + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
+
+
+class _OtherFormat(ValueError):
+    """It was written by a version that writes another format."""
+
+
+def _why_unsealed(data: bytes) -> ValueError:
+    try:
+        written = _FORMAT(parse_json(data), "")["format"]
+    except ValueError:
+        written = FORMAT
+    if written != FORMAT:
+        return _OtherFormat(f"its format is {written!r}; this version reads {FORMAT}")
+    return ValueError("its SHA-256 is not that of its text: it is torn, or was changed")
+
+
+def commit(temporary: Path, final: Path, manifest: Manifest, storage: Storage = DISK) -> None:
+    """Makes the shards' files in ``temporary`` a checkpoint named ``final``, its sibling.
+
+    Raises:
+        CheckpointError: a file is not as the manifest says, the manifest is too large to be read
+            again, something is at ``final`` already, or the operating system refused. What is at
+            ``final`` then is as it was, but see :func:`psrpc.files.durable.give_name`.
+    """
+    try:
+        for file in manifest.every:
+            check_size(temporary, file, storage)
+        storage.write(temporary / MANIFEST, [_readable(final, manifest)])
+        storage.sync(temporary)
+        give_name(temporary, final, storage)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise CheckpointError(
+            f"checkpoint {final} cannot be committed: {error.strerror}{where}",
+            code=disk_code(error),
+        ) from error
+
+
+def _readable(final: Path, manifest: Manifest) -> bytes:
+    try:
+        data = manifest.to_json()
+        check_extent(data)
+    except ValueError as error:
+        raise CheckpointError(
+            f"checkpoint {final} cannot be committed: its manifest could not be read again: "
+            f"{error}; lower full_checkpoint_every where files of rows are many"
+        ) from None
+    return data
+
+
+def remove_checkpoint(directory: Path, storage: Storage = DISK) -> None:
+    """Removes a committed checkpoint. It loses its name first, so that what a crash leaves of it
+    is never taken for one that is damaged.
+
+    Raises:
+        CheckpointError: the operating system refused.
+    """
+    removed = directory.with_name(f"{TEMPORARY}{directory.name}.removed")
+    try:
+        storage.rename(directory, removed)
+        storage.sync(directory.parent)
+        storage.remove(removed)
+    except OSError as error:
+        raise CheckpointError(f"{directory} cannot be removed: {error.strerror}") from error
+
+
+def read_manifest(directory: Path, storage: Storage = DISK) -> Manifest:
+    """The manifest of a checkpoint; its files are not looked at.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    path = directory / MANIFEST
+    try:
+        manifest = Manifest.from_json(read_bounded(path, storage=storage))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{directory} has no {MANIFEST}: it is not a checkpoint", code="PS404"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except _OtherFormat as error:
+        raise CheckpointError(f"{path} is not a manifest: {error}", code="PS403") from error
+    except (ValueError, InvalidJob) as error:
+        raise CheckpointError(f"{path} is not a manifest: {error}") from error
+    shards = sorted(f.shard for f in manifest.files)
+    if shards != list(range(manifest.plan.shards)):
+        raise CheckpointError(
+            f"{directory} has files of shards {shown(shards)}; expected all of "
+            f"{manifest.plan.shards}"
+        )
+    for file in manifest.every:
+        try:
+            check_file_name(file.name, f"a file of {directory}")
+        except InvalidArgument as error:
+            raise CheckpointError(str(error)) from None
+        if file.name == MANIFEST:
+            raise CheckpointError(f"{directory} names its manifest as a shard's file")
+    for shard in manifest.files:
+        _check_rows(directory, manifest, shard)
+    names = [file.name for file in manifest.every]
+    if len(set(names)) != len(names):
+        raise CheckpointError(f"{directory} names a file for two purposes")
+    return manifest
+
+
+def _check_rows(directory: Path, manifest: Manifest, file: ManifestFile) -> None:
+    """Whether the parts of a shard's rows are those that there can be. Raises CheckpointError."""
+    found = [entry.name for entry in file.rows]
+    count = max(len(found), 1) if manifest.plan.tables else 0
+    expected = [rows_file_name(file.shard, manifest.plan.shards, n) for n in range(count)]
+    if found != expected:
+        raise CheckpointError(
+            f"{directory} has files {found} of shard {file.shard}'s rows; expected {expected}"
+        )
+    name = evicted_file_name(file.shard, manifest.plan.shards)
+    if file.evicted is not None and file.evicted.name != name:
+        raise CheckpointError(
+            f"{directory} has the file {file.evicted.name!r} of shard {file.shard}'s evicted rows; "
+            f"expected {name!r}"
+        )
+
+
+def check_identity(directory: Path, manifest: Manifest, run_id: str | None = None) -> None:
+    """Whether the manifest is of this checkpoint, and of this run if one is named.
+
+    Raises:
+        CheckpointError: it is of another.
+    """
+    if manifest.name != directory.name:
+        raise CheckpointError(f"the manifest in {directory} is of {manifest.name}")
+    if run_id is not None and manifest.run_id != run_id:
+        raise CheckpointError(f"{directory} is of run {manifest.run_id}; expected {run_id}")
+
+
+def verify(directory: Path, manifest: Manifest, storage: Storage = DISK) -> None:
+    """Reads every file through and compares it with the manifest.
+
+    Raises:
+        CheckpointError: a file is missing, torn or changed; names it, what was expected and found.
+    """
+    for file in manifest.every:
+        verify_file(directory, file, storage)
+
+
+def check_size(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
+    """Compares the size of one file with the manifest. Raises CheckpointError and OSError."""
+    path = directory / file.name
+    with storage.open(path) as opened:
+        nbytes = opened.seek(0, 2)
+    if nbytes != file.nbytes:
+        raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
+
+
+def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -> None:
+    """Reads one file through and compares it with the manifest. Raises CheckpointError."""
+    path = directory / file.name
+    digest = hashlib.sha256()
+    buffer = bytearray(1 << 20)
+    try:
+        with storage.open(path) as opened:
+            nbytes = opened.seek(0, 2)
+            if nbytes != file.nbytes:
+                raise CheckpointError(f"{path} has {nbytes} bytes; expected {file.nbytes}")
+            opened.seek(0)
+            while nbytes > 0 and (count := opened.readinto(buffer)):
+                nbytes -= count
+                digest.update(memoryview(buffer)[:count])
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if digest.hexdigest() != file.sha256:
+        raise CheckpointError(f"{path} has SHA-256 {digest.hexdigest()}; expected {file.sha256}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint to use, and why newer ones are not: ``(path, reason)`` each."""
+
+    directory: Path
+    manifest: Manifest
+    refused: tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whatever is in a ``checkpoints`` directory and calls itself a checkpoint: newest first the
+    manifests that can be read, and those that cannot, with the reason."""
+
+    manifests: tuple[tuple[Path, Manifest], ...]
+    refused: tuple[tuple[Path, str], ...]
+
+
+_NAMELESS = (
+    "a coordinator was giving it its name anew; if that has ended, the next one that goes on with "
+    "the run does so"
+)
+
+
+def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
+    """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
+
+    Newest is the highest generation, and in it the highest global step.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    try:
+        names = storage.directories(checkpoints)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints} cannot be read: {error.strerror}") from error
+    found: list[tuple[Path, Manifest]] = []
+    refused: list[tuple[Path, str]] = []
+    for name in names:
+        if name.startswith(RENAMED) and name.removeprefix(RENAMED) not in names:
+            refused.append((checkpoints / told(name).replace("\n", " "), _NAMELESS))
+        if name.startswith("."):
+            continue
+        try:
+            check_file_name(name, f"a directory in {checkpoints}")
+        except InvalidArgument as error:
+            # It goes no further as it is, not even to a terminal.
+            refused.append((checkpoints / told(name).replace("\n", " "), str(error)))
+            continue
+        directory = checkpoints / name
+        try:
+            manifest = read_manifest(directory, storage)
+            check_identity(directory, manifest)
+        except CheckpointError as error:
+            refused.append((directory, str(error)))
+            continue
+        found.append((directory, manifest))
+    found.sort(key=lambda item: (item[1].generation, item[1].global_step), reverse=True)
+    return Found(tuple(found), tuple(refused))
+
+
+def newest_good(
+    checkpoints: Path,
+    run_id: str | None = None,
+    refused: Mapping[str, str] | None = None,
+    storage: Storage = DISK,
+) -> Choice:
+    """The newest verified checkpoint in a run's ``checkpoints`` directory.
+
+    Args:
+        run_id: the run that it has to be of; None takes any.
+        refused: names of those that are not to be used, and why.
+
+    Raises:
+        CheckpointError: there is none; says what is wrong with each that is there.
+    """
+    found = find_checkpoints(checkpoints, storage)
+    passed_over = list(found.refused)
+    for directory, manifest in found.manifests:
+        try:
+            if directory.name in (refused or {}):
+                raise CheckpointError((refused or {})[directory.name])
+            check_identity(directory, manifest, run_id)
+            verify(directory, manifest, storage)
+        except CheckpointError as error:
+            passed_over.append((directory, str(error)))
+        else:
+            return Choice(directory, manifest, tuple(passed_over))
+    reasons = "".join(f"; {reason}" for _, reason in passed_over)
+    raise CheckpointError(f"no good checkpoint in {checkpoints}{reasons}", code="PS404")

@@ -1,0 +1,329 @@
+"""Where every element of every variable lives: the plan all processes agree on.
+
+All variables of one dtype and role are laid end to end in an *arena*; the arena is cut over the
+shards. The worker holds each arena whole, as one flat array in the same order, so a variable is
+always contiguous there, and a shard's part of it is one contiguous piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.core.document import parse_json
+from psrpc.core.errors import InvalidJob
+from psrpc.core.tables import INITIALIZERS, OPTIMIZERS, TableSpec
+from psrpc.core.tensor_form import check_plan
+
+Role = Literal["trainable", "state"]
+Placement = Literal["cut", "whole"]
+
+ALIGNMENT_BYTES = 64
+"""Cuts fall on multiples of this, so that a shard's piece of an aligned array is aligned too."""
+
+INTEGERS = "int64"
+"""The arena of state that is counted, not measured: integers of all widths and booleans, which
+int64 holds exactly. An update replaces it, see :attr:`ArenaPlan.replaced`. Load-bearing."""
+
+DTYPES = ("float32", "float64", INTEGERS)
+"""What may live in an arena; anything else is refused by name when the job is described."""
+
+AVERAGES = "model_variables_moving_average"
+"""The per-element slot of an optimizer with ``use_ema``. Persisted name, load-bearing.
+
+A checkpoint holds the raw parameters, so that training goes on from it exactly. Keras replaces
+the trainable variables by their averages when ``fit`` ends (``finalize_variable_values``); here
+an export takes this slot in place of the trainable arenas, once ``iterations`` is above 0: before
+the first step it is all zeros. Evaluations see the raw parameters, as Keras's during ``fit`` do.
+``ema_overwrite_frequency`` needs nothing of the reader: the overwriting
+happens inside the shard's update, at the same iterations as in Keras.
+"""
+
+MEAN_SQUARE = "dc_mean_square"
+"""The slot of delay compensation, which any optimizer may have. Persisted name, load-bearing."""
+
+
+@dataclass(frozen=True)
+class VariableSpec:
+    """One model variable. ``constraint`` is a serialized Keras constraint or None."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+    constraint: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements ``[start, stop)`` of a flattened variable, at ``offset`` of a shard's arena."""
+
+    variable: VariableSpec
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class ArenaPlan:
+    """One arena. Variable ``order[i]`` (an index into the plan's variables) starts at element
+    ``starts[i]``; shard k owns elements ``[cuts[k], cuts[k+1])``."""
+
+    name: str
+    dtype: str
+    role: Role
+    order: tuple[int, ...]
+    starts: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements in the whole arena, over all shards."""
+        return self.cuts[-1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def encodable(self) -> bool:
+        """Whether its elements may travel in another form than their own (psrpc.core.encoding)."""
+        return (self.dtype, self.role) == ("float32", "trainable")
+
+    @property
+    def replaced(self) -> bool:
+        """Whether an update brings new values of its elements; otherwise a gradient, or a
+        difference that is added. The mean of two counters counts nothing."""
+        return self.dtype == INTEGERS
+
+    def shard_length(self, shard: int) -> int:
+        """Elements of the arena that live on ``shard``."""
+        return self.cuts[shard + 1] - self.cuts[shard]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layout of all variables over all shards. Immutable; equal plans have equal hashes."""
+
+    variables: tuple[VariableSpec, ...]
+    arenas: tuple[ArenaPlan, ...]
+    shards: int
+    placement: Placement
+    tables: tuple[TableSpec, ...] = ()
+
+    def shard_slices(self, arena: ArenaPlan, shard: int) -> list[Slice]:
+        """The pieces of variables that live in ``arena`` on ``shard``, in arena order."""
+        low, high = arena.cuts[shard], arena.cuts[shard + 1]
+        slices = []
+        for index, first in zip(arena.order, arena.starts, strict=True):
+            variable = self.variables[index]
+            start, stop = max(first, low), min(first + variable.size, high)
+            if start < stop:
+                slices.append(Slice(variable, start - first, stop - first, start - low))
+        return slices
+
+    def shard_nbytes(self, shard: int) -> int:
+        """Bytes of parameters and state on ``shard``, optimizer slots and tables not counted."""
+        return sum(arena.shard_length(shard) * arena.itemsize for arena in self.arenas)
+
+    def to_json(self) -> bytes:
+        """Canonical JSON, the form that is hashed and sent."""
+        document: dict[str, Any] = {
+            "format": 1,
+            "shards": self.shards,
+            "placement": self.placement,
+            "variables": [vars(v) | {"shape": list(v.shape)} for v in self.variables],
+            "arenas": [vars(a) for a in self.arenas],
+        }
+        if self.tables:
+            # Left out where there are none: plans of before have no such key.
+            document["tables"] = [table.to_json() for table in self.tables]
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def hash(self) -> bytes:
+        """SHA-256 of the canonical JSON; travels in every RPC that touches parameters."""
+        return hashlib.sha256(self.to_json()).digest()
+
+    @staticmethod
+    def from_json(data: bytes) -> Plan:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            InvalidJob: it is no plan; names the field, or what contradicts each other.
+        """
+        try:
+            return Plan.from_document(parse_json(data))
+        except ValueError as error:
+            raise InvalidJob(f"that is no plan: {error}") from None
+
+    @staticmethod
+    def from_document(document: Any) -> Plan:
+        """The plan in a JSON value. Raises ValueError or InvalidJob, as :meth:`from_json`."""
+        check_plan(document)
+        plan = Plan(
+            variables=tuple(
+                VariableSpec(**(v | {"shape": tuple(v["shape"])})) for v in document["variables"]
+            ),
+            arenas=tuple(
+                ArenaPlan(
+                    name=arena["name"],
+                    dtype=arena["dtype"],
+                    role=arena["role"],
+                    order=tuple(arena["order"]),
+                    starts=tuple(arena["starts"]),
+                    cuts=tuple(arena["cuts"]),
+                )
+                for arena in document["arenas"]
+            ),
+            shards=document["shards"],
+            placement=document["placement"],
+            tables=tuple(TableSpec.from_json(table) for table in document.get("tables", ())),
+        )
+        _check_variables(plan.variables)
+        _check_tables(plan.tables)
+        return plan
+
+
+def make_plan(
+    variables: Iterable[VariableSpec],
+    shards: int,
+    placement: Placement,
+    tables: Iterable[TableSpec] = (),
+) -> Plan:
+    """Lays ``variables`` and ``tables`` out over ``shards``.
+
+    ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
+    shards. Variables that fill whole units of 64 bytes come first there, the others after them,
+    both in the order given: so those are aligned, and TensorFlow need not copy them out of the
+    arena. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
+
+    Raises:
+        InvalidJob: nothing to train, an unknown dtype, two variables or two tables of one name, or
+            a table that cannot be.
+    """
+    variables, tables = tuple(variables), tuple(tables)
+    if shards < 1:
+        raise InvalidJob(f"shards is {shards}; expected at least 1")
+    _check_tables(tables)
+    if not tables and not any(v.role == "trainable" for v in variables):
+        raise InvalidJob("the model has no trainable variables; there is nothing to train")
+    _check_variables(variables)
+    roles: tuple[Role, ...] = ("trainable", "state")
+    arenas = []
+    load = [0] * shards
+    for dtype in DTYPES:
+        for role in roles:
+            members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
+            if members:
+                if placement == "cut":
+                    order, cuts = _cut_evenly(variables, members, shards)
+                else:
+                    order, cuts = _keep_whole(variables, members, load)
+                sizes = [variables[i].size for i in order]
+                starts = np.cumsum([0, *sizes]).tolist()[:-1]
+                arenas.append(
+                    ArenaPlan(
+                        f"{dtype}.{role}", dtype, role, tuple(order), tuple(starts), tuple(cuts)
+                    )
+                )
+    return Plan(variables, tuple(arenas), shards, placement, tables)
+
+
+def _check_variables(variables: Sequence[VariableSpec]) -> None:
+    for name, uses in Counter(v.name for v in variables).items():
+        if uses > 1:
+            raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
+    for v in variables:
+        if v.dtype not in DTYPES:
+            raise InvalidJob(
+                f"variable {v.name!r} has dtype {v.dtype}; shards hold {', '.join(DTYPES)}"
+            )
+        if v.dtype == INTEGERS and v.role == "trainable":
+            raise InvalidJob(f"variable {v.name!r} is trainable and {v.dtype}; expected a float")
+
+
+def _check_tables(tables: Sequence[TableSpec]) -> None:
+    for name, uses in Counter(table.name for table in tables).items():
+        if uses > 1:
+            raise InvalidJob(f"{uses} tables are named {name!r}; give them different names")
+    for table in tables:
+        for what, value in (
+            ("width", table.width),
+            ("vocabulary", table.vocabulary),
+            ("max_rows", table.max_rows),
+            ("min_count", table.min_count),
+        ):
+            if value is not None and value < 1:
+                raise InvalidJob(f"table {table.name!r} has {what} {value}; expected at least 1")
+        for what, found, known in (
+            ("initializer", table.initializer["class_name"], INITIALIZERS),
+            ("optimizer", table.optimizer["class_name"], OPTIMIZERS),
+        ):
+            if found not in known:
+                raise InvalidJob(
+                    f"table {table.name!r} has {what} {found}; expected {' or '.join(known)}"
+                )
+        if table.eviction is not None and table.max_rows is None:
+            raise InvalidJob(
+                f"table {table.name!r} evicts rows by {table.eviction}, but has no max_rows"
+            )
+        if table.keep_evicted and table.eviction is None:
+            raise InvalidJob(f"table {table.name!r} keeps evicted rows, but evicts none")
+
+
+def _cut_evenly(
+    variables: Sequence[VariableSpec], members: list[int], shards: int
+) -> tuple[list[int], list[int]]:
+    length = sum(variables[i].size for i in members)
+    step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
+    cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
+    # Sorting is stable.
+    order = sorted(members, key=lambda i: variables[i].size % step != 0)
+    return order, [*cuts, length]
+
+
+def _keep_whole(
+    variables: Sequence[VariableSpec], members: list[int], load: list[int]
+) -> tuple[list[int], list[int]]:
+    """``load`` is the bytes each shard holds so far; it is brought up to date."""
+    shards = len(load)
+    per_shard: list[list[int]] = [[] for _ in range(shards)]
+    for i in sorted(members, key=lambda i: (-variables[i].size, i)):
+        shard = min(range(shards), key=lambda k: (load[k], k))
+        per_shard[shard].append(i)
+        load[shard] += variables[i].size * np.dtype(variables[i].dtype).itemsize
+    cuts = np.cumsum([0, *(sum(variables[i].size for i in part) for part in per_shard)]).tolist()
+    return [i for part in per_shard for i in sorted(part)], cuts
+
+
+def aligned_nbytes(nbytes: int) -> int:
+    """Bytes up to where the next array may begin after one of ``nbytes``."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
+    """An uninitialised ``[length]`` array that starts on a 64-byte boundary.
+
+    TensorFlow aborts the process when it meets an unaligned buffer through DLPack, so every
+    buffer that may reach it is made here.
+    """
+    nbytes = length * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[skip : skip + nbytes].view(dtype)

@@ -1,0 +1,139 @@
+"""Embedding tables: what the plan says of one, and on which shard a row lives.
+
+See docs/design/0010-embedding-tables.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.core.document import anything, choice, flag, mapped, maybe, record, text, whole
+
+Ids = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+Eviction = Literal["age", "frequency"]
+IdKind = Literal["numbers", "strings", "both"]
+
+FULL_EVERY = 16
+"""Checkpoints of a table from one that has all of its rows to the next, where nothing else is
+said."""
+
+MAX_IDS = 1 << 19
+"""Ids that one message names, over all tables: 4 MiB of a message's 8."""
+
+OPTIMIZERS = ("SGD", "Adagrad", "RowwiseAdagrad", "Adam", "Ftrl")
+"""Classes that update rows. Keras's, but for row-wise Adagrad, which Keras has not."""
+
+INITIALIZERS = ("uniform", "normal", "constant")
+
+MAX_WIDTH = 1 << 24
+"""Elements of a row: 64 MiB, more than any message has."""
+
+_MADE_BY = {"class_name": text, "config": mapped(anything)}
+_CHECK = record(
+    {
+        "name": text,
+        "width": whole(1, MAX_WIDTH),
+        "vocabulary": maybe(whole(1, 1 << 63)),
+        "initializer": record(_MADE_BY | {"class_name": choice(*INITIALIZERS)}, more=True),
+        "optimizer": record(_MADE_BY | {"class_name": choice(*OPTIMIZERS)}, more=True),
+    },
+    {
+        "seed": whole(0, 1 << 64),
+        "min_count": whole(1),
+        "max_rows": maybe(whole(1)),
+        "eviction": choice("age", "frequency", None),
+        "keep_evicted": flag,
+        "id_kind": choice("numbers", "strings", "both"),
+    },
+)
+
+# The finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number
+# Generators", figure 16: mix64 variant 13): a bijection whose every output bit depends on every
+# input bit. Load-bearing: checkpoints are cut by it.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_30, _27, _31, _32 = (np.uint64(n) for n in (30, 27, 31, 32))
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table, the same for every process. Checked by :func:`psrpc.core.plan.make_plan`.
+
+    Attributes:
+        name: unique among the tables of a job.
+        width: elements of a row, float32.
+        vocabulary: ids are ``0 .. vocabulary - 1``; None is any int64.
+        initializer: ``{"class_name": one of INITIALIZERS, "config": {...}}``; uniform has ``low``
+            and ``high``, normal ``mean`` and ``stddev``, constant ``value``.
+        optimizer: ``{"class_name": one of OPTIMIZERS, "config": {...}}``, serialized as Keras does.
+        seed: of the initial values.
+        min_count: applied pushes that an id needs before it gets a row.
+        max_rows: rows over all shards, each of which has its even part; None is no limit.
+        eviction: which rows make room for others; None: there is an error when the table is full.
+        keep_evicted: checkpoints hold the rows that had to make room, to be exported.
+        id_kind: what the layers of the table are given: numbers, strings, which come to ids by
+            :mod:`psrpc.core.string_ids`, or both.
+    """
+
+    name: str
+    width: int
+    vocabulary: int | None
+    initializer: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    seed: int = 0
+    min_count: int = 1
+    max_rows: int | None = None
+    eviction: Eviction | None = None
+    keep_evicted: bool = False
+    id_kind: IdKind = "numbers"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types. ``keep_evicted`` is left out where it is false, and ``id_kind`` where
+        it is numbers: plans of before have no such keys."""
+        document = dict(vars(self))
+        if not self.keep_evicted:
+            del document["keep_evicted"]
+        if self.id_kind == "numbers":
+            del document["id_kind"]
+        return document
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> TableSpec:
+        """The inverse of :meth:`to_json`. Raises ValueError; names the field."""
+        return TableSpec(**_CHECK(document, "the table"))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of one table: ``ids`` int64 ``[n]``, strictly ascending, and ``values`` float32
+    ``[n, width]``, what they hold or their gradients. ``finite``: somebody has looked at all
+    values and found them so."""
+
+    ids: Ids
+    values: npt.NDArray[np.float32] = field(repr=False)
+    finite: bool = False
+
+
+def mix(ids: npt.NDArray[Any]) -> Hashes:
+    """A 64-bit hash of each element of an int64 or uint64 array, in its shape."""
+    h = ids.astype(np.uint64) + _GOLDEN
+    h ^= h >> _30
+    h *= _FIRST
+    h ^= h >> _27
+    h *= _SECOND
+    h ^= h >> _31
+    return h
+
+
+def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
+    """The shard of each id, in the shape of ``ids``: the upper half of its hash modulo
+    ``shards``."""
+    return (mix(ids) >> _32) % np.uint64(shards)

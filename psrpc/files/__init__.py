@@ -1,0 +1,1 @@
+"""Files that last: atomic writes, durable names, run directories, URLs."""

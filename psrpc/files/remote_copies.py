@@ -1,0 +1,119 @@
+"""Copies of whole files from and to stores: what is read by libraries that want a path, and what is
+written whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from psrpc.core.errors import InvalidData, PsError, disk_code, disk_reason
+from psrpc.files.remote import RemoteFile, open_store
+from psrpc.files.remote_calls import CALL_S, call
+
+SLOWEST_NBYTES_PER_S = 1e6
+"""An upload may take as long as it takes at this rate, and a call's deadline more."""
+
+_OBJECT_STORES = {"abfs", "abfss", "az", "gcs", "gs", "memory", "s3", "s3a"}
+"""What is there of an object is there whole; it needs no directory."""
+
+_LAST = ("fingerprint.pb", "saved_model.pb")
+"""Of a SavedModel's files: without the last one it is none."""
+
+
+@contextmanager
+def copied_here(url: str, files: Mapping[str, RemoteFile]) -> Iterator[Path]:
+    """A directory for as long as the context lasts, in the one for temporary files (``TMPDIR``),
+    with copies of ``files`` by name.
+
+    Raises:
+        InvalidData: they cannot be read, or there is no room for them.
+    """
+    needed = sum(file.nbytes for file in files.values())
+    with tempfile.TemporaryDirectory(prefix="pserver-copy-") as name:
+        folder = Path(name)
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            raise InvalidData(
+                f"{url} has {needed} bytes, and {folder.parent} has room for {free}: make room, or "
+                "name another directory with TMPDIR",
+                code="PS502",
+            )
+        for file_name, file in files.items():
+            try:
+                with (folder / file_name).open("xb") as copy:
+                    for window in file.windows():
+                        copy.write(window)
+            except OSError as error:
+                raise InvalidData(
+                    f"{file.url} cannot be copied to {folder}: {disk_reason(error)}",
+                    code=disk_code(error),
+                ) from None
+        yield folder
+
+
+@contextmanager
+def written_to(place: Path | str) -> Iterator[Path]:
+    """A directory to write files into that are to be at ``place``: itself, or for a URL one of this
+    machine, whose files are written there when the context ends well.
+
+    Raises:
+        InvalidData: they cannot be.
+    """
+    if isinstance(place, Path):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="pserver-copy-") as name:
+        folder = Path(name)
+        yield folder
+        for path in sorted(folder.iterdir()):
+            upload(path, f"{place.rstrip('/')}/{path.name}")
+
+
+def upload(source: Path, url: str) -> None:
+    """Writes a file, or a directory with all that is in it, to a store. A file is there whole or
+    not at all. Of a directory that could not be written whole nothing is left, unless the store
+    fails then, too; of a SavedModel ``saved_model.pb`` comes last.
+
+    Raises:
+        InvalidData: it cannot be written; says why.
+    """
+    filesystem, root = open_store(url.rstrip("/"))
+    if source.is_file():
+        _put(filesystem, source, root, url)
+        return
+    done = []
+    try:
+        for path in sorted(filter(Path.is_file, source.rglob("*")), key=_order):
+            name = path.relative_to(source).as_posix()
+            _put(filesystem, path, f"{root}/{name}", f"{url.rstrip('/')}/{name}")
+            done.append(f"{root}/{name}")
+    except PsError:
+        with suppress(PsError):
+            call(url, lambda: [filesystem.rm_file(path) for path in done])
+        raise
+
+
+def _order(path: Path) -> tuple[int, str]:
+    last = _LAST.index(path.name) + 1 if path.name in _LAST else 0
+    return last, path.as_posix()
+
+
+def _put(filesystem: Any, source: Path, path: str, url: str) -> None:
+    protocols = filesystem.protocol
+    names = {protocols} if isinstance(protocols, str) else set(protocols)
+
+    def put() -> None:
+        if names & _OBJECT_STORES:
+            filesystem.put_file(str(source), path)
+            return
+        parent, _, name = path.rpartition("/")
+        unfinished = f"{parent}/.{name}.partial"
+        filesystem.makedirs(parent, exist_ok=True)
+        filesystem.put_file(str(source), unfinished)
+        filesystem.mv(unfinished, path)
+
+    call(url, put, CALL_S + source.stat().st_size / SLOWEST_NBYTES_PER_S)

@@ -1,0 +1,1 @@
+"""The metrics endpoint: an HTTP server with deadlines and its exporter."""

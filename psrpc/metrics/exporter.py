@@ -1,0 +1,243 @@
+"""``/metrics`` of a process, for Prometheus.
+
+Nothing is counted for it: the figures that a process keeps anyway are read when somebody asks, so
+training does not pay for being watched. It can be read and nothing else, and tells figures and
+names, never values of parameters. On loopback it is plain HTTP. Elsewhere it is HTTPS that asks for
+a certificate of the job, of a role that may read it
+(:func:`psrpc.security.permissions.may_read_metrics`), or, where there are none, nothing unless it
+was said to be insecure."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from psrpc.core.errors import PortInUse
+from psrpc.metrics.address import HEALTH, OFF
+from psrpc.metrics.http_head import Head, known_host
+from psrpc.metrics.http_server import BOUNDS, Answer, Bounds, HttpServer
+from psrpc.net.channel import check_metrics, format_address, is_loopback, parse_address
+from psrpc.ops.logs import get_logger
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.peer_certificate import peer_of_der
+from psrpc.security.permissions import may_read_metrics
+
+log = get_logger()
+
+Family = Any
+"""A ``prometheus_client.Metric`` of some kind: its name, what it means, and its samples."""
+
+STALENESS_BOUNDS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Upper bounds of the buckets of a histogram of staleness, in versions. Shards count up to 63."""
+
+
+class MetricsServer:
+    """Answers GET at an address of its own; as a context manager it starts and stops.
+
+    Thread-safe. ``collect`` is called on a thread of this server: once for all that have asked
+    since it was called the last time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        collect: Callable[[], Iterable[Family]],
+        security: Security = PLAINTEXT,
+        bounds: Bounds = BOUNDS,
+    ) -> None:
+        """Args:
+        address: HOST:PORT, port 0 for any, or ``"off"``: then it does nothing.
+        security: this process's.
+        bounds: what clients can cost.
+        """
+        self._asked = address
+        self._collect = collect
+        self._security = security
+        self._bounds = bounds
+        self._pages: _Pages | None = None
+        self._server: HttpServer | None = None
+        self.address = OFF
+        """Where it answers once it has started."""
+
+    def start(self) -> str:
+        """Listens and answers from now on; returns the address.
+
+        Raises:
+            PortInUse: the address cannot be had.
+            InvalidArgument: it is none, or others can reach it, in plaintext that was not said to
+                be insecure, or with a token, which is for gRPC alone.
+        """
+        if self._asked == OFF:
+            return OFF
+        host, port = parse_address(self._asked)
+        check_metrics(self._asked, self._security)
+        encrypted = self._security.encrypted and not is_loopback(host)
+        pages = _Pages(self._collect, self._security, host, encrypted=encrypted)
+        context = self._security.https() if encrypted else None
+        server = HttpServer(pages.respond, context, self._bounds, "metrics")
+        try:
+            port = server.start(host, port)
+        except OSError as error:
+            raise PortInUse(
+                f"cannot listen on {self._asked}: {error.strerror or error}; stop who does, or "
+                "choose another --metrics HOST:PORT, or --metrics off"
+            ) from None
+        self._pages, self._server = pages, server
+        self.address = format_address(host, port)
+        return self.address
+
+    def stop(self) -> None:
+        """Answers no more."""
+        if self._server is not None and self._pages is not None:
+            self._server.stop()
+            self._pages.close()
+            self._server = self._pages = None
+
+    def __enter__(self) -> MetricsServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class _Collector(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Family]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Family]:
+        try:
+            return list(self._collect())
+        except Exception as error:
+            log.warning("metrics could not be read", why=str(error) or type(error).__name__)
+            raise
+
+    def describe(self) -> Iterable[Family]:
+        # Or it would be asked when it is registered, before there is anything to tell.
+        return ()
+
+
+class _Collected(Collector):
+    """Figures of one moment, for an encoder."""
+
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Family]:
+        return self._families
+
+
+class _Pages:
+    """What is answered; used in the server's event loop, but for :meth:`close`."""
+
+    def __init__(
+        self,
+        collect: Callable[[], Iterable[Family]],
+        security: Security,
+        host: str,
+        *,
+        encrypted: bool,
+    ) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Collector(collect))
+        self._security = security
+        self._encrypted = encrypted
+        # In plaintext a page of another site can make its own name point here. With certificates it
+        # cannot: the browser has none, and services are asked by names of their network.
+        self._names = None if encrypted else {host, socket.gethostname()}
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="collect")
+        self._collecting = asyncio.Lock()
+        self._next: asyncio.Future[list[Family]] | None = None
+
+    def close(self) -> None:
+        """Once nothing is asked any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def respond(self, head: Head, certificate: bytes | None) -> Answer:
+        """See :data:`psrpc.metrics.http_server.Respond`."""
+        names = self._names
+        if names is not None and head.host is not None and not known_host(head.host, names):
+            expected = ", ".join(sorted(names))
+            return _words(421, f"ask by IP address, localhost or one of {expected}")
+        if self._encrypted and (refused := self._refusal(head, certificate)):
+            return _words(403, refused)
+        if head.path == HEALTH:
+            return _words(200, str(self._security.role or "unknown"))
+        if head.path not in ("/", "/metrics"):
+            return _words(404, f"there is /metrics, and {HEALTH}")
+        try:
+            families = await self._figures()
+        except Exception as error:
+            # It has been logged.
+            return _words(500, f"no figures: {type(error).__name__}")
+        encode, kind = choose_encoder(head.accept)
+        return Answer(200, encode(_Collected(families)), kind)
+
+    def _refusal(self, head: Head, certificate: bytes | None) -> str:
+        """Why the holder of a certificate that TLS has verified may not ask; empty if it may."""
+        me = self._security.identity
+        assert me is not None
+        assert certificate is not None
+        peer = peer_of_der(certificate)
+        objection = self._security.objection(peer)
+        if objection is not None:
+            return objection.coded
+        who = peer.identity
+        # Health is told to all of the job, as gRPC's is.
+        alive = head.path == HEALTH and who is not None and who.job == me.job
+        if alive or may_read_metrics(who, me):
+            return ""
+        return f"{who or 'a certificate that names no role'} may not read the metrics of {me}"
+
+    async def _figures(self) -> list[Family]:
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._collected())
+            # Looked at also where all that have asked are gone.
+            self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._next)
+
+    async def _collected(self) -> list[Family]:
+        async with self._collecting:
+            # Those that ask from now on want newer ones.
+            self._next = None
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, lambda: list(self._registry.collect()))
+
+
+def _words(status: int, said: str) -> Answer:
+    return Answer(status, f"{said}\n".encode())
+
+
+def histogram(
+    name: str,
+    documentation: str,
+    counts: Iterable[tuple[Sequence[str], Sequence[int]]],
+    labels: Sequence[str],
+) -> HistogramMetricFamily:
+    """A histogram of staleness from counts by staleness, see ``pserver.core.counters``.
+
+    Args:
+        counts: label values, and how many had staleness 0, 1, 2, …; the last entry of 64 counts
+            all from there on, so that the sum is a lower bound.
+    """
+    family = HistogramMetricFamily(name, documentation, labels=labels)
+    for values, found in counts:
+        below = [(f"{bound:.1f}", float(sum(found[: bound + 1]))) for bound in STALENESS_BOUNDS]
+        total = float(sum(staleness * count for staleness, count in enumerate(found)))
+        family.add_metric(values, [*below, ("+Inf", float(sum(found)))], total)
+    return family

@@ -1,0 +1,221 @@
+"""A small server of HTTP/1 or HTTPS that shows something to whoever may see it, one answer for each
+connection.
+
+Neither slow clients nor many of them keep others out: all connections are on one thread and cost no
+other; TLS handshake and request head have one deadline together, the answer has another; and a new
+connection takes the place of the oldest that has asked for nothing yet
+(:mod:`psrpc.metrics.seats`). uvicorn, which the dashboard has, has no deadline before the first
+answer, and where it has too many connections it answers 503 to all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from psrpc.metrics.http_head import BadRequest, Head, parse_head
+from psrpc.metrics.seats import Seats
+from psrpc.ops.logs import get_logger
+
+log = get_logger()
+
+BACKLOG = 128
+
+_OVERLOADED_S = 0.1
+"""A pause where the process has no descriptors left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What clients can cost.
+
+    Attributes:
+        head_s: for TLS handshake and request head.
+        answer_s: for making the answer and sending it.
+        head_bytes: of a request.
+        connections: at once.
+        of_one_address: of these.
+    """
+
+    head_s: float = 5.0
+    answer_s: float = 15.0
+    head_bytes: int = 8192
+    connections: int = 128
+    of_one_address: int = 48
+
+
+BOUNDS = Bounds()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client gets; ``body`` is not sent to HEAD."""
+
+    status: int
+    body: bytes = b""
+    kind: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+
+Respond = Callable[[Head, bytes | None], Awaitable[Answer]]
+"""Answers a request; with the certificate that the client has shown (DER), None without TLS."""
+
+
+class HttpServer:
+    """Answers on a thread of its own from ``start`` to ``stop``. Thread-safe."""
+
+    def __init__(
+        self,
+        respond: Respond,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        bounds: Bounds = BOUNDS,
+        name: str = "http",
+    ) -> None:
+        """Args:
+        respond: is run in the server's event loop.
+        context: asked for at each connection; without, it is plain HTTP.
+        name: of the thread.
+        """
+        self._respond = respond
+        self._context = context
+        self._bounds = bounds
+        self._seats = Seats(bounds.connections, bounds.of_one_address)
+        self._loop = asyncio.new_event_loop()
+        self._listener: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self, host: str, port: int) -> int:
+        """Listens, and answers from now on; returns the port. Raises OSError."""
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            self._loop.close()
+            raise
+        self._listener = listener
+        # Kept, or it might be collected as garbage.
+        self._accepting = self._loop.create_task(self._accept(listener))
+        self._thread.start()
+        return int(listener.getsockname()[1])
+
+    def stop(self) -> None:
+        """Answers no more, and ends what is under way."""
+        if self._listener is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._listener = None
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            # Connections that were aborted are closed by their next turn.
+            loop.run_until_complete(asyncio.sleep(0))
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+            loop.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, address = await self._loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("no connection taken", why=error.strerror)
+                await asyncio.sleep(_OVERLOADED_S)
+                continue
+            task = self._loop.create_task(self._serve(connection))
+            leaves: Any = self._seats.take(task, str(address[0]))
+            if leaves is not None:
+                leaves.cancel()
+            task.add_done_callback(functools.partial(self._left, connection))
+
+    def _left(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        # Again, for one that had to give way before it began.
+        connection.close()
+        self._seats.leave(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("a connection failed", why=repr(error))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        reader = asyncio.StreamReader(limit=self._bounds.head_bytes)
+        transport: asyncio.Transport | None = None
+        # Clients that break off, or are too slow, are not told.
+        try:
+            with contextlib.suppress(OSError, EOFError, TimeoutError):
+                async with asyncio.timeout(self._bounds.head_s):
+                    transport, protocol = await self._loop.connect_accepted_socket(
+                        lambda: asyncio.StreamReaderProtocol(reader),
+                        connection,
+                        ssl=self._context() if self._context else None,
+                    )
+                    head = await _read_head(reader)
+                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+                async with asyncio.timeout(self._bounds.answer_s):
+                    await self._answer(head, writer)
+        finally:
+            # Not `close`, which waits for clients that do not read.
+            if transport is not None:
+                transport.abort()
+            else:
+                connection.close()
+
+    async def _answer(self, head: Head | BadRequest, writer: asyncio.StreamWriter) -> None:
+        task: Any = asyncio.current_task()
+        self._seats.asked(task)
+        if isinstance(head, BadRequest):
+            answer = Answer(head.status, f"{head}\n".encode())
+        elif head.method not in ("GET", "HEAD"):
+            said = b"This only shows; it takes GET and HEAD.\n"
+            answer = Answer(405, said, headers=(("Allow", "GET, HEAD"),))
+        else:
+            tls: ssl.SSLObject | None = writer.get_extra_info("ssl_object")
+            answer = await self._respond(head, tls.getpeercert(binary_form=True) if tls else None)
+        bodiless = isinstance(head, Head) and head.method == "HEAD"
+        # With nothing left behind, all is sent once it is drained.
+        writer.transport.set_write_buffer_limits(high=0)
+        writer.write(_encoded(answer, bodiless))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> Head | BadRequest:
+    try:
+        return parse_head(await reader.readuntil(b"\r\n\r\n"))
+    except asyncio.LimitOverrunError:
+        return BadRequest(431, "the head of the request is too large")
+    except BadRequest as error:
+        return error
+
+
+def _encoded(answer: Answer, bodiless: bool) -> bytes:
+    status = HTTPStatus(answer.status)
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {answer.kind}",
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in answer.headers),
+    ]
+    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    return head if bodiless else head + answer.body

@@ -1,0 +1,1 @@
+"""Channels and servers: limits, overload, reachability, health, reflection."""

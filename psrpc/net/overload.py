@@ -1,0 +1,172 @@
+"""Who is served when more is asked than can be done, for both kinds of server.
+
+Some calls are vital (:data:`psrpc.net.limits.VITAL`): they have threads of their own, or come on
+top of what is counted. Of the others a bounded number is served, in all and of each address, a
+bounded number waits, and all further ones get NotReady at once, which clients try again. No request
+is read before it is known that it is served."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import grpc
+
+from psrpc.core.errors import NotReady
+from psrpc.net.limits import (
+    MAX_PARKED,
+    MAX_WAITING,
+    PEER_CALLS,
+    VITAL,
+    VITAL_THREADS,
+    VITAL_UNREAD,
+)
+from psrpc.net.peers import Peers
+from psrpc.net.request import RequestReader, read_request
+from psrpc.wire.interceptor import (
+    AioInterceptor,
+    Handler,
+    Interceptor,
+    behaviour_of,
+    remake,
+    run_on,
+)
+
+
+class CountingPool(ThreadPoolExecutor):
+    """Threads that know how many calls they have. Thread-safe."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads, thread_name_prefix="rpc")
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    @property
+    def calls(self) -> int:
+        """Those that run and those that wait."""
+        return self._calls
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See ThreadPoolExecutor."""
+        with self._lock:
+            self._calls += 1
+        try:
+            future = super().submit(fn, *args, **kwargs)
+        except BaseException:
+            self._ended()
+            raise
+        # Also of a call that was given up before a thread took it.
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _future: object = None) -> None:
+        with self._lock:
+            self._calls -= 1
+
+
+class LoadInterceptor(Interceptor):
+    """For servers with threads; the last of a server's interceptors, and the one that reads the
+    request of a call that has one."""
+
+    def __init__(self, pool: CountingPool, threads: int, waiting: int = MAX_WAITING) -> None:
+        """Args:
+        pool: the server's.
+        threads: that it has.
+        waiting: calls that may wait for one.
+        """
+        self._pool = pool
+        self._threads, self._waiting = threads, waiting
+        self._vital = ThreadPoolExecutor(VITAL_THREADS, thread_name_prefix="vital")
+        self._peers, self._vital_unread = Peers(PEER_CALLS), Peers(VITAL_UNREAD)
+        self._reader = RequestReader()
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
+        if method in VITAL:
+            return run_on(self._vital, self._vitally(handler))
+        if self._pool.calls >= self._threads + self._waiting:
+            return run_on(self._vital, remake(handler, self._refuse, unread=True))
+        inner, read = behaviour_of(handler), self._read_by(handler)
+
+        def call(requests: Any, context: grpc.ServicerContext) -> Any:
+            with self._peers.present(context.peer()):
+                return inner(read(requests, context), context)
+
+        def call_streaming(requests: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._peers.present(context.peer()):
+                yield from inner(read(requests, context), context)
+
+        streaming = handler.response_streaming
+        return remake(handler, call_streaming if streaming else call, unread=True)
+
+    def _vitally(self, handler: Handler) -> Handler:
+        inner, read = behaviour_of(handler), self._read_by(handler)
+
+        def call(requests: Any, context: grpc.ServicerContext) -> Any:
+            # What it does with the request takes no time.
+            with self._vital_unread.present(context.peer()):
+                request = read(requests, context)
+            return inner(request, context)
+
+        return remake(handler, call, unread=True)
+
+    def _read_by(self, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
+        parse: Any = handler.request_deserializer
+        if handler.request_streaming:
+            return lambda requests, _context: requests
+        return lambda requests, context: self._reader.read(requests, context, parse)
+
+    def _refuse(self, _requests: Any, _context: grpc.ServicerContext) -> Any:
+        raise NotReady(
+            f"the server has {self._threads} calls under way and {self._waiting} more that wait; "
+            "try again, or start more shards"
+        )
+
+
+class AioLoadInterceptor(AioInterceptor):
+    """For asyncio servers; as the other, the last, and the one that reads."""
+
+    def __init__(self, parked: int = MAX_PARKED) -> None:
+        """``parked`` calls are served at once, beside vital ones."""
+        self._parked = parked
+        self._calls = 0
+        self._peers, self._vital = Peers(PEER_CALLS), Peers(PEER_CALLS)
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
+        inner = behaviour_of(handler)
+        parse: Any = handler.request_deserializer
+        late = not handler.request_streaming
+        served = self._vitally if method in VITAL else self._served
+
+        async def call(requests: Any, context: Any) -> Any:
+            with served(context.peer()):
+                request = await read_request(context, parse) if late else requests
+                return await inner(request, context)
+
+        async def call_streaming(requests: Any, context: Any) -> AsyncIterator[Any]:
+            with served(context.peer()):
+                request = await read_request(context, parse) if late else requests
+                async for response in inner(request, context):
+                    yield response
+
+        streaming = inspect.isasyncgenfunction(inner)
+        return remake(handler, call_streaming if streaming else call, unread=True)
+
+    @contextmanager
+    def _served(self, peer: str) -> Iterator[None]:
+        if self._calls >= self._parked:
+            raise NotReady(f"the server has {self._calls} calls under way; try again")
+        with self._peers.present(peer):
+            self._calls += 1
+            try:
+                yield
+            finally:
+                self._calls -= 1
+
+    def _vitally(self, peer: str) -> AbstractContextManager[None]:
+        return self._vital.present(peer)

@@ -1,0 +1,1 @@
+"""Logs, traces, clocks, threads and retries of a process."""

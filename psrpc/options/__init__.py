@@ -1,0 +1,1 @@
+"""Options of a command: flag, environment, file, TF_CONFIG, default."""

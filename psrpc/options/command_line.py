@@ -1,0 +1,58 @@
+"""What a command line that cannot be read is told: as every other error, with a code and a fix."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from psrpc.core.errors import InvalidArgument, error_line
+from psrpc.files.urls import is_url
+from psrpc.options.config_keys import did_you_mean
+from psrpc.options.job_keys import setting_meant
+
+EXIT_BAD_INPUT = 2
+
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+
+
+def run_path(text: str) -> Path:
+    """The type of an argument that names a run, or a part of one: never a URL."""
+    if is_url(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a URL; expected a path: runs lie on a POSIX file system that the "
+            "coordinator and all shards share (data, init_from and exports may be URLs)"
+        )
+    return Path(text)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a command's options, and of those of the commands below it."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        """Without abbreviations: what is short for one option today is short for two tomorrow."""
+        super().__init__(*args, **{"allow_abbrev": False, **more})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Everything has to be known: here, where it is known what there is."""
+        words = sys.argv[1:] if args is None else list(args)
+        said, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            flag = next((word for word in unknown if word.startswith("-")), "")
+            close = did_you_mean(flag.partition("=")[0], self._option_string_actions)
+            if flag and "--set" in self._option_string_actions:
+                setting = setting_meant(words, flag, exactly=bool(close))
+                if setting:
+                    self.error(f"unrecognized arguments: {flag}; use --set {setting}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{close if flag else ''}")
+        return said, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Says how it is used and what was wrong, and ends with 2."""
+        choice = _CHOICE.search(message)
+        if choice is not None:
+            message += did_you_mean(choice[1], re.findall(r"[\w.-]+", choice[2]))
+        error = InvalidArgument(f"{self.prog}: {message}", code="PS113")
+        self.exit(EXIT_BAD_INPUT, f"{self.format_usage()}{error_line(error)}\n")

@@ -1,0 +1,66 @@
+"""The names of all settings that a file or the environment may hold, whichever command has them.
+
+One file and one environment serve a whole cluster, so a command has to tell a setting that belongs
+to another command from one that is misspelt, and it cannot import the other's options. A test
+compares this with the commands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+
+from psrpc.core.errors import InvalidArgument
+
+PREFIX = "PSERVER_"
+
+SECTIONS = ("common", "coordinator", "pserver", "worker")
+"""Of the TOML file: settings of every command, then those of one."""
+
+_EVERYWHERE = "certs die_with_parent insecure log_format metrics token_file trace"
+
+KEYS_OF = {
+    section: frozenset(f"{_EVERYWHERE} {own}".split())
+    for section, own in {
+        "coordinator": "bind dashboard job mode reflection replicas resume run_dir set shards",
+        "pserver": "advertise bind connect_timeout coordinator data_connections reflection run_dir "
+        "shard",
+        "worker": "connect_timeout coordinator gpu gpu_memory_fraction intra_op_threads job shm "
+        "slow_down step_times",
+    }.items()
+}
+"""The settings of each section but ``[common]``, which takes all of them."""
+
+KEYS = frozenset[str]().union(*KEYS_OF.values()) | {"config"}
+
+_OF_KUBERNETES = re.compile(
+    PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?)"
+)
+"""What Kubernetes puts into every pod beside a service that is called pserver or pserver-…."""
+
+
+def variable(key: str) -> str:
+    """The environment variable of a setting: ``PSERVER_RUN_DIR`` of ``run_dir``."""
+    return PREFIX + key.upper()
+
+
+def is_a_setting(name: str) -> bool:
+    """Whether the environment variable ``name`` is meant for us."""
+    return name.startswith(PREFIX) and not _OF_KUBERNETES.fullmatch(name)
+
+
+def check_names(environment: Mapping[str, str]) -> None:
+    """Raises InvalidArgument for a variable that is meant for us and is no setting of any command;
+    suggests the nearest one."""
+    known = {variable(key) for key in KEYS}
+    for name in sorted(filter(is_a_setting, environment)):
+        if name not in known:
+            close = did_you_mean(name, known)
+            raise InvalidArgument(f"{name} is set and is not a setting; unset it{close}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'shard'?``, or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,192 @@
+"""Reads a job file without running it, for mistakes that need no TensorFlow to be found.
+
+What is refused here would be refused later in the same words; what only running the file can tell
+is left to that.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from psrpc.core.errors import InvalidData, InvalidJob, InvalidSetting
+from psrpc.options.job_file import UserCodeFailed, read_job_file
+from psrpc.options.job_keys import CODE, FIELDS, OPTIMIZER, literal_settings, unknown_key
+
+_HARMLESS = """
+    h5py keras matplotlib ml_dtypes numpy pandas PIL pyarrow scipy sklearn tensorflow
+    tensorflow_datasets worker
+"""
+_LIBRARIES = (frozenset(_HARMLESS.split()) | sys.stdlib_module_names) - {"runpy", "subprocess"}
+"""Modules that ask for no settings and write no data of a job."""
+
+_DYNAMIC = "__import__ chdir eval exec getattr globals import_module system vars"
+_OPAQUE = frozenset(_DYNAMIC.split())
+"""Names with which a file may do what cannot be read in it."""
+
+_FILES = {"Csv": "path", "Npz": "path"}
+"""Data sources that need one file, and what that argument is called."""
+
+MOST_MODULES = 100
+"""Files of the user's own that are read along with a job file."""
+
+
+def first_look(path: Path, settings: Sequence[str] = ()) -> None:
+    """Finds what speaks against a job file and its ``--set`` settings in milliseconds.
+
+    Raises:
+        InvalidJob: the file is not there, or names a data file that is not.
+        UserCodeFailed: it is not Python.
+        InvalidSetting: a key that neither a job nor this file has, if the file can be read that
+            far; or a setting without a key or a value.
+    """
+    tree = _parsed(path, read_job_file(path))
+    values = dict(map(_pair, settings))
+    _check_init_from(values)
+    modules = _modules(path, tree)
+    if modules is None:
+        return
+    own = frozenset[str]().union(*(literal_settings(module) or () for module in modules))
+    for setting in settings:
+        key, _ = _pair(setting)
+        if key in CODE:
+            raise InvalidSetting(f"--set {setting}: {key} is code; change it in the job file")
+        if key not in own and key not in FIELDS and not key.startswith(OPTIMIZER):
+            raise unknown_key(setting, key, [*sorted(own), *FIELDS, f"{OPTIMIZER}learning_rate"])
+    for what, call in _sources(tree):
+        if what not in values:
+            _check_file(what, call, modules)
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    key, equals, value = setting.partition("=")
+    if not equals or not key.strip():
+        raise InvalidSetting(
+            f"--set {setting}: expected key=value, for example epochs=3", code="PS104"
+        )
+    return key.strip(), value.strip()
+
+
+def _parsed(path: Path, source: bytes) -> ast.Module:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(source, str(path.absolute()))
+    except (SyntaxError, ValueError) as error:
+        raise UserCodeFailed(
+            f"job file {path} raised {type(error).__name__}: {error}",
+            "".join(traceback.format_exception(type(error), error, None)),
+        ) from None
+
+
+def _check_init_from(values: dict[str, str]) -> None:
+    value = values.get("init_from", "")
+    if value and value.lower() != "none" and "://" not in value and not Path(value).exists():
+        raise InvalidJob(
+            f"init_from is {value!r}; there is no such file or checkpoint in {Path.cwd()}"
+        )
+
+
+# -- what the file asks for ------------------------------------------------------------------------
+
+
+def _modules(path: Path, tree: ast.Module) -> list[ast.Module] | None:
+    """The file and the user's modules behind it; None where only running them can tell what they
+    ask for with ``setting`` and what they do."""
+    found: list[ast.Module] = []
+    folders = (path.absolute().parent, Path.cwd())
+    todo, seen = [tree], {path.absolute()}
+    while todo:
+        module = todo.pop()
+        if literal_settings(module) is None or any(_names(module) & _OPAQUE):
+            return None
+        found.append(module)
+        for name in _imported(module):
+            files = _local(name, folders)
+            if files is None and name not in _LIBRARIES:
+                return None
+            new = set(files or ()) - seen
+            seen |= new
+            if len(seen) > MOST_MODULES:
+                return None
+            try:
+                todo += [ast.parse(file.read_bytes()) for file in new]
+            except (OSError, SyntaxError, ValueError):
+                return None
+    return found
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """The top-level names of all modules that are imported anywhere in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").partition(".")[0]
+
+
+def _local(name: str, folders: Sequence[Path]) -> list[Path] | None:
+    """The files of a module of the user's own; None if it is none."""
+    for folder in folders:
+        if (folder / f"{name}.py").is_file():
+            return [folder / f"{name}.py"]
+        if (folder / name).is_dir() and name not in _LIBRARIES:
+            return sorted((folder / name).rglob("*.py"))
+    return None
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """All names and attributes that are used in it."""
+    return {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+
+
+# -- data files ------------------------------------------------------------------------------------
+
+
+def _sources(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The calls that make ``train`` and ``eval`` of ``job = Job(...)``."""
+    stored = Counter(
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    # Of a name that has several values, running the file tells which it is.
+    assigned = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and stored[target.id] == 1
+    }
+    job = assigned.get("job")
+    for keyword in job.keywords if isinstance(job, ast.Call) else ():
+        value: ast.expr | None = keyword.value
+        if isinstance(value, ast.Name):
+            value = assigned.get(value.id)
+        if keyword.arg in ("train", "eval") and isinstance(value, ast.Call):
+            yield keyword.arg, value
+
+
+def _check_file(what: str, call: ast.Call, modules: Sequence[ast.Module]) -> None:
+    """Raises InvalidData if it reads a file that is named there, and there alone, and is not there:
+    another line with the name, maybe without its suffix, may be one that makes it."""
+    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    if name not in _FILES:
+        return
+    by_name = (keyword.value for keyword in call.keywords if keyword.arg == _FILES[name])
+    file = next(by_name, call.args[0] if call.args else None)
+    if not isinstance(file, ast.Constant) or not isinstance(file.value, str):
+        return
+    nodes = (node for module in modules for node in ast.walk(module))
+    texts = (getattr(node, "value", None) for node in nodes if isinstance(node, ast.Constant))
+    alone = sum(Path(file.value).stem in text for text in texts if isinstance(text, str)) == 1
+    if alone and "://" not in file.value and not Path(file.value).exists():
+        raise InvalidData(f"{what}: {name}: there is no file {file.value!r}")

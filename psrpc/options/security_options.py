@@ -1,0 +1,131 @@
+"""The options of every command that say how it shows who it is. Imports nothing that takes long."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psrpc.core.errors import InvalidArgument
+from psrpc.options.config_keys import check_names
+from psrpc.options.config_value import NotThis, flag_from_text
+from psrpc.security.certificates import certificate_name
+from psrpc.security.identity import Role
+
+if TYPE_CHECKING:
+    from psrpc.security.credentials import Security
+
+CERTS_VARIABLE = "PSERVER_CERTS"
+TOKEN_VARIABLE = "PSERVER_TOKEN_FILE"
+INSECURE_VARIABLE = "PSERVER_INSECURE"
+
+
+def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> None:
+    """Defines ``--certs``, ``--token-file`` and ``--insecure``.
+
+    Args:
+        listens: whether the command serves, too.
+    """
+    group = parser.add_argument_group("security")
+    group.add_argument(
+        "--certs",
+        type=Path,
+        metavar="DIR",
+        help="the job's certificates, as `coordinator certs init` makes them "
+        f"(default: ${CERTS_VARIABLE})",
+    )
+    group.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="instead of certificates for each role: one secret, sent over TLS; of --certs only "
+        f"ca.crt{' and the own certificate' if listens else ''} is needed then "
+        f"(default: ${TOKEN_VARIABLE})",
+    )
+    group.add_argument(
+        "--insecure",
+        action="store_true",
+        help="plaintext "
+        + ("on other addresses than this machine's own" if listens else "to other machines")
+        + ": whoever reaches the port can change the model "
+        f"(default: ${INSECURE_VARIABLE})",
+    )
+
+
+def from_arguments(
+    role: Role, args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Security:
+    """What the options of :func:`add_security_arguments` ask for; they go before the environment.
+
+    Raises:
+        InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
+            it has a setting that there is not.
+    """
+    from psrpc.security.credentials import Asked, Security
+
+    check_names(environment)
+    return Security.from_options(
+        role,
+        certificates_directory(args, environment),
+        token_path(args, environment),
+        is_insecure(args, environment),
+        Asked(
+            _asked(args, "certs", CERTS_VARIABLE),
+            _asked(args, "token_file", TOKEN_VARIABLE),
+            _asked(args, "insecure", INSECURE_VARIABLE),
+        ),
+    )
+
+
+def _asked(args: argparse.Namespace, key: str, variable: str) -> str:
+    """What asked for a setting, if anything did: ``--certs``, ``--certs (PSERVER_CERTS)``."""
+    flag = "--" + key.replace("_", "-")
+    elsewhere: dict[str, str] = getattr(args, "elsewhere", {})
+    where = elsewhere.get(key, "") if getattr(args, key) else variable
+    return f"{flag} ({where})" if where else flag
+
+
+def certificates_directory(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The directory that the options, or else the environment, name."""
+    given: Path | None = args.certs
+    return given if given or args.insecure else _path(environment, CERTS_VARIABLE)
+
+
+def who_asks(
+    args: argparse.Namespace,
+    roles: Iterable[Role],
+    environment: Mapping[str, str] = os.environ,
+) -> Role:
+    """As whom to ask what all of ``roles`` may: the first whose certificate is there, since many a
+    machine has the files of one role alone; an operator where none is."""
+    certs = certificates_directory(args, environment)
+    found = (role for role in roles if certs and (certs / certificate_name(role)).exists())
+    return next(found, Role.OPERATOR)
+
+
+def token_path(
+    args: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The token's file that the options, or else the environment, name."""
+    given: Path | None = args.token_file
+    return given if given or args.insecure else _path(environment, TOKEN_VARIABLE)
+
+
+def is_insecure(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the options, or else the environment, ask for plaintext. Raises InvalidArgument."""
+    text = environment.get(INSECURE_VARIABLE, "")
+    try:
+        said = bool(text) and flag_from_text(text)
+    except NotThis as expected:
+        raise InvalidArgument(f"{INSECURE_VARIABLE}={text!r}; expected {expected}") from None
+    # Options that say how to be secure say that this is not meant.
+    return bool(args.insecure) or (said and args.certs is None and args.token_file is None)
+
+
+def _path(environment: Mapping[str, str], variable: str) -> Path | None:
+    value = environment.get(variable, "")
+    return Path(value) if value else None

@@ -1,0 +1,1 @@
+"""Certificates, identities, permissions, revocation and signatures."""

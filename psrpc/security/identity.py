@@ -1,0 +1,129 @@
+"""Who a process is: a role in a job, as certificates name it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Self
+
+from psrpc.core.errors import InvalidArgument
+
+SCHEME = "pserver://"
+DOMAIN = "pserver"
+
+CA = "ca"
+"""Stands where a role would in the name of a job's certificate authority."""
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LONGEST = 63
+
+
+class Role(StrEnum):
+    """What a process is there for. The values stand in certificates: load-bearing."""
+
+    COORDINATOR = "coordinator"
+    SHARD = "shard"
+    WORKER = "worker"
+    OPERATOR = "operator"
+    READER = "reader"
+
+    @property
+    def one(self) -> str:
+        """``a worker``, ``an operator``."""
+        return f"{'an' if self is Role.OPERATOR else 'a'} {self}"
+
+    @property
+    def serves(self) -> bool:
+        """Whether others connect to it, so that its certificate has a name to expect."""
+        return self in (Role.COORDINATOR, Role.SHARD)
+
+    @property
+    def shows_metrics(self) -> bool:
+        """Whether it may be asked for metrics, so that its certificate is a server's, too."""
+        return self.serves or self is Role.WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A role in a job. Made when checked: ``job`` is a DNS label.
+
+    Raises:
+        InvalidArgument: ``job`` is none.
+    """
+
+    job: str
+    role: Role
+
+    def __post_init__(self) -> None:
+        check_job_name(self.job)
+
+    def __str__(self) -> str:
+        return f"{self.role.one} of job {self.job}"
+
+    @property
+    def uri(self) -> str:
+        """``pserver://JOB/ROLE``, the URI SAN of its certificate."""
+        return f"{SCHEME}{self.job}/{self.role}"
+
+    @property
+    def server_name(self) -> str:
+        """``ROLE.JOB.pserver``, the DNS SAN that a client expects of it."""
+        return server_name(self.job, self.role)
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Reads ``pserver://JOB/ROLE``.
+
+        Raises:
+            InvalidArgument: it is no such name.
+        """
+        job, slash, role = uri.removeprefix(SCHEME).partition("/")
+        if not uri.startswith(SCHEME) or not slash or role not in set(Role):
+            roles = ", ".join(Role)
+            raise InvalidArgument(
+                f"the certificate names {uri!r}; expected {SCHEME}JOB/ROLE with one of {roles}"
+            )
+        return cls(job, Role(role))
+
+
+@lru_cache(maxsize=256)
+def identity_of(uri: bytes) -> Identity | None:
+    """Whom the URI of a peer's certificate names; None if it names nobody of this project."""
+    try:
+        return Identity.from_uri(uri.decode())
+    except (InvalidArgument, UnicodeDecodeError):
+        return None
+
+
+def server_name(job: str, role: Role) -> str:
+    """The DNS name in the certificate of a ``role`` that serves."""
+    return f"{role}.{job}.{DOMAIN}"
+
+
+def ca_uri(job: str) -> str:
+    """The URI SAN of the certificate authority of a job."""
+    return f"{SCHEME}{job}/{CA}"
+
+
+def job_of_ca(uri: str) -> str:
+    """The job whose certificate authority has the name ``uri``; empty if it is no such name."""
+    job, slash, who = uri.removeprefix(SCHEME).partition("/")
+    named = uri.startswith(SCHEME) and slash and who == CA and _LABEL.fullmatch(job)
+    return job if named else ""
+
+
+def check_job_name(job: str) -> None:
+    """Raises InvalidArgument for a name that cannot stand in a certificate."""
+    if not _LABEL.fullmatch(job):
+        raise InvalidArgument(
+            f"job name {job!r} cannot stand in a certificate; expected 1 to {_LONGEST} lower-case "
+            "letters, digits and hyphens, no hyphen first or last"
+        )
+
+
+def job_name(text: str) -> str:
+    """The job name that is nearest to ``text``, a file's name for example."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST].strip("-")
+    return label or "job"

@@ -1,0 +1,199 @@
+"""Proofs that the coordinator issues and shards check: sessions, grants and signed decisions.
+
+A worker runs its user's code, so a shard trusts nothing that it says about itself or about others.
+What a worker passes on from the coordinator carries a proof that the worker cannot make:
+
+* a *session* says which worker calls, and with which certificate. Ed25519, checked once;
+* a *grant* says that an attempt was leased to that worker in this generation. BLAKE2b with a key
+  that coordinator and shards share, since one is checked for every push: 2 microseconds, where a
+  signature takes 200;
+* a *receipt* says that a shard has the attempt, and whether with a gradient or as skipped. Made
+  with the same key, and checked by the coordinator: a worker cannot report what it did not push;
+* a *signed decision* is a round as the coordinator stored it. Ed25519, checked once for a round.
+
+The keys are new with each coordinator process and reach shards on their own command stream, with
+the order to begin a generation. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import AccessDenied, InvalidArgument
+from psrpc.v1 import types_pb2 as types
+
+SESSION = b"psrpc.v1 session\0"
+DECISION = b"psrpc.v1 decision\0"
+"""What a signature is over begins with its purpose, so that none serves another. Load-bearing, as
+are the sizes and ``_GRANTED``: clients in other languages pass these bytes on."""
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+GRANT_BYTES = 16
+NONCE_BYTES = 16
+SECRET_BYTES = 32
+
+MAX_SESSION_BYTES = 255
+"""A session names a worker and a certificate's common name, which X.509 bounds at 64 characters."""
+
+_GRANTED = struct.Struct("<QQIQI")
+"""Generation, attempt, and the batch's epoch, first and count; the worker's name follows."""
+
+_GRANT = b"psrpc.v1 grant"
+_RECEIPT = b"psrpc.v1 receipt"
+
+_RECEIVED = struct.Struct("<I?")
+"""Before what was granted: the shard, and whether it has the attempt as skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A shard checks its callers by these, for one generation. Made when checked.
+
+    Attributes:
+        verify: the public key of sessions and decisions, Ed25519.
+        grant: the key of grants, which is a secret of coordinator and shards.
+
+    Raises:
+        InvalidArgument: one of them is not :data:`KEY_BYTES` long.
+    """
+
+    verify: bytes
+    grant: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.verify) != KEY_BYTES or len(self.grant) != KEY_BYTES:
+            raise InvalidArgument(
+                f"keys of {len(self.verify)} and {len(self.grant)} bytes; expected {KEY_BYTES} each"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A worker's registration: the name that it was given, and the common name of the certificate
+    that it registered with, empty without certificates."""
+
+    worker: str
+    certificate: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignedDecision:
+    """See the message of the same name."""
+
+    decision: bytes
+    signature: bytes
+
+
+INITIALIZE = BatchId(0, 0, 0)
+"""No batch is empty and no attempt has number 0: the grant of both is that to initialize shards."""
+
+
+def grant_of(key: bytes, worker: str, generation: int, batch: BatchId, attempt: int) -> bytes:
+    """The proof that ``attempt`` of ``batch`` was leased to ``worker`` in ``generation``."""
+    return _mac(key, _GRANT, _granted(worker, generation, batch, attempt))
+
+
+def receipt_of(
+    key: bytes,
+    worker: str,
+    generation: int,
+    batch: BatchId,
+    attempt: int,
+    shard: int,
+    skipped: bool,
+) -> bytes:
+    """The proof that ``shard`` has this attempt of ``worker``, ``skipped`` or with a gradient."""
+    received = _RECEIVED.pack(shard, skipped)
+    return _mac(key, _RECEIPT, received + _granted(worker, generation, batch, attempt))
+
+
+def check_grant(
+    key: bytes, worker: str, generation: int, batch: BatchId, attempt: int, grant: bytes
+) -> None:
+    """Passes an attempt that was leased to ``worker``. Raises AccessDenied for others."""
+    what = f"attempt {attempt} of {batch}" if batch != INITIALIZE else "first values"
+    if not hmac.compare_digest(grant, grant_of(key, worker, generation, batch, attempt)):
+        raise AccessDenied(
+            f"{worker} sends {what}; that was not leased to it in generation {generation}",
+            code="PS305",
+        )
+
+
+def read_session(verify: bytes, token: bytes) -> Session:
+    """The session that ``token`` stands for; checked once, then remembered.
+
+    Raises:
+        AccessDenied: the coordinator whose key ``verify`` is has issued no such session.
+    """
+    if not token:
+        raise AccessDenied("the call names no session; a worker registers first", code="PS309")
+    if len(token) > MAX_SESSION_BYTES:
+        raise AccessDenied(
+            f"the session has {len(token)} bytes; expected at most {MAX_SESSION_BYTES}",
+            code="PS309",
+        )
+    return _read_session(verify, token)
+
+
+def check_decision(verify: bytes, signed: SignedDecision) -> None:
+    """Passes a decision of the coordinator; checked once, then remembered. Raises AccessDenied for
+    others."""
+    if len(signed.signature) != SIGNATURE_BYTES or not _is_decision(
+        verify, signed.decision, signed.signature
+    ):
+        raise AccessDenied("the decision was not signed by this job's coordinator", code="PS306")
+
+
+def session_body(session: Session, nonce: bytes) -> bytes:
+    """The bytes of a session that are signed, after :data:`SESSION`. In its token they come after
+    the signature."""
+    return types.Session(
+        worker=session.worker, certificate=session.certificate, nonce=nonce
+    ).SerializeToString()
+
+
+def _granted(worker: str, generation: int, batch: BatchId, attempt: int) -> bytes:
+    packed = _GRANTED.pack(generation, attempt, batch.epoch, batch.first, batch.count)
+    return packed + worker.encode()
+
+
+def _mac(key: bytes, purpose: bytes, message: bytes) -> bytes:
+    return hashlib.blake2b(message, key=key, person=purpose, digest_size=GRANT_BYTES).digest()
+
+
+@lru_cache(maxsize=4096)
+def _read_session(verify: bytes, token: bytes) -> Session:
+    signature, body = token[:SIGNATURE_BYTES], token[SIGNATURE_BYTES:]
+    if not _verifies(verify, signature, SESSION + body):
+        raise AccessDenied(
+            "the session is not one that this job's coordinator opened", code="PS309"
+        )
+    try:
+        session = types.Session.FromString(body)
+    except DecodeError:
+        raise AssertionError("the coordinator signs sessions alone with this purpose") from None
+    return Session(session.worker, session.certificate)
+
+
+@lru_cache(maxsize=8)
+def _is_decision(verify: bytes, decision: bytes, signature: bytes) -> bool:
+    """All workers of a round bring the same."""
+    return _verifies(verify, signature, DECISION + decision)
+
+
+def _verifies(verify: bytes, signature: bytes, signed: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(verify).verify(signature, signed)
+    except InvalidSignature:
+        return False
+    return True

@@ -1,0 +1,193 @@
+"""What is put around all handlers, for both kinds of server: an error raised in one becomes a gRPC
+status.
+
+The body of a streaming handler runs while its result is iterated, after the call to it has
+returned, so the iteration is wrapped as well as the call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+
+from psrpc.core.errors import AccessDenied, PsError
+from psrpc.ops.logs import get_logger
+from psrpc.wire.status import CODES, details, trailing_metadata
+
+log = get_logger()
+
+MOST_TOLD = 256
+"""Different calls that a server's log warns of, since their callers may not make them."""
+
+_POOL = "experimental_thread_pool"
+"""gRPC runs a behaviour with such an attribute on that pool; what is made of it keeps it."""
+
+
+def remake(
+    handler: Any, behaviour: Callable[..., Any], unread: bool = False
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """``handler`` with another behaviour. With ``unread``, one request becomes a stream of one, as
+    bytes: gRPC reads nothing of it before the behaviour does."""
+    late = unread and not handler.request_streaming
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(handler.request_streaming or late, handler.response_streaming)]
+    remade = make(
+        behaviour,
+        request_deserializer=None if late else handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    pool = getattr(behaviour_of(handler), _POOL, None)
+    return remade if pool is None or hasattr(behaviour, _POOL) else run_on(pool, remade)
+
+
+def run_on(pool: ThreadPoolExecutor, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    """``handler``, run by ``pool`` instead of the server's own threads, where it has any."""
+    inner = behaviour_of(handler)
+
+    def call(request: Any, context: Any) -> Any:
+        return inner(request, context)
+
+    setattr(call, _POOL, pool)
+    return remake(handler, call)
+
+
+def behaviour_of(handler: Any) -> Callable[..., Any]:
+    """What a handler does, of whatever kind it is."""
+    found: Callable[..., Any] = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    return found
+
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Puts something around what a server with threads does."""
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """What serves a call to ``method`` in place of ``handler``. Called when a call arrives,
+        before any thread has it."""
+        raise NotImplementedError
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """See grpc.ServerInterceptor."""
+        handler = continuation(handler_call_details)
+        return handler and self.wrapped(handler, handler_call_details.method)
+
+
+class AioInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """The same for asyncio servers."""
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """What serves a call to ``method`` in place of ``handler``."""
+        raise NotImplementedError
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(handler_call_details)
+        # The stubs forget that an unknown method has none.
+        return handler and self.wrapped(handler, handler_call_details.method)
+
+
+class _Refusals:
+    """Tells a server's log of calls that are refused. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, method: str, peer: str, error: PsError) -> None:
+        """Warns of what a caller may not do, once: a member that tries is broken or means harm.
+        Other refusals are daily business."""
+        why = str(error)
+        new = why not in self._told and len(self._told) < MOST_TOLD
+        if isinstance(error, AccessDenied) and new:
+            self._told.add(why)
+            log.warning("refused", method=method, peer=peer, why=error.coded)
+        else:
+            log.debug("refused", method=method, error=type(error).__name__, why=why)
+
+
+class ErrorInterceptor(Interceptor):
+    """For servers with threads."""
+
+    def __init__(self) -> None:
+        self._refusals = _Refusals()
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
+        inner = behaviour_of(handler)
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return inner(request, context)
+            except PsError as error:
+                self._refusals.tell(method, context.peer(), error)
+                _abort(context, error)
+
+        def call_streaming(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                yield from inner(request, context)
+            except PsError as error:
+                self._refusals.tell(method, context.peer(), error)
+                _abort(context, error)
+
+        streaming = handler.response_streaming
+        return remake(handler, call_streaming if streaming else call)
+
+
+def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
+    context.set_trailing_metadata(trailing_metadata(error))
+    context.abort(CODES[type(error)], details(error))
+
+
+class AioErrorInterceptor(AioInterceptor):
+    """For asyncio servers."""
+
+    def __init__(self) -> None:
+        self._refusals = _Refusals()
+
+    def wrapped(self, handler: Handler, method: str) -> Handler:
+        """See the base class."""
+        inner = behaviour_of(handler)
+
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await inner(request, context)
+            except PsError as error:
+                self._refusals.tell(method, context.peer(), error)
+                await _abort_aio(context, error)
+
+        async def call_streaming(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in inner(request, context):
+                    yield response
+            except PsError as error:
+                self._refusals.tell(method, context.peer(), error)
+                await _abort_aio(context, error)
+
+        # One that streams may also be a coroutine that writes, as the health service's.
+        streaming = inspect.isasyncgenfunction(inner)
+        return remake(handler, call_streaming if streaming else call)
+
+
+async def _abort_aio(context: Any, error: PsError) -> NoReturn:
+    await context.abort(CODES[type(error)], details(error), trailing_metadata(error))
+    raise AssertionError("abort raises")

@@ -1,0 +1,218 @@
+"""What a coordinator finds in its run directory: nothing, a run that goes on, or one to resume."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.checkpoints.checkpoints import Chosen
+from coordinator.core.history import Followed
+from coordinator.core.run import RestoredCheckpoint, Run
+from coordinator.process.serve import ServeOptions
+from coordinator.process.settling import check_ledger, settle
+from coordinator.records.run_directory import LEDGER, RunDirectory
+from coordinator.records.store import ENDED, GENERATION, POLICIES, SINCE, Store
+from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
+from psrpc.core.plan import make_plan
+from psrpc.core.policy import ASYNC, Policy
+from tests.coordinator.builders import describe
+
+
+def settled(path: Path, *, shards: int = 1, **options: Any) -> tuple[Run, dict[str, Any]]:
+    """The run, and what is stored of it."""
+    changes = options.pop("changes", {})
+    description = describe(**changes)
+    wanted = ServeOptions(job=Path("tiny.py"), shards=shards, run_dir=path, **options)
+    plan = make_plan(description.variables, shards, description.placement)
+    with RunDirectory(path, wanted.resume) as directory, Store(path / LEDGER) as opened:
+        run = settle(wanted, description, plan, directory, opened)
+        keys = ("identity", ENDED, GENERATION)
+        return run, {key: opened.get(key) for key in keys}
+
+
+def put(path: Path, key: str, value: Any) -> None:
+    with Store(path / LEDGER) as store:
+        store.put(key, value)
+
+
+def test_a_new_run_is_given_a_name_a_token_and_no_generation(tmp_path: Path) -> None:
+    run, stored = settled(tmp_path / "run", overrides=("epochs=2",), replicas=3)
+    assert (run.generation, run.since, run.restored) == (0, 0, None)
+    assert run.overrides == ("epochs=2", "replicas=3")
+    assert stored["identity"]["run_id"] == run.run_id
+    assert stored["identity"]["overrides"] == {"epochs": "2"}
+    assert (tmp_path / "run" / "token").read_text() == run.token
+
+
+def test_shards_that_hold_nothing_are_a_warning(tmp_path: Path) -> None:
+    assert settled(tmp_path / "enough", shards=4)[0].remarks == ()
+    crowded, _ = settled(tmp_path / "crowded", shards=9)
+    assert crowded.remarks == (
+        "4 of 9 shards hold no parameters: the model is too small for so many; say fewer, such as "
+        "--shards 5",
+    )
+
+
+def test_a_run_that_has_not_ended_is_the_same_run(tmp_path: Path) -> None:
+    first, _ = settled(tmp_path)
+    put(tmp_path, GENERATION, 4)
+    put(tmp_path, SINCE, 2)
+    again, _ = settled(tmp_path, overrides=("checkpoint_every=7", "keep_checkpoints=2"))
+    assert (again.run_id, again.token) == (first.run_id, first.token)
+    assert (again.generation, again.since) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("difference", "what"),
+    [
+        ({"shards": 2}, r"its shards is 1, this one's 2"),
+        ({"overrides": ("optimizer.learning_rate=1",)}, "its overrides is"),
+        ({"changes": {"job_sha256": "cd" * 32}}, "its job_sha256 is 'abab"),
+        (
+            {"changes": {"mode": "sync", "replicas": 2}},
+            "its policy is async, this one's sync replicas=2",
+        ),
+        ({"changes": {"data_fingerprint": "other"}}, "its data is 'f00d'"),
+    ],
+)
+def test_another_job_is_refused(tmp_path: Path, difference: dict[str, Any], what: str) -> None:
+    settled(tmp_path)
+    with pytest.raises(InvalidJob, match=f"not ended, of another job: {what}"):
+        settled(tmp_path, **difference)
+
+
+def test_a_run_that_has_ended_has_to_be_resumed(tmp_path: Path) -> None:
+    settled(tmp_path)
+    put(tmp_path, ENDED, {"phase": "failed", "reason": "diverged"})
+    with Store(tmp_path / LEDGER) as store:
+        store.put_checkpoint("step-00000004", 1, 4)
+    with pytest.raises(AlreadyExists, match=r"has ended \(failed\); say --resume"):
+        check_ledger(tmp_path, resume=False)
+    with pytest.raises(AlreadyExists, match=r"has ended \(failed\); say --resume"):
+        settled(tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot resume: .* another --run-dir"):
+        settled(tmp_path, resume=True)
+
+
+def test_a_run_that_was_stopped_before_anything_was_saved_begins_anew(tmp_path: Path) -> None:
+    """By the same command, or by one with what was wrong put right."""
+    first, _ = settled(tmp_path)
+    put(tmp_path, ENDED, {"phase": "failed", "reason": "stopped"})
+    check_ledger(tmp_path, resume=False)
+    with pytest.raises(CheckpointError) as raised:
+        settled(tmp_path, resume=True)
+    assert str(raised.value) == (
+        f"cannot resume: the run of {tmp_path} has saved nothing, and nothing of it was trained; "
+        f"--run-dir {tmp_path} without --resume begins it anew"
+    )
+    with pytest.raises(InvalidJob, match="holds a run of job"):
+        settled(tmp_path, changes={"name": "another"})
+    again, stored = settled(tmp_path, changes={"job_sha256": "cd" * 32})
+    assert again.restored is None
+    assert again.token != first.token
+    assert stored[ENDED] is None
+
+
+def test_a_run_that_is_done_does_not_begin_anew(tmp_path: Path) -> None:
+    settled(tmp_path)
+    put(tmp_path, ENDED, {"phase": "done", "reason": ""})
+    with pytest.raises(AlreadyExists, match=r"has ended \(done\); say --resume"):
+        settled(tmp_path)
+
+
+def test_shards_of_another_job_are_not_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the job as it was, shards that are there still keep what they hold; with another
+    learning rate or plan they must not."""
+    first, _ = settled(tmp_path)
+    chosen = Chosen(RestoredCheckpoint("step-00000004", 4), first.run_id, 1, (), batches=4)
+    monkeypatch.setattr("coordinator.process.settling._check_checkpoint", lambda *_: chosen)
+    assert settled(tmp_path, resume=True)[0].token == first.token
+    changed, _ = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
+    assert changed.run_id == first.run_id
+    assert changed.token != first.token
+    put(tmp_path, ENDED, {"phase": "done", "reason": ""})
+    over, stored = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
+    assert over.token != changed.token
+    assert stored[ENDED] is None
+
+
+def test_a_run_goes_on_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = settled(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Store, "put_all", refuse)
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert settled(tmp_path)[0].token == first.token
+
+
+SYNC: dict[str, Any] = {"mode": "sync", "replicas": 2}
+
+
+def resumed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...] = (), **changes: Any
+) -> Run:
+    """The run goes on from a checkpoint of step 7 that has 5 batches."""
+    chosen = Chosen(RestoredCheckpoint("step-00000007", 7), "r", 1, (), batches=5)
+    monkeypatch.setattr("coordinator.process.settling._check_checkpoint", lambda *_: chosen)
+    return settled(path, resume=True, overrides=overrides, changes=changes)[0]
+
+
+def test_a_run_that_is_resumed_with_another_policy_comes_to_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(tmp_path)
+    put(tmp_path, GENERATION, 4)
+    run = resumed(tmp_path, monkeypatch, **SYNC)
+    sync = Policy(mode="sync", replicas=2)
+    assert (run.policies, run.since) == ((Followed(2, sync, 7, 5),), 5)
+    assert run.followed[0] == Followed(1, ASYNC)
+    # It is stored, and stands from now on.
+    assert resumed(tmp_path, monkeypatch, **SYNC).policies == run.policies
+    assert settled(tmp_path, changes=SYNC)[0].policies == run.policies
+    assert resumed(tmp_path, monkeypatch).followed == (
+        *run.followed,
+        Followed(3, ASYNC, 7, 5),
+    )
+
+
+def test_the_policy_that_was_followed_last_stands_when_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(tmp_path)
+    ssp = Followed(2, Policy(mode="ssp", staleness=4), 7, 5)
+    put(tmp_path, POLICIES, [ssp.to_json()])
+    assert settled(tmp_path)[0].policies == (ssp,)
+    assert resumed(tmp_path, monkeypatch).policies == (ssp,)
+    # What is asked for stands already.
+    again = resumed(tmp_path, monkeypatch, mode="ssp", staleness=4)
+    assert (again.policies, again.since) == ((ssp,), 0)
+
+
+def test_what_is_other_than_at_the_start_is_told_to_who_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ("epochs=1", "optimizer.learning_rate=0.05", "checkpoint_every=9")
+    settled(tmp_path, overrides=said, changes=SYNC)
+    assert resumed(tmp_path, monkeypatch, said, **SYNC).remarks == ()
+    assert resumed(tmp_path, monkeypatch, ("epochs=2",)).remarks == (
+        "the run was started with --set optimizer.learning_rate=0.05, which is not said now: what "
+        "the job file says holds",
+        "the run goes on as async; it was sync replicas=2",
+    )
+    # Since the last start it is said no more, and was changed while the run went on.
+    ssp = Followed(3, Policy(mode="ssp", staleness=4), 7, 5)
+    put(tmp_path, POLICIES, [ssp.to_json()])
+    assert resumed(tmp_path, monkeypatch, ("epochs=2",)).remarks == (
+        "the run goes on as ssp staleness=4, which it was changed to while it ran, and not as "
+        "async; `coordinator set` changes it back",
+    )
+    assert settled(tmp_path, overrides=("epochs=2",))[0].remarks == ()

@@ -1,0 +1,100 @@
+"""Clocks of stale synchronous parallel training."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.schedule.clocks import Clocks
+
+
+def entered(staleness: int, **steps: int) -> Clocks:
+    """Workers at these clocks."""
+    clocks = Clocks(staleness)
+    for worker in steps:
+        clocks.enter(worker)
+    for worker, count in steps.items():
+        for _ in range(count):
+            clocks.tick(worker)
+    return clocks
+
+
+@pytest.mark.parametrize(("staleness", "allowed"), [(0, (0, 0, 1)), (2, (0, 2, 3)), (5, (2, 5, 6))])
+def test_nobody_starts_a_step_more_than_s_ahead(staleness: int, allowed: tuple[int, ...]) -> None:
+    clocks = entered(staleness, fast=4, middle=1, slow=0)
+    assert tuple(clocks.allowed(w) for w in ("fast", "middle", "slow")) == allowed
+
+
+def test_steps_that_are_not_done_count() -> None:
+    clocks = entered(3, fast=1, slow=0)
+    assert [clocks.allowed("fast", n) for n in range(5)] == [3, 2, 1, 0, 0]
+
+
+def test_who_waits_hears_for_whom() -> None:
+    clocks = entered(1, fast=2, slow=0, middle=1)
+    assert clocks.reason("fast") == (
+        "slow to catch up: fast has done 2 steps more and may be 1 ahead"
+    )
+
+
+@pytest.mark.parametrize("goes", ["idle", "leave"])
+def test_who_does_not_train_holds_nobody(goes: str) -> None:
+    clocks = entered(0, fast=2, slow=0)
+    assert clocks.allowed("fast") == 0
+    getattr(clocks, goes)("slow")
+    assert clocks.allowed("fast") == 1
+    clocks.enter("slow")
+    assert clocks.clock("slow") == 2
+
+
+def test_who_comes_back_keeps_a_greater_clock() -> None:
+    clocks = entered(1, fast=2, slow=1)
+    clocks.idle("fast")
+    clocks.enter("fast")
+    assert (clocks.clock("fast"), clocks.allowed("fast")) == (2, 1)
+
+
+def test_who_joins_when_nobody_trains_starts_where_the_others_were() -> None:
+    clocks = entered(0, a=7)
+    clocks.idle("a")
+    clocks.enter("new")
+    assert clocks.clock("new") == 7
+    clocks.enter("a")
+    assert (clocks.allowed("a"), clocks.allowed("new")) == (1, 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 4))
+def test_the_least_clock_never_falls_and_nobody_is_further_ahead_of_it(
+    seed: int, staleness: int
+) -> None:
+    chance = random.Random(seed)
+    clocks = Clocks(staleness)
+    given_out: dict[str, int] = {}
+    least = 0
+    for _ in range(150):
+        worker = chance.choice("abcd")
+        action = chance.random()
+        if action < 0.4:
+            clocks.enter(worker)
+            have = given_out.get(worker, 0)
+            more = clocks.allowed(worker, have)
+            given_out[worker] = have + chance.randint(0, more)
+            clock = clocks.clock(worker)
+            assert clock is not None
+            if given_out[worker] > have:
+                # The last of these steps starts when all others are done.
+                assert clock + given_out[worker] - 1 - clocks.least <= staleness
+        elif action < 0.8 and given_out.get(worker):
+            clocks.tick(worker)
+            given_out[worker] -= 1
+        elif action < 0.9:
+            clocks.idle(worker)
+        elif action < 0.95:
+            clocks.leave(worker)
+            given_out.pop(worker, None)
+        assert clocks.least >= least
+        least = clocks.least

@@ -1,0 +1,228 @@
+"""Stale synchronous parallel training: the ledger under clocks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core.work import Attempt, Evaluate, Report, Train, Wait
+from coordinator.schedule.ledger import Ledger
+from psrpc.core.intervals import IntervalSet
+from psrpc.core.policy import Policy
+from tests.coordinator.whole_coordinator import Worker, start
+
+ALL = 10**9
+
+
+def make(staleness: int, **changes: object) -> Ledger:
+    settings = {
+        "records": 1000,
+        "batch_size": 1,
+        "epochs": 1,
+        "policy": Policy(mode="ssp", staleness=staleness),
+        **changes,
+    }
+    return Ledger(**settings)  # type: ignore[arg-type]
+
+
+def lease(ledger: Ledger, worker: str, now: float = 0.0, workers: int = 1) -> list[Attempt]:
+    work = ledger.lease(worker, now, ALL, workers)
+    if isinstance(work, Wait):
+        return []
+    assert work.fresh
+    return list(work.batches)
+
+
+def finish(ledger: Ledger, worker: str, attempts: list[Attempt], now: float = 0.0) -> None:
+    ledger.report(worker, [Report(a.batch, a.number) for a in attempts], now)
+
+
+def step(ledger: Ledger, worker: str, times: int = 1) -> None:
+    for _ in range(times):
+        [attempt] = lease(ledger, worker)
+        finish(ledger, worker, [attempt])
+
+
+def test_a_worker_waits_for_the_slowest_and_hears_who_that_is() -> None:
+    ledger = make(1)
+    slow = lease(ledger, "slow")
+    step(ledger, "fast", 2)
+    assert ledger.lease("fast", 0.0, ALL, 2) == Wait(
+        "slow to catch up: fast has done 2 steps more and may be 1 ahead"
+    )
+    finish(ledger, "slow", slow)
+    step(ledger, "fast")
+
+
+def test_a_worker_that_waits_or_asks_later_holds_its_clock() -> None:
+    ledger = make(0)
+    step(ledger, "a")
+    step(ledger, "b")
+    assert lease(ledger, "b") == [], "a has done one step and will ask again"
+    step(ledger, "a")
+    assert lease(ledger, "b")
+
+
+def test_who_is_to_evaluate_next_holds_the_others_until_it_has_done_what_it_holds() -> None:
+    ledger = make(0)
+    held = lease(ledger, "slow")
+    ledger.idle_worker("slow")
+    step(ledger, "fast")
+    assert lease(ledger, "fast") == [], "slow has not done its first step"
+    finish(ledger, "slow", held)
+    step(ledger, "fast", 3)
+
+
+@pytest.mark.parametrize("how", ["idle_worker", "revoke", "release"])
+def test_who_evaluates_or_is_gone_holds_nobody(how: str) -> None:
+    ledger = make(0)
+    step(ledger, "slow")
+    step(ledger, "fast")
+    assert lease(ledger, "fast") == []
+    getattr(ledger, how)("slow")
+    step(ledger, "fast", 5)
+    # It comes back at the clock of the others.
+    assert lease(ledger, "slow")
+    assert lease(ledger, "fast")
+    assert lease(ledger, "fast") == []
+
+
+def test_who_finds_nothing_open_holds_nobody() -> None:
+    ledger = make(0, records=4)
+    held = {worker: lease(ledger, worker) for worker in "abcd"}
+    for worker in "ab":
+        finish(ledger, worker, held[worker])
+    assert ledger.lease("a", 0.0, ALL, 4) == Wait("batches that are under way: c (1), d (1)")
+    ledger.release("c")
+    ledger.release("d")
+    step(ledger, "b", 2)
+    assert ledger.finished
+
+
+def test_a_new_worker_starts_at_the_least_clock() -> None:
+    ledger = make(2)
+    step(ledger, "old", 10)
+    step(ledger, "new")
+    step(ledger, "old", 3)
+    assert len(lease(ledger, "new")) == 1
+    step(ledger, "old")
+    assert lease(ledger, "old") == []
+
+
+def test_tasks_are_no_longer_than_a_worker_may_run_ahead() -> None:
+    ledger = make(4)
+    now = 0.0
+    lease(ledger, "slow", now)
+    sizes = []
+    while attempts := lease(ledger, "fast", now, 2):
+        sizes.append(len(attempts))
+        now += 0.001
+        finish(ledger, "fast", attempts, now)
+    assert sizes == [1, 2, 2]
+
+
+def test_a_step_that_is_told_twice_or_by_another_moves_no_clock() -> None:
+    ledger = make(0)
+    slow = lease(ledger, "slow")
+    fast = lease(ledger, "fast")
+    for _ in range(3):
+        finish(ledger, "fast", fast)
+    finish(ledger, "other", slow)
+    assert lease(ledger, "fast") == []
+    finish(ledger, "slow", slow)
+    assert lease(ledger, "fast")
+
+
+def test_what_did_not_arrive_is_given_again_at_the_bound_too() -> None:
+    ledger = make(0)
+    [attempt] = lease(ledger, "w")
+    assert ledger.lease("w", 0.0, 0, 1) == Train((attempt,), fresh=True)
+
+
+def test_a_drain_lets_those_at_the_bound_finish_what_is_left() -> None:
+    ledger = make(0, partial={0: IntervalSet([(500, 503)])})
+    slow = lease(ledger, "slow")
+    step(ledger, "fast")
+    ledger.drain()
+    assert lease(ledger, "fast") == []
+    finish(ledger, "slow", slow)
+    step(ledger, "fast")
+    assert ledger.drained
+    assert lease(ledger, "fast") == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 3), st.integers(0, 10**6), st.booleans())
+def test_nobody_starts_a_step_that_is_more_than_s_ahead_of_another_that_trains(
+    staleness: int, seed: int, calm: bool
+) -> None:
+    """With s = 0 and nobody who comes or goes this is a barrier."""
+    chance = random.Random(seed)
+    ledger = make(staleness, records=200)
+    held: dict[str, list[Attempt]] = {}
+    clocks: dict[str, int] = {}
+    """Of those that train now."""
+    away: dict[str, int] = {}
+    least = 0
+    if calm:
+        for worker in "abc":
+            held[worker] = lease(ledger, worker)
+            clocks[worker] = 0
+    for _ in range(150):
+        worker = chance.choice("abc")
+        action = chance.random()
+        if action < 0.4 and not held.get(worker):
+            held[worker] = lease(ledger, worker)
+            if worker not in clocks:
+                clocks[worker] = max(least, away.pop(worker, 0))
+            ahead = clocks[worker] - min(clocks.values())
+            if held[worker]:
+                assert ahead + len(held[worker]) - 1 <= staleness
+            else:
+                assert ahead > staleness, "it waits only where it must"
+        elif action < 0.8 and held.get(worker):
+            finish(ledger, worker, [held[worker].pop(0)])
+            clocks[worker] += 1
+        elif not calm and action < 0.9 and not held.get(worker):
+            ledger.idle_worker(worker)
+            if worker in clocks:
+                away[worker] = clocks.pop(worker)
+        elif not calm and action > 0.95:
+            ledger.revoke(worker)
+            ledger.release(worker)
+            held[worker] = []
+            clocks.pop(worker, None)
+            away.pop(worker, None)
+        least = min(clocks.values(), default=least)
+    if calm:
+        assert ledger.span.batches == sum(clocks.values())
+        assert max(clocks.values()) - min(clocks.values()) <= staleness + 1
+
+
+def test_who_waits_hears_for_whom_and_is_woken_when_that_one_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, slow = start(
+        tmp_path, mode="ssp", staleness=0, epochs=3, train_records=12, eval_records=4
+    )
+    fast = Worker(coordinator, 22)
+    mine = slow.train(slow.batches())
+    assert fast.lease(fast.train(fast.batches())) == Wait(
+        f"{slow.name} to catch up: {fast.name} has done 1 step more and may be 0 ahead"
+    )
+    last = slow.train(slow.batches(mine))
+    more = fast.train(fast.batches())
+    # With this the first epoch is done; its state is kept for an evaluation.
+    coordinator.engine.heartbeat_worker(slow.name, 1, last, "")
+    more = fast.train(fast.batches(more))
+    assert isinstance(fast.lease(more), Wait)
+    coordinator.settle()
+    rung: list[str] = []
+    monkeypatch.setattr(coordinator.course.bell, "ring", lambda: rung.append("rung"))
+    assert isinstance(slow.lease(), Evaluate)
+    assert rung
+    assert isinstance(fast.lease(), Train)

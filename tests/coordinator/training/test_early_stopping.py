@@ -1,0 +1,300 @@
+"""A run that stops early, or goes on more slowly: at a definite step, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.checkpoints.snapshots import ShardFile
+from coordinator.core.work import Ended, Evaluate, Merge, MetricVariable, Round, Train, Wait, Work
+from coordinator.display.timeline import events_between
+from coordinator.process.result import _rows
+from coordinator.process.summary import summarize
+from coordinator.rpc.status import write_status
+from psrpc.checkpoint.manifest import MANIFEST
+from psrpc.core.errors import StaleGeneration
+from psrpc.core.policy import ASYNC, Policy
+from tests.coordinator.switching_job import SSP, SYNC, again, do
+from tests.coordinator.whole_coordinator import Coordinator, Worker, start
+
+POLICIES = [ASYNC, SYNC, SSP]
+JOB: dict[str, Any] = {
+    "epochs": 9,
+    "train_records": 16,
+    "eval_records": 4,
+    "total_updates": 36,
+    "optimizer": {"class_name": "SGD", "config": {"learning_rate": 0.5}},
+}
+STOP = {"metric": "loss", "lower": True, "patience": 2, "min_delta": 0.0, "restore_best": False}
+REDUCE = {
+    "metric": "loss",
+    "lower": True,
+    "patience": 1,
+    "min_delta": 0.0,
+    "factor": 0.5,
+    "cooldown": 0,
+    "min_lr": 0.0,
+}
+LOSSES = [5.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5, 4.5, 4.5]
+"""Of each epoch's evaluation: the second is the best."""
+
+
+def job(policy: Policy, **changes: Any) -> dict[str, Any]:
+    return {**JOB, **policy.to_json(), **changes}
+
+
+class Loop:
+    """A worker that does whatever it gets, and what it has seen."""
+
+    def __init__(self, coordinator: Coordinator, worker: Worker) -> None:
+        self.coordinator, self.worker = coordinator, worker
+        self.trained: list[int] = []
+        """The epoch of each batch, in order."""
+        self.rates: dict[int, float] = {}
+        """By epoch, what shards multiply the learning rate by while it is trained."""
+
+    def turn(self) -> None:
+        self.coordinator.settle()
+        self.worker.received = 0
+        try:
+            self._do(self.worker.lease())
+        except StaleGeneration:
+            self.worker.join()
+
+    def _do(self, found: Work) -> None:
+        coordinator, worker = self.coordinator, self.worker
+        engine = coordinator.engine
+        if isinstance(found, Round | Train):
+            batches = [found.attempt] if isinstance(found, Round) else found.batches
+            self.trained += [attempt.batch.epoch for attempt in batches]
+            scale = coordinator.shards[0].begins[-1].rate_scale
+            for epoch in {attempt.batch.epoch for attempt in batches}:
+                assert self.rates.setdefault(epoch, scale) == scale
+            do(worker, found)
+        elif isinstance(found, Evaluate):
+            states = (MetricVariable((2,), (0.0, 1.0)),)
+            engine.report_evaluated(
+                worker.caller, found.evaluation, found.task, found.stop - found.start, states
+            )
+        elif isinstance(found, Merge):
+            name = found.evaluation
+            done = len(coordinator.course.training.schedule.finished_epochs)  # type: ignore[union-attr]
+            epoch = done if name == "final" else int(name.removeprefix("epoch-"))
+            engine.report_merged(worker.caller, name, {"loss": LOSSES[epoch - 1]})
+        else:
+            assert isinstance(found, Wait | Ended), found
+            coordinator.tick()
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        for _ in range(600):
+            if until() if until else self.coordinator.course.phase == "done":
+                return
+            self.turn()
+        raise AssertionError(self.coordinator.course.waiting_for())
+
+
+def begin(tmp_path: Path, policy: Policy, **changes: Any) -> Loop:
+    return Loop(*start(tmp_path, **job(policy, **changes)))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_run_stops_once_its_patience_is_over(tmp_path: Path, policy: Policy) -> None:
+    loop = begin(tmp_path, policy, stop_early=STOP)
+    loop.run()
+    course = loop.coordinator.course
+    assert course.reason == (
+        "stopped early at epoch 4: loss did not improve for 2 epochs; best epoch 2"
+    )
+    assert not course.end().failed
+    assert loop.trained == sorted([0, 1, 2, 3] * 4)
+    assert [row.evaluation for row in course.training.history.rows] == [
+        {"loss": loss} for loss in LOSSES[:4]
+    ]
+    summary = summarize(course)
+    assert (summary["phase"], summary["batches"], summary["best"]) == ("done", 16, None)
+    # The last epoch's evaluation is the final one: the same state is not evaluated twice.
+    assert [found["evaluation"] for found in summary["evaluations"]][-1] == "epoch-4"
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_no_epoch_begins_before_the_one_before_is_evaluated(tmp_path: Path, policy: Policy) -> None:
+    loop = begin(tmp_path, policy, stop_early=STOP)
+    loop.run(lambda: len(loop.trained) == 4)
+    other = Worker(loop.coordinator, 2)
+    loop.coordinator.settle()
+    evaluating = loop.worker.lease()
+    assert isinstance(evaluating, Evaluate)
+    found = other.lease()
+    assert isinstance(found, Wait)
+    assert found.reason.startswith("epoch 1 to be evaluated: ")
+    assert loop.coordinator.course.waiting_for().startswith("epoch 1 to be evaluated: worker-0")
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_every_epoch_is_evaluated_where_the_job_says_so(tmp_path: Path, policy: Policy) -> None:
+    """Another worker gets nothing while an epoch is evaluated."""
+    best = {"metric": "loss", "lower": True}
+    loop = begin(tmp_path, policy, evaluate_every_epoch=True, keep_best=best)
+    loop.run(lambda: len(loop.trained) == 4)
+    other = Worker(loop.coordinator, 2)
+    loop.coordinator.settle()
+    evaluating = loop.worker.lease()
+    assert isinstance(evaluating, Evaluate)
+    found = other.lease()
+    assert isinstance(found, Wait)
+    assert found.reason.startswith("epoch 1 to be evaluated: ")
+    loop._do(evaluating)
+    loop.run()
+    course = loop.coordinator.course
+    assert loop.trained == sorted(list(range(9)) * 4)
+    assert [row.evaluation for row in course.training.history.rows] == [
+        {"loss": loss} for loss in LOSSES
+    ]
+    assert course.training.notes.scores(course.run.description.keep_best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("batches", [4, 6, 8, 12, 15, 16])
+def test_a_coordinator_that_was_restarted_decides_as_before(
+    tmp_path: Path, policy: Policy, batches: int
+) -> None:
+    loop = begin(tmp_path, policy, stop_early=STOP, reduce_lr=REDUCE)
+    loop.run(lambda: len(loop.trained) >= batches)
+    again(loop.coordinator, list(loop.coordinator.shards))
+    loop.worker.join()
+    loop.run()
+    assert loop.coordinator.course.reason.startswith("stopped early at epoch 4: ")
+    assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("batches", [2, 5, 8, 13, 15, 19])
+def test_the_learning_rate_falls_at_a_definite_step_whoever_is_killed(
+    tmp_path: Path, policy: Policy, batches: int
+) -> None:
+    """Batches that a lost shard had are done again, at the rate that they were done at."""
+    loop = begin(tmp_path, policy, reduce_lr=REDUCE, epochs=5, total_updates=20)
+    loop.run(lambda: len(loop.trained) >= batches)
+    for shard in list(loop.coordinator.shards):
+        shard.kill()
+    for index in range(2):
+        loop.coordinator.add(index, 20 + index)
+    loop.coordinator.settle()
+    loop.worker.join()
+    loop.run()
+    assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5, 4: 0.25}
+    rows = loop.coordinator.course.training.history.rows
+    assert [row.learning_rate for row in rows] == [0.5, 0.5, 0.5, 0.25, 0.125]
+    batches_per_step = 2 if policy.rounds else 1
+    changes = [
+        (one.step * batches_per_step, one.rate) for one in loop.coordinator.course.run.policies
+    ]
+    assert changes == [(12, 0.5), (16, 0.25)]
+
+
+def test_the_learning_rate_is_reduced_when_an_epoch_begins(tmp_path: Path) -> None:
+    loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=4, total_updates=8)
+    loop.run()
+    assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
+
+
+def test_a_lower_learning_rate_is_told(tmp_path: Path) -> None:
+    loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=5, total_updates=10)
+    loop.run(lambda: len(loop.trained) == 2)
+    before = write_status(loop.coordinator.course)
+    loop.run(lambda: len(loop.trained) == 14)
+    then = write_status(loop.coordinator.course)
+    loop.run()
+    after = write_status(loop.coordinator.course)
+    assert [
+        event.text
+        for one, other in ((before, then), (then, after))
+        for event in events_between(one, other)
+        if event.kind in ("mode", "restart")
+    ] == [
+        "learning rate 0.25 from epoch 4 on (val_loss has not improved for 1 epoch)",
+        "learning rate 0.125 from epoch 5 on (val_loss has not improved for 1 epoch)",
+    ]
+
+
+def test_the_learning_rate_of_a_restarted_coordinator_is_the_same(tmp_path: Path) -> None:
+    """It does not fall once more, nor is another policy stored."""
+    loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=4, total_updates=8)
+    loop.run(lambda: len(loop.trained) == 14)
+    again(loop.coordinator, list(loop.coordinator.shards))
+    loop.worker.join()
+    loop.run()
+    assert [one.rate for one in loop.coordinator.course.run.policies] == [0.5]
+    assert loop.rates == {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.5}
+
+
+def test_a_checkpoint_says_what_the_learning_rate_was_multiplied_by(tmp_path: Path) -> None:
+    loop = begin(tmp_path, SYNC, reduce_lr=REDUCE, epochs=5, total_updates=10)
+    loop.run()
+    newest = tmp_path / loop.coordinator.course.checkpoints.newest
+    assert json.loads((newest / MANIFEST).read_text())["details"]["rate"] == 0.25
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_run_comes_to_the_checkpoint_of_its_best_epoch(tmp_path: Path, policy: Policy) -> None:
+    objective = {"metric": "loss", "lower": True}
+    stop = {**STOP, "restore_best": True}
+    loop = begin(tmp_path, policy, stop_early=stop, keep_best=objective, keep_checkpoints=1)
+    loop.run()
+    best = summarize(loop.coordinator.course)["best"]
+    step = 4 if policy.rounds else 8
+    checkpoint = f"checkpoints/step-{step:08d}"
+    assert best == {
+        "epoch": 2,
+        "checkpoint": checkpoint,
+        "global_step": step,
+        "loss": 4.0,
+        "by": "loss",
+        "restored": True,
+    }
+    assert (tmp_path / checkpoint / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_the_best_epoch_that_a_run_keeps_is_told(tmp_path: Path, policy: Policy) -> None:
+    """With what exports it, which takes the newest by itself."""
+    objective = {"metric": "loss", "lower": True}
+    loop = begin(tmp_path, policy, evaluate_every_epoch=True, keep_best=objective, epochs=4)
+    loop.run()
+    summary = summarize(loop.coordinator.course)
+    best = summary["best"]
+    assert (best["epoch"], best["loss"], best["restored"]) == (2, 4.0, False)
+    assert best["checkpoint"] != summary["checkpoint"]
+    assert (tmp_path / best["checkpoint"] / MANIFEST).exists()
+    told = dict(_rows(summary, tmp_path))["best epoch"]
+    assert told == (
+        f"2, in {best['checkpoint']} (loss 4); coordinator export takes it with --step "
+        f"{best['global_step']}"
+    )
+
+
+def test_an_evaluation_whose_snapshot_fails_is_ordered_again(tmp_path: Path) -> None:
+    loop = begin(tmp_path, SYNC, stop_early=STOP)
+    take = loop.coordinator.shards[0].take
+    failed: list[str] = []
+
+    def refuse(order: Any) -> None:
+        if order.keep and not failed:
+            failed.append(order.name)
+            loop.coordinator.engine.report_snapshot(
+                loop.coordinator.shards[0].incarnation, 1, order.name,
+                ShardFile(0, 2), "ENOMEM",
+            )  # fmt: skip
+        else:
+            take(order)
+
+    loop.coordinator.shards[0].take = refuse  # type: ignore[method-assign]
+    loop.run()
+    assert failed == ["epoch-1"]
+    assert loop.coordinator.course.reason.startswith("stopped early at epoch 4")

@@ -1,0 +1,25 @@
+"""What peers tell is shown to people: it is short, and no terminal obeys it."""
+
+from __future__ import annotations
+
+import pytest
+
+from psrpc.core.sanitize import WORDS_CHARS, told
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("", ""),
+        ("shard 0 of Zürich, 東京", "shard 0 of Zürich, 東京"),
+        ("two\nlines", "two\nlines"),
+        ("a\x1b[2Jb", "a\ufffd[2Jb"),
+        ("\x1b]0;owned\x07", "\ufffd]0;owned\ufffd"),
+        ("a\r\tb\x9b", "a\ufffd\ufffdb\ufffd"),
+        ("\u202egnp", "\ufffdgnp"),
+        ("x" * 9999, "x" * (WORDS_CHARS - 1) + "…"),
+    ],
+)
+def test_what_is_left_of_words(given: str, shown: str) -> None:
+    assert told(given) == shown
+    assert told(shown) == shown

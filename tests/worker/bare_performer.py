@@ -1,0 +1,191 @@
+"""A worker without TensorFlow at real shards, with a coordinator by script."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from coordinator.client.client import CoordinatorClient
+from pserver.client.client import ShardClient
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, Gradient, plain
+from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.policy import Policy
+from psrpc.core.tables import Rows
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from tests.pserver.shards import fence_of
+from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
+from tests.worker.shards import Shards, serve_shards
+from worker.data.source import Array
+from worker.loop.performer import Performer
+from worker.loop.session import Standing
+from worker.loop.step_times import StepTimes
+from worker.protocol.ending import Stopped
+from worker.step.gradient_source import Pull, WithoutTables
+
+WITNESSES = 32
+"""Elements on each shard: one for each batch, which it moves from 0 to 1."""
+PLAN = make_plan([VariableSpec("w", (2 * WITNESSES,), "float32", "trainable")], 2, "cut")
+(ARENA,) = PLAN.arenas
+INITIALIZE = pb.Lease(initialize=pb.InitializeWork())
+TICK_S = 0.001
+Leases = Callable[[ScriptedCoordinator, Shards], Iterable[Any]]
+"""What the coordinator hands out, as ScriptedCoordinator takes it."""
+
+
+@dataclass(frozen=True)
+class Result:
+    gradients: tuple[Gradient, ...]
+    loss: float = 0.5
+    finite: bool = True
+    rows: tuple[Mapping[int, Rows], ...] = ()
+    metrics: tuple[float, ...] = ()
+
+
+class Source(WithoutTables):
+    """Gradients that say which batch they are of. A signal comes at that of ``stop_at``."""
+
+    def __init__(
+        self, standing: Standing, stop_at: int | None, during: Callable[[int], object]
+    ) -> None:
+        """``during`` is called with each batch while it is computed."""
+        self._standing = standing
+        self._stop_at = stop_at
+        self._during = during
+        self.waits: list[bool] = []
+
+    wire: Encoding = "plain"
+    spare: Mapping[str, Array]
+    _current: Mapping[str, Array]
+
+    def build(self) -> None: ...
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        assert plan == PLAN
+        self._current, self.spare = workspace.sets
+
+    def leave(self) -> None:
+        self._current = self.spare = {}
+
+    def initial_values(self, _first_rows: str = "", /) -> Mapping[str, Array]:
+        return {ARENA.name: np.zeros(2 * WITNESSES, np.float32)}
+
+    def expect(self, batches: Iterable[BatchId]) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def waiting(self, now: bool, /) -> None:
+        self.waits.append(now)
+
+    def read(self, batch: BatchId) -> int:
+        return batch.first
+
+    def gradient(self, batch: BatchId, given: int, _rows: object = None) -> Result:
+        if given == self._stop_at:
+            self._standing.stop()
+        self._during(given)
+        one = np.zeros(WITNESSES, np.float32)
+        one[given] = -2
+        return Result(({ARENA.name: plain(one)}, {ARENA.name: plain(one)}))
+
+    def swap(self, version: int) -> None:
+        self._current, self.spare = self.spare, self._current
+
+    def settle(self, unused: Iterable[int] = ()) -> None: ...
+
+    def not_finite(self, _batch: BatchId) -> str:
+        return ""
+
+    def take_back(self) -> None: ...
+
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        raise NotImplementedError
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        raise NotImplementedError
+
+
+def attempt(index: int) -> types.Attempt:
+    batch = types.BatchId(epoch=0, first=index, count=1)
+    return types.Attempt(batch=batch, attempt=index + 1)
+
+
+def task(*indices: int) -> pb.Lease:
+    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+
+
+@dataclass
+class Running:
+    """A worker at work; ``ended`` has what its run has raised."""
+
+    coordinator: ScriptedCoordinator
+    shards: Shards
+    standing: Standing
+    source: Source
+    ended: Future[None]
+
+    def check(self, *batches: int) -> None:
+        """Waits for the end; each of ``batches``, and no other, counted once on every shard."""
+        assert isinstance(self.ended.exception(30), Stopped)
+        expected = np.zeros((2, WITNESSES), np.float32)
+        expected[:, batches] = 1
+        cluster = self.shards.cluster
+        into = {ARENA.name: np.empty(2 * WITNESSES, np.float32)}
+        for shard, at in enumerate(cluster.shards):
+            with ShardClient(at.address, at.incarnation, PLAN, shard) as client:
+                client.pull(fence_of(client, cluster.generation), None, into)
+        np.testing.assert_array_equal(into[ARENA.name].reshape(2, WITNESSES), expected)
+
+
+@contextmanager
+def at_work(
+    leases: Leases,
+    mode: Literal["async", "sync"] = "async",
+    *,
+    shm: bool,
+    stop_at: int | None = None,
+    slow_down: float = 1.0,
+    policy: Policy | None = None,
+    during: Callable[[int], object] = lambda _batch: None,
+) -> Iterator[Running]:
+    """A worker that is told to initialize the shards, and then given ``leases``."""
+    times = StepTimes()
+    with (
+        serve_shards(PLAN, mode, 1 if mode == "sync" else 0, policy) as shards,
+        serve_script(shards.cluster) as coordinator,
+        CoordinatorClient(coordinator.address) as client,
+        Standing(client, 7, connect_timeout_s=600, times=times.totals) as standing,
+    ):
+        coordinator.leases.extend([INITIALIZE, *leases(coordinator, shards)])
+        source = Source(standing, stop_at, during)
+        ended: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                with Performer(
+                    source, standing, "sha", "cpu", times, shm=shm, slow_down=slow_down
+                ) as performer:
+                    performer.run()
+            except BaseException as error:
+                ended.set_exception(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield Running(coordinator, shards, standing, source, ended)
+        finally:
+            standing.stop()
+            thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        threading.Event().wait(TICK_S)

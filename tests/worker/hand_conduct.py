@@ -1,0 +1,84 @@
+"""The worker's protocol driven by hand: what it is to do next, and how that is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from psrpc.core.batch import BatchId
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from worker.protocol.actions import (
+    Action,
+    Compute,
+    Computed,
+    Done,
+    Join,
+    Lease,
+    Leave,
+    Pushed,
+    PushPull,
+    Register,
+    Settle,
+)
+from worker.protocol.conduct import conduct
+from worker.protocol.done import DoneBatch
+
+FINISHED = pb.Lease(finished=pb.Shutdown())
+
+
+def batch(index: int) -> BatchId:
+    return BatchId(0, 8 * index, 8)
+
+
+def attempt(index: int, number: int | None = None) -> types.Attempt:
+    b = batch(index)
+    return types.Attempt(
+        batch=types.BatchId(epoch=b.epoch, first=b.first, count=b.count),
+        attempt=index + 1 if number is None else number,
+    )
+
+
+def task(*indices: int) -> pb.Lease:
+    return pb.Lease(train=pb.TrainTask(batches=[attempt(index) for index in indices]))
+
+
+def work(number: int, index: int, decision: types.SignedDecision | None = None) -> pb.Lease:
+    return pb.Lease(round=pb.RoundWork(round=number, attempt=attempt(index), decision=decision))
+
+
+class Driver:
+    """Steps a worker by hand: says what it is to do next, and what came of it."""
+
+    def __init__(self) -> None:
+        self._conduct = conduct()
+        self.action: Action = next(self._conduct)
+
+    def expects(self, action: Action, answer: object = None) -> None:
+        assert self.action == action
+        self.action = self._conduct.send(answer)
+
+    def fails(self, action: Action, error: Exception) -> None:
+        assert self.action == action
+        self.action = self._conduct.throw(error)
+
+    def joins(self, lease: pb.Lease) -> None:
+        self.expects(Register())
+        self.expects(Join())
+        self.expects(Lease(), lease)
+
+    def applies(self, index: int, following: int | None = None) -> None:
+        after = None if following is None else batch(following)
+        self.expects(Compute(batch(index), after), Computed(0.5, True))
+        self.expects(PushPull(batch(index), index + 1, following=after), Pushed(2))
+        self.expects(Settle())
+        self.expects(Done(DoneBatch(batch(index), index + 1, 0.5, 2)))
+
+    def ends(self, action: Action, last: Leave, kind: type[Exception]) -> None:
+        """``action`` is answered by None; then the worker leaves and the error is raised."""
+        self.expects(action)
+        self.leaves(last, kind)
+
+    def leaves(self, last: Leave, kind: type[Exception]) -> None:
+        assert self.action == last
+        with pytest.raises(kind):
+            self._conduct.send(None)

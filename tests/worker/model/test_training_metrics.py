@@ -1,0 +1,205 @@
+"""Metrics of training data: what batches add up to is what ``keras.Model.fit`` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from psrpc.core.batch import BatchId
+from psrpc.options.job_file import UserCodeFailed
+from psrpc.v1 import coordinator_pb2 as pb
+from tests.worker.described_jobs import described
+from tests.worker.flat_jobs import (
+    CLASSES,
+    CPU,
+    RECORDS,
+    Bench,
+    Line,
+    dense_model,
+    line_loss,
+    make_job,
+    records,
+)
+from worker import Arrays
+from worker.step.evaluator import Evaluator
+from worker.step.flat import FlatStep
+
+pytestmark = pytest.mark.slow
+
+METRICS = [
+    "accuracy",
+    keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2"),
+    lambda: keras.metrics.SparseCategoricalCrossentropy(name="entropy"),
+]
+
+
+def batches(size: int) -> list[BatchId]:
+    return [BatchId(0, at, min(size, RECORDS - at)) for at in range(0, RECORDS, size)]
+
+
+def counting(bench: Bench) -> Bench:
+    step = bench.replica.make_step(bench.plan, counts=True)
+    bench.step = FlatStep(step, bench.plan, CPU)
+    return bench
+
+
+def merge(bench: Bench, total: float, metrics: Any) -> dict[str, float]:
+    states = [
+        pb.MetricVariable(shape=[2], values=[total, RECORDS]),
+        pb.MetricVariable(shape=[len(metrics)], values=metrics),
+    ]
+    message = pb.MergeEvaluation(
+        evaluation="training of epoch-1",
+        states=pb.MetricStates(variables=states),
+        training=True,
+    )
+    return dict(Evaluator(bench.replica, bench.plan, CPU).merge(message).results)
+
+
+def test_states_of_batches_add_up_to_what_keras_counts() -> None:
+    bench = counting(Bench(make_job(dense_model, metrics=METRICS)))
+    total, states = 0.0, np.zeros(0)
+    for batch in batches(7):
+        result = bench.run(batch)
+        total += result.loss * batch.count
+        states = np.add(states, result.metrics) if states.size else np.array(result.metrics)
+    found = merge(bench, total, states)
+
+    model = bench.replica.model
+    fresh = [
+        keras.metrics.SparseCategoricalAccuracy(),
+        keras.metrics.SparseTopKCategoricalAccuracy(k=2),
+        keras.metrics.SparseCategoricalCrossentropy(),
+    ]
+    for batch in batches(7):
+        x, y = bench.job.train.read(bench.job.seed, batch)
+        for metric in fresh:
+            metric.update_state(y, model(x, training=True))
+    expected = [float(metric.result()) for metric in fresh]
+    assert set(found) == {"loss", "accuracy", "top2", "entropy"}
+    named = [found["accuracy"], found["top2"], found["entropy"]]
+    assert named == pytest.approx(expected, rel=1e-5)
+    assert found["loss"] == pytest.approx(total / RECORDS)
+
+
+def test_an_epoch_that_was_counted_with_other_metrics_keeps_its_loss() -> None:
+    """A run was resumed with other metrics before the totals were turned into results."""
+    bench = Bench(make_job(dense_model, metrics=METRICS))
+    assert merge(bench, 2.0 * RECORDS, [1.0, 2.0]) == {"loss": pytest.approx(2.0)}
+
+
+def test_counting_leaves_the_gradient_as_it_is() -> None:
+    plain = Bench(make_job(dense_model, metrics=METRICS))
+    counted = counting(Bench(make_job(dense_model, metrics=METRICS)))
+    one, other = (bench.run(BatchId(0, 0, 8)) for bench in (plain, counted))
+    assert one.metrics == ()
+    assert len(other.metrics) == 6
+    assert one.loss == other.loss
+    for name, gradient in plain.by_variable(one).items():
+        np.testing.assert_array_equal(gradient, counted.by_variable(other)[name])
+
+
+def test_losses_of_several_outputs_are_counted_for_each_batch_alone() -> None:
+    def build() -> keras.Model:
+        inputs = keras.Input((6,))
+        outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")]
+        return keras.Model(inputs, outputs)
+
+    def labels(x: Any, _y: Any) -> Any:
+        return x, (x[:, :1], x[:, 1:2])
+
+    job = make_job(build, loss={"a": "mse", "b": "mse"}, train=records(map=labels))
+    bench = counting(Bench(job))
+    first, second = bench.run(BatchId(0, 0, 8)), bench.run(BatchId(0, 0, 8))
+    assert len(first.metrics) == 4
+    assert first.metrics == second.metrics
+    found = merge(bench, first.loss * RECORDS, first.metrics)
+    assert found["a_loss"] + found["b_loss"] == pytest.approx(first.loss, rel=1e-5)
+
+
+def test_metrics_with_too_many_variables_are_left_out() -> None:
+    metrics = [lambda: keras.metrics.AUC(num_thresholds=400)]
+
+    def labels(x: Any, y: Any) -> Any:
+        return x, (y > 0).astype(np.float32)[:, None]
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+
+    job = make_job(build, loss="binary_crossentropy", metrics=metrics, train=records(map=labels))
+    assert counting(Bench(job)).run(BatchId(0, 0, 8)).metrics == ()
+
+
+def test_a_module_has_its_loss_alone() -> None:
+    job = make_job(Line, loss=line_loss, train=records(map=lambda x, _y: (x, x)))
+    assert counting(Bench(job)).run(BatchId(0, 0, 8)).metrics == ()
+
+
+def films(labels: Any) -> Arrays:
+    texts = np.array(["bad film", "good film", "film"])
+    return Arrays(texts[np.arange(RECORDS) % 3], labels)
+
+
+def text_model(*after: Any) -> keras.Model:
+    layers = keras.layers
+    words = layers.TextVectorization(vocabulary=["bad", "good", "film"])
+    return keras.Sequential(
+        [keras.Input((), dtype="string"), words, layers.Embedding(9, 4), *after]
+    )
+
+
+def sentiment_model() -> keras.Model:
+    return text_model(keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1, "sigmoid"))
+
+
+F1 = keras.metrics.F1Score(threshold=0.5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "column"), [("auc", False), ("auc", True), ("accuracy", False), (F1, True)]
+)
+def test_a_model_that_hides_how_many_records_it_has_is_counted(metric: Any, column: bool) -> None:
+    """TensorFlow does not know how many records a TextVectorization gives."""
+    labels = np.arange(RECORDS) % 2
+    data = films(labels[:, None] if column else labels)
+    fields: dict[str, Any] = {"loss": "binary_crossentropy", "metrics": [metric], "train": data}
+    bench = counting(Bench(make_job(sentiment_model, **fields)))
+    found = [bench.run(batch) for batch in batches(8)]
+    total = sum(each.loss * batch.count for each, batch in zip(found, batches(8), strict=True))
+    got = merge(bench, total, np.sum([each.metrics for each in found], axis=0))
+
+    model = bench.replica.model
+    model.compile(loss="binary_crossentropy", metrics=[metric])
+    x, y = data.read_range(0, RECORDS)
+    wanted = model.evaluate(tf.constant(x), y, batch_size=8, verbose=0, return_dict=True)
+    assert got == {name: pytest.approx(value, rel=1e-5) for name, value in wanted.items()}
+
+
+def test_what_the_output_hides_of_its_shape_the_labels_have() -> None:
+    """A label for each word: the output is as long as the longest text of a batch."""
+    model = lambda: text_model(keras.layers.Dense(CLASSES, "softmax"))  # noqa: E731
+    data = films(np.arange(2 * RECORDS).reshape(RECORDS, 2) % CLASSES)
+    metric = keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False)
+    bench = counting(Bench(make_job(model, train=data, metrics=[metric])))
+    assert sum(bench.run(batches(8)[0]).metrics) == 16
+
+
+class Compiled(keras.metrics.Mean):  # type: ignore[misc]
+    """Asks tensors for values, which those of a compiled step do not have."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        super().update_state(float(tf.reduce_sum(y_pred)) * float(tf.size(y_true)))
+
+
+def test_a_metric_that_cannot_be_compiled_is_named_when_the_job_is_read() -> None:
+    metric = Compiled(name="total")
+    with pytest.raises(UserCodeFailed, match=r"^metric total raised .*; labels have shape \[n\], "):
+        described(metrics=[metric])
+    bench = counting(Bench(make_job(dense_model, metrics=[metric])))
+    with pytest.raises(UserCodeFailed, match=r"^metric total raised "):
+        bench.run(batches(8)[0])

@@ -1,0 +1,1 @@
+"""Data sources: any record by its index, in an order that the epoch decides."""

@@ -1,0 +1,230 @@
+"""Files that data sources read, of this machine or a store, by path or URL."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.core.errors import InvalidData
+from psrpc.files.remote import RemoteFile, find, read_ranges
+from psrpc.files.remote_copies import copied_here
+from psrpc.files.urls import location
+from psrpc.ops.clock import MonotonicClock
+from psrpc.ops.logs import get_logger
+from psrpc.ops.waiting import Announcer
+
+Found = Path | RemoteFile
+"""A file that is there."""
+
+_PIECE_NBYTES = 1 << 16
+_PIECES = 1 << 10
+_PIECES_AT_ONCE = 1 << 7
+
+log = get_logger()
+
+
+def existing_file(name: str, path: str | Path) -> Found:
+    """``path`` if a file is there, of this machine or, by its URL, of a store. ``name`` is the data
+    source's.
+
+    Raises:
+        InvalidData: there is none, or the store cannot be used.
+    """
+    place = location(path)
+    if isinstance(place, Path):
+        if not place.is_file():
+            raise InvalidData(f"{name}: there is no file {str(place)!r}")
+        return place
+    found = find(place, patterns=False)
+    if not found:
+        raise InvalidData(f"{name}: there is no file {place!r}")
+    return found[0]
+
+
+def existing_files(name: str, paths: Sequence[str | Path]) -> list[Found]:
+    """As :func:`existing_file`, of several; those that match a pattern by their names.
+
+    Raises:
+        InvalidData: one is not there, or none matches a pattern.
+    """
+    found: list[Found] = []
+    for path in paths:
+        place = location(path)
+        text = str(place)
+        if not glob.has_magic(text):
+            found.append(existing_file(name, path))
+            continue
+        matching: Sequence[Found] = (
+            find(place)
+            if isinstance(place, str)
+            else [existing_file(name, one) for one in sorted(glob.glob(text))]  # noqa: PTH207
+        )
+        if not matching:
+            raise InvalidData(f"{name}: no file matches {text!r}")
+        found += matching
+    return found
+
+
+@contextmanager
+def local_copy(found: Found) -> Iterator[Path]:
+    """Where a file can be read by libraries that want a path: itself, or a copy for as long as the
+    context lasts.
+
+    Raises:
+        InvalidData: it cannot be copied.
+    """
+    if isinstance(found, Path):
+        yield found
+        return
+    name = found.path.rpartition("/")[2]
+    with copied_here(found.url, {name: found}) as folder:
+        yield folder / name
+
+
+Scan = Callable[[int, int], bytes]
+"""Offset and length: up to so many bytes, fewer at the end of the file alone. The offset grows from
+call to call; what follows may be read with it. For one thread."""
+
+
+class LocalFile:
+    """An open file of this machine. Reading needs no lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError: it cannot be opened."""
+        self.name = str(path)
+        self._file: BinaryIO = path.open("rb")
+        self.descriptor = self._file.fileno()
+        self.nbytes = os.fstat(self.descriptor).st_size
+
+    def scan(self) -> Scan:
+        """Reads the file from its beginning on."""
+        return lambda offset, length: os.pread(self.descriptor, length, offset)
+
+    def close(self) -> None:
+        """May be repeated."""
+        self._file.close()
+
+
+class StoredFile:
+    """A file of a store. It needs no closing."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self.name = file.url
+        self.nbytes = file.nbytes
+        self.file = file
+
+    def scan(self) -> Scan:
+        """See :class:`LocalFile`. Says how far it is."""
+        now = MonotonicClock().now
+        progress = Announcer(
+            lambda reason, waited_s: log.info(
+                "waiting", waiting_for=reason, waited_s=round(waited_s)
+            )
+        )
+        window_at, window = 0, b""
+
+        def read(offset: int, length: int) -> bytes:
+            nonlocal window_at, window
+            length = max(0, min(length, self.nbytes - offset))
+            if not window_at <= offset <= offset + length <= window_at + len(window):
+                done = f"{offset / 1e9:.1f} of {self.nbytes / 1e9:.1f} GB"
+                progress.waiting(f"the index of {self.name}: {done} read", now())
+                window_at, window = offset, self.file.window(offset)
+                if length > len(window):
+                    [window] = read_ranges([(self.file, offset, length)])
+            return window[offset - window_at : offset - window_at + length]
+
+        return read
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+DataFile = LocalFile | StoredFile
+
+
+class DataFiles:
+    """Open files. Any thread may :meth:`read`."""
+
+    def __init__(self, found: Sequence[Found]) -> None:
+        """Raises OSError: one cannot be opened."""
+        self.files: list[DataFile] = []
+        try:
+            for one in found:
+                self.files.append(LocalFile(one) if isinstance(one, Path) else StoredFile(one))
+        except BaseException:
+            self.close()
+            raise
+        self._local = all(isinstance(file, LocalFile) for file in self.files)
+
+    def read(self, spans: npt.NDArray[np.int64]) -> list[bytes]:
+        """The bytes of ``[n, 3]`` spans: number of the file, offset, length."""
+        if not self._local:
+            return self._read_stored(spans)
+        descriptors = [file.descriptor for file in self.files if isinstance(file, LocalFile)]
+        return [
+            os.pread(descriptors[file], length, offset) for file, offset, length in spans.tolist()
+        ]
+
+    def _read_stored(self, spans: npt.NDArray[np.int64]) -> list[bytes]:
+        parts = [(self.files[file], offset, length) for file, offset, length in spans.tolist()]
+        stored = read_ranges(
+            [(file.file, at, n) for file, at, n in parts if isinstance(file, StoredFile)]
+        )
+        rest = iter(stored)
+        return [
+            os.pread(file.descriptor, length, offset) if isinstance(file, LocalFile) else next(rest)
+            for file, offset, length in parts
+        ]
+
+    def close(self) -> None:
+        """May be repeated."""
+        for file in self.files:
+            file.close()
+
+
+def hash_files(files: Sequence[Found], *settings: object) -> str:
+    """The fingerprint of files read with ``settings``; where they lie does not matter."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for file in files:
+        hash_file(file, digest)
+    return digest.hexdigest()[:32]
+
+
+def hash_file(file: Found, digest: Any) -> None:
+    """Feeds the size of a file and its contents, or of a large file 1 024 evenly spread pieces of
+    64 KiB, to ``digest``."""
+    nbytes = file.stat().st_size if isinstance(file, Path) else file.nbytes
+    digest.update(nbytes.to_bytes(8, "little"))
+    spread = _spread(nbytes)
+    pieces = _local_pieces(file, spread) if isinstance(file, Path) else _stored_pieces(file, spread)
+    for piece in pieces:
+        digest.update(piece)
+
+
+def _spread(nbytes: int) -> list[tuple[int, int]]:
+    """Offset and length of each piece."""
+    if nbytes <= _PIECE_NBYTES * _PIECES:
+        return [(at, min(_PIECE_NBYTES, nbytes - at)) for at in range(0, nbytes, _PIECE_NBYTES)]
+    return [((nbytes - _PIECE_NBYTES) * i // (_PIECES - 1), _PIECE_NBYTES) for i in range(_PIECES)]
+
+
+def _local_pieces(path: Path, spread: list[tuple[int, int]]) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for offset, length in spread:
+            file.seek(offset)
+            yield file.read(length)
+
+
+def _stored_pieces(file: RemoteFile, spread: list[tuple[int, int]]) -> Iterator[bytes]:
+    for at in range(0, len(spread), _PIECES_AT_ONCE):
+        some = spread[at : at + _PIECES_AT_ONCE]
+        yield from read_ranges([(file, offset, length) for offset, length in some])

@@ -1,0 +1,239 @@
+"""Records of TFRecord files, read by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidData
+from worker.data.files import DataFile, DataFiles, Found, existing_files, hash_files
+from worker.data.permutation import RecordOrder
+from worker.data.source import Batch, check_count, check_range
+
+# A record in the file: uint64 length, uint32 checksum of the length, data, uint32 checksum of
+# the data, all little-endian (tensorflow/core/lib/io/record_writer.h).
+_HEADER_NBYTES = 12
+_FOOTER_NBYTES = 4
+
+
+class TfRecords:
+    """Records of TFRecord files, uncompressed.
+
+    The files are indexed when first used (16 bytes of memory per record), so records are shuffled
+    one by one over all files. The checksums of the records' lengths are checked then; those of
+    the data are not.
+
+    Args:
+        files: a path, a pattern such as ``data/train-*.tfrecord``, or a list of them. Files that
+            match a pattern are taken in the order of their names. URLs such as
+            ``s3://bucket/train-*.tfrecord`` are read where they lie, see docs/urls.md.
+        parse: turns one serialized record, a scalar string tensor, into ``(x, y)`` or ``(x, y,
+            sample_weight)`` tensors, say with ``tf.io.parse_single_example``. It is compiled, so
+            it must consist of TensorFlow operations. A sparse tensor, as ``tf.io.VarLenFeature``
+            gives it, becomes a row of a ragged one.
+        batched: whether ``parse`` turns many serialized records ``[n]`` into a batch instead, say
+            with ``tf.io.parse_example``, which is faster. Sparse tensors become ragged, too; others
+            may be: ``tf.io.RaggedFeature``.
+
+    Raises:
+        InvalidJob: on first use: no such file, or one that is damaged or no TFRecord file; on
+            reading: records whose dense tensors have different lengths.
+    """
+
+    def __init__(
+        self,
+        files: str | Path | Sequence[str | Path],
+        parse: Callable[[Any], Any],
+        *,
+        batched: bool = False,
+    ) -> None:
+        self._files = [files] if isinstance(files, str | Path) else list(files)
+        self._parse = parse
+        self._batched = batched
+        self._lock = Lock()
+        self._index: _RecordIndex | None = None
+        self._parse_batch: Callable[[list[bytes]], Batch] | None = None
+
+    @property
+    def num_records(self) -> int:
+        return self._opened().num_records
+
+    def read(self, seed: int, batch: BatchId) -> Batch:
+        index = self._opened()
+        stop = batch.first + batch.count
+        check_range("TfRecords", batch.first, stop, index.num_records)
+        return self._batch(index, index.order.records_at(seed, batch.epoch, batch.first, stop))
+
+    def read_range(self, start: int, stop: int) -> Batch:
+        index = self._opened()
+        check_range("TfRecords", start, stop, index.num_records)
+        return self._batch(index, np.arange(start, stop))
+
+    def record_name(self, seed: int, epoch: int, position: int) -> str:
+        """What the record at a position of an epoch is called in messages."""
+        return f"record {self._opened().order.records_at(seed, epoch, position, position + 1)[0]}"
+
+    def fingerprint(self) -> str:
+        return hash_files(self._found())
+
+    def close(self) -> None:
+        with self._lock:
+            if self._index is not None:
+                self._index.close()
+            self._index = None
+
+    def _found(self) -> list[Found]:
+        return existing_files("TfRecords", self._files)
+
+    def _opened(self) -> _RecordIndex:
+        with self._lock:
+            if self._index is None:
+                self._index = _RecordIndex(self._found())
+            return self._index
+
+    def _batch(self, index: _RecordIndex, records: npt.NDArray[np.int64]) -> Batch:
+        serialized = index.serialized(records)
+        with self._lock:
+            if self._parse_batch is None:
+                parse = self._parse if self._batched else _of_each(self._parse)
+                self._parse_batch = _compiled(parse)
+        return check_count("parse", self._parse_batch(serialized), len(records))
+
+
+def _compiled(parse: Callable[[Any], Any]) -> Callable[[list[bytes]], Batch]:
+    """``parse``, of many records ``[n]``, as a compiled function that runs on the CPU."""
+    import tensorflow as tf
+
+    function = tf.function(parse, input_signature=[tf.TensorSpec([None], tf.string)])
+
+    def run(serialized: list[bytes]) -> Batch:
+        try:
+            with tf.device("CPU:0"):
+                parsed: Batch = function(tf.constant(serialized, tf.string))
+        except tf.errors.InvalidArgumentError as error:
+            if "TensorListStack" not in str(error):
+                raise
+            raise InvalidData(
+                "parse gave records whose tensors have different lengths; let it give sparse ones "
+                "(tf.io.VarLenFeature), or parse many records at once (batched=True)"
+            ) from None
+        return parsed
+
+    return run
+
+
+def _of_each(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``parse``, of one record, for many of them ``[n]``."""
+    import tensorflow as tf
+
+    def dense(tensor: Any) -> Any:
+        """Of a sparse tensor its values: a row of a ragged one."""
+        if not isinstance(tensor, tf.SparseTensor):
+            return tensor
+        # Where a value stands in its row would be lost.
+        filled = tf.range(tf.size(tensor.values, tf.int64))[:, tf.newaxis]
+        whole = tf.debugging.assert_equal(
+            tensor.indices, filled, "parse gave a sparse tensor that is not filled from its start"
+        )
+        with tf.control_dependencies([whole]):
+            return tf.identity(tensor.values)
+
+    def stacked(tensor: Any) -> tf.TypeSpec:
+        if isinstance(tensor, tf.SparseTensor):
+            return tf.RaggedTensorSpec([None], tensor.dtype, ragged_rank=0)
+        return tf.type_spec_from_value(tensor)
+
+    scalar = tf.function(parse, input_signature=[tf.TensorSpec([], tf.string)])
+    signature = tf.nest.map_structure(stacked, scalar.get_concrete_function().structured_outputs)
+
+    def parse_all(serialized: Any) -> Any:
+        return tf.map_fn(
+            lambda record: tf.nest.map_structure(dense, parse(record)),
+            serialized,
+            fn_output_signature=signature,
+        )
+
+    return parse_all
+
+
+class _RecordIndex:
+    """Where each record lies. Reading needs no lock."""
+
+    def __init__(self, found: list[Found]) -> None:
+        self._files = DataFiles(found)
+        spans = [np.empty((0, 3), np.int64)]
+        try:
+            for number, file in enumerate(self._files.files):
+                located = _scan(file)
+                spans.append(np.column_stack([np.full(len(located), number), located]))
+        except BaseException:
+            self.close()
+            raise
+        self._spans = np.concatenate(spans)
+        self.num_records = len(self._spans)
+        self.order = RecordOrder(self.num_records)
+
+    def serialized(self, records: npt.NDArray[np.int64]) -> list[bytes]:
+        """The data of each record."""
+        return self._files.read(self._spans[records])
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _scan(file: DataFile) -> npt.NDArray[np.int64]:
+    """``[records, 2]``: offset and length of the data of each record."""
+    spans: list[tuple[int, int]] = []
+    headers: list[bytes] = []
+    read = file.scan()
+    at = 0
+    while at < file.nbytes:
+        header = read(at, _HEADER_NBYTES)
+        length = int.from_bytes(header[:8], "little")
+        stop = at + _HEADER_NBYTES + length + _FOOTER_NBYTES
+        if len(header) < _HEADER_NBYTES or stop > file.nbytes:
+            break
+        spans.append((at + _HEADER_NBYTES, length))
+        headers.append(header)
+        at = stop
+    table = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER_NBYTES)
+    wrong = np.flatnonzero(masked_crc32c(table[:, :8]) != table[:, 8:].copy().view("<u4")[:, 0])
+    if len(wrong):
+        first = int(wrong[0])
+        at = spans[first][0] - _HEADER_NBYTES
+        raise InvalidData(
+            f"TfRecords: {file.name!r} is damaged at byte {at}, record {first}: the checksum of "
+            "its length is wrong; compressed files are not supported"
+        )
+    if at < file.nbytes:
+        raise InvalidData(
+            f"TfRecords: {file.name!r} ends inside record {len(spans)}, which begins at byte {at}; "
+            "it is cut short, compressed or no TFRecord file"
+        )
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def masked_crc32c(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """``[n]``: CRC-32C (Castagnoli, RFC 3720 appendix B.4) of each row ``[n, nbytes]``, masked as
+    TFRecord files mask it (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crc = _CRC_TABLE[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+    crc = ~crc
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+
+
+def _crc_table() -> npt.NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> np.uint32(1)) ^ np.where(table & 1, np.uint32(0x82F63B78), np.uint32(0))
+    return table
+
+
+_CRC_TABLE = _crc_table()

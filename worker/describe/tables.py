@@ -1,0 +1,134 @@
+"""The embedding tables of a job, found by looking at its model and its first batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import VariableSpec
+from psrpc.core.tables import IdKind, TableSpec
+from worker.data.ragged import as_tensor
+from worker.data.source import Array, Batch, map_arrays
+from worker.embedding.id_finder import IdsTrace, Model, trace_ids
+from worker.embedding.lookups import FetchedRows
+from worker.embedding.row_sets import rows_nbytes
+from worker.embedding.rows import find_rows
+from worker.job.job import Job
+from worker.job.loader import user_code
+from worker.model.variables import seed_variables
+
+
+@dataclass(frozen=True, eq=False)
+class AskedRows:
+    """What a first batch asks of tables, and the ids that each call of a layer was given."""
+
+    trace: IdsTrace
+    ids: tuple[Array, ...]
+
+    def rows_nbytes(
+        self,
+        tables: Sequence[TableSpec],
+        naming: AbstractContextManager[None] = nullcontext(),  # noqa: B008
+    ) -> int:
+        """Bytes of the rows that the batch needs; ``naming`` names the record of an error.
+
+        Raises:
+            InvalidJob: an id is outside its vocabulary, or there are too many.
+        """
+        with user_code("the first batch"), naming:
+            needed, _, _ = find_rows(tables, self.trace.calls, self.ids, 1)
+        return rows_nbytes(tables, needed)
+
+    def specs(self) -> tuple[list[tf.TensorSpec], list[tf.TensorSpec]]:
+        """Of the places of each call and the rows of each table, to trace a step."""
+        return (
+            [tf.TensorSpec(shape, tf.int32) for shape in self.trace.shapes],
+            [tf.TensorSpec([None, table.width], tf.float32) for table in self.trace.tables],
+        )
+
+    def fetched(self, rows: Sequence[tf.Tensor], places: Sequence[tf.Tensor]) -> FetchedRows:
+        """What the step's layers ask."""
+        return FetchedRows(rows, self.trace.calls, places)
+
+    def check_gradients(self, gradients: Sequence[Any]) -> None:
+        """Passes a gradient for each table.
+
+        Raises:
+            InvalidJob: there is none for one of them.
+        """
+        for table, gradient in zip(self.trace.tables, gradients, strict=True):
+            if gradient is None:
+                raise InvalidJob(
+                    f"the loss does not depend on the rows of table {table.name!r} (layer "
+                    f"{table.layer!r}); nothing would ever train them"
+                )
+
+
+def asked_rows(
+    job: Job,
+    model: Any,
+    step: Model,
+    variables: Sequence[VariableSpec],
+    example: Batch,
+) -> AskedRows:
+    """What the batch ``example`` asks of tables in training.
+
+    Raises:
+        InvalidJob: the ids cannot be found ahead of a step, layers disagree on a table, or the job
+            has settings that are not for tables.
+    """
+    _check_settings(job)
+    seeds = tf.zeros([len(seed_variables(model)), 2], tf.int64)
+    batch = map_arrays(as_tensor, example)
+    with user_code("the model"):
+        trace = trace_ids(step, variables, seeds, batch)
+        tensors = tf.nest.flatten((seeds, batch), expand_composites=True)
+        ids = tuple(np.array(each) for each in trace.find(tensors))
+    return AskedRows(trace, ids)
+
+
+def described_tables(
+    job: Job, asked: AskedRows | None, optimizer: Mapping[str, Any]
+) -> list[TableSpec]:
+    """The tables as the plan lists them.
+
+    Args:
+        optimizer: the job's, serialized.
+
+    Raises:
+        InvalidJob: a table's optimizer cannot update rows.
+    """
+    if asked is None:
+        return []
+    return [
+        replace(table.spec(optimizer, job.seed), id_kind=_id_kind(asked.trace, index))
+        for index, table in enumerate(asked.trace.tables)
+    ]
+
+
+def _id_kind(trace: IdsTrace, table: int) -> IdKind:
+    """What the layers of a table are given."""
+    strings = {call.rule.strings for call in trace.calls if call.table == table}
+    if len(strings) > 1:
+        return "both"
+    return "strings" if True in strings else "numbers"
+
+
+def _check_settings(job: Job) -> None:
+    if job.local_steps > 1:
+        raise InvalidJob(
+            f"local_steps is {job.local_steps}, but the model has embedding tables: rows are "
+            "fetched for one step and updated by the shards alone; leave local_steps out"
+        )
+    for policy in (job.policy(), job.then_policy()):
+        if policy is not None and policy.delay_compensation is not None:
+            raise InvalidJob(
+                f"delay_compensation is {policy.delay_compensation!r}, but the model has embedding "
+                "tables: shards keep no earlier rows to correct a gradient by; leave it out"
+            )

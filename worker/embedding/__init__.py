@@ -1,0 +1,1 @@
+"""Embedding layers and the rows that a batch needs of their tables."""

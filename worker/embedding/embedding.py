@@ -1,0 +1,381 @@
+"""A Keras layer whose rows live on the shards."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from pserver.updates.keras_objects import rebuild
+from psrpc.core.errors import InvalidJob
+from psrpc.core.string_ids import STRINGS
+from psrpc.core.tables import Eviction
+from worker.embedding.held_tables import held
+from worker.embedding.lookups import Asked, Found, present
+from worker.embedding.rows import IdRule, OutOfVocabulary
+from worker.embedding.table_options import TableOptions, table_initializer, table_optimizer
+
+Combiner = Literal["sum", "mean", "sqrtn"]
+
+_OF_KERAS = {
+    "input_dim": "vocabulary",
+    "output_dim": "width",
+    "mask_zero": "padding=0",
+    "embeddings_initializer": "initializer",
+}
+"""Arguments of ``keras.layers.Embedding``, and what they are called here."""
+
+
+def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
+    """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
+    never changes, modulo ``vocabulary``, or modulo ``STRINGS`` where there is none. Without
+    TensorFlow: :func:`psrpc.core.string_ids.hashed`."""
+    return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
+
+
+@keras.saving.register_keras_serializable("worker")
+class Embedding(keras.layers.Layer):  # type: ignore[misc]
+    """Turns ids into rows of a table that lives on the shards alone; it has no weights.
+
+    Ids are integers or strings, in a dense tensor ``[...]``, a ``tf.RaggedTensor`` or a
+    ``tf.SparseTensor`` ``[batch, ...]``. The rows have the layer's compute dtype, and the shape
+
+    * ``[..., width]`` without a combiner (ragged ids give a ragged tensor; sparse ids need one);
+    * with a combiner, which reduces the last axis of the ids, ``[..., width]`` of a dense
+      ``[..., k]``, and ``[batch, width]`` of ragged and sparse ids: their sum, their ``mean``, or
+      their sum divided by the square root of their number (``sqrtn``); zeros of no ids.
+
+    Which ids there are is found by running the model up to its Embedding layers, ahead of the
+    step. So they must not depend on parameters or rows, and a layer must not be called inside of
+    a loop or a condition that TensorFlow runs.
+
+    Outside of a job there are no rows, and calling it is an error. ``coordinator export`` writes
+    models that have them: of a fixed vocabulary in an ordinary ``keras.layers.Embedding``, of a
+    growing table in a SavedModel.
+
+    Args:
+        width: elements of a row.
+        vocabulary: ids are 0 to ``vocabulary - 1``, strings hashed to these; None: any int64.
+        combiner: how several ids become one vector: ``sum``, ``mean`` or ``sqrtn``.
+        initializer: of rows: ``RandomUniform``, ``RandomNormal``, ``Constant``, ``Zeros``,
+            ``Ones`` or a name. Values depend on the job's seed, the table and the id alone.
+        optimizer: of the rows: SGD, Adagrad, Adam or Ftrl of Keras, or ``RowwiseAdagrad``; None is
+            the job's.
+        min_count: updates that an id has to take part in before it gets a row of its own.
+        max_rows: rows over all shards; None is no limit.
+        evict: which rows make room for others then: ``age``, those not updated for longest, or
+            ``frequency``, those updated least often; None: a full table is an error.
+        keep_evicted: rows that make room are kept in checkpoints, for ``coordinator export
+            --evicted``.
+        out_of_vocabulary: what an id outside the vocabulary is: an ``error``, ``clip``\\ ped to the
+            nearest id, or ``drop``\\ ped: zeros, and no part of what is combined.
+        padding: the id, or string, that stands for none and is dropped; without a combiner it is
+            masked for the layers that follow.
+        table: its name; the layer's own where it is None. Layers that name one table share it.
+
+    Raises:
+        InvalidJob: an argument is not what it can be, or the ids are not; says which.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        vocabulary: int | None = None,
+        *,
+        combiner: Combiner | None = None,
+        initializer: Any = "uniform",
+        optimizer: Any = None,
+        min_count: int = 1,
+        max_rows: int | None = None,
+        evict: Eviction | None = None,
+        keep_evicted: bool = False,
+        out_of_vocabulary: OutOfVocabulary = "error",
+        padding: int | str | None = None,
+        table: str | None = None,
+        **layer: Any,
+    ) -> None:
+        others = [name for name in _OF_KERAS if layer.pop(name, None)]
+        super().__init__(**layer)
+        if others:
+            name, *_ = others
+            raise self._refused(
+                f"has {name}, as keras.layers.Embedding has; here say {_OF_KERAS[name]}"
+            )
+        for what, value, none in (
+            ("width", width, False),
+            ("vocabulary", vocabulary, True),
+            ("min_count", min_count, False),
+            ("max_rows", max_rows, True),
+        ):
+            self._check_whole(what, value, none)
+        self._check_choice("combiner", combiner, (*get_args(Combiner), None))
+        self._check_choice("evict", evict, (*get_args(Eviction), None))
+        self._check_choice("keep_evicted", keep_evicted, (False, True))
+        self._check_choice("out_of_vocabulary", out_of_vocabulary, get_args(OutOfVocabulary))
+        if evict is not None and max_rows is None:
+            raise self._refused(f"has evict={evict!r}, but no max_rows; nothing would be evicted")
+        if keep_evicted and evict is None:
+            raise self._refused("has keep_evicted, but no evict; nothing would be evicted")
+        if out_of_vocabulary != "error" and vocabulary is None:
+            raise self._refused(
+                f"has out_of_vocabulary={out_of_vocabulary!r}, but no vocabulary; every id is in it"
+            )
+        if isinstance(padding, bool) or not isinstance(padding, int | str | None):
+            raise self._refused(f"has padding={padding!r}; expected an id or a string")
+        self.width = width
+        self.vocabulary = vocabulary
+        self.combiner = combiner
+        self.padding = padding
+        self.out_of_vocabulary: OutOfVocabulary = out_of_vocabulary
+        self.options = TableOptions(
+            name=self.name if table is None else table,
+            width=width,
+            vocabulary=vocabulary,
+            initializer=table_initializer(self.name, initializer),
+            optimizer=table_optimizer(self.name, optimizer),
+            min_count=min_count,
+            max_rows=max_rows,
+            eviction=evict,
+            keep_evicted=keep_evicted,
+            layer=self.name,
+        )
+        self.supports_masking = padding is not None and combiner is None
+        self._initializer = initializer
+        self._strings = False
+        # All rows of its table, in a model that is to be exported.
+        self._rows: keras.layers.Embedding | None = None
+        # Of a growing table the id of each row there, and last, of that for all others, the highest
+        # that there is.
+        self._ids: tf.Tensor | None = None
+        if held.tables is not None:
+            values = self.options.rows_of(held.tables, held.grown)
+            if vocabulary is None:
+                ids = held.grown[self.options.name]
+                self._ids = tf.constant(np.append(ids, np.iinfo(np.int64).max), tf.int64)
+            # Rows are float32, whatever the layer computes in.
+            self._rows = keras.layers.Embedding(len(values), width, name=self.name, dtype="float32")
+            self._rows.build((None,))
+            self._rows.set_weights([values])
+            held.held.append((self._rows, self.options.name))
+
+    # -- Keras's side -------------------------------------------------------------------------
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def call(self, inputs: Any) -> Any:
+        """The rows of ``inputs``; see the class."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return self._ragged(inputs)
+        if isinstance(inputs, tf.SparseTensor):
+            return self._sparse(inputs)
+        rows, there = self._find(inputs)
+        if self.combiner is None:
+            return tf.cast(rows, self.compute_dtype)
+        if there is None:
+            total = tf.reduce_sum(rows, -2)
+            count = tf.cast(tf.shape(inputs)[-1], rows.dtype)
+        else:
+            # What is not there is zero.
+            total = tf.reduce_sum(rows, -2)
+            count = tf.reduce_sum(tf.cast(there, rows.dtype), -1)[..., tf.newaxis]
+        return self._combined(total, count)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """As Keras asks for it when a functional model is made."""
+        self._check_dtype(inputs.dtype)
+        self._strings |= inputs.dtype == "string"
+        shape = tuple(inputs.shape)
+        if self.combiner is not None:
+            # The first is the batch's.
+            self._check_rank(len(shape) - 1)
+            shape = shape[:-1]
+        return keras.KerasTensor((*shape, self.width), dtype=self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """As Keras asks for it."""
+        shape = tuple(input_shape)
+        return (*(shape if self.combiner is None else shape[:-1]), self.width)
+
+    def compute_mask(
+        self,
+        inputs: Any,
+        previous_mask: Any,  # noqa: ARG002  # Keras's name; ids have no mask
+    ) -> Any:
+        """As Keras asks for it: where dense ids are not padding, as with its ``mask_zero``."""
+        if not self.supports_masking or isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
+            return None
+        padding = str(self.padding) if inputs.dtype == "string" else self.padding
+        return keras.ops.not_equal(inputs, padding)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer anew."""
+        options, initializer = self.options, self._initializer
+        if not isinstance(initializer, str):
+            initializer = keras.saving.serialize_keras_object(initializer)
+        return {
+            **super().get_config(),
+            "width": self.width,
+            "vocabulary": self.vocabulary,
+            "combiner": self.combiner,
+            "initializer": initializer,
+            "optimizer": options.optimizer,
+            "min_count": options.min_count,
+            "max_rows": options.max_rows,
+            "evict": options.eviction,
+            "keep_evicted": options.keep_evicted,
+            "out_of_vocabulary": self.out_of_vocabulary,
+            "padding": self.padding,
+            "table": options.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
+        """The inverse of :meth:`get_config`."""
+        config = dict(config)
+        if isinstance(config["initializer"], dict):
+            config["initializer"] = rebuild("initializer", config["initializer"])
+        return cls(**config)
+
+    # -- kinds of ids -------------------------------------------------------------------------
+
+    def _ragged(self, inputs: tf.RaggedTensor) -> Any:
+        rows, there = self._find(inputs.flat_values)
+        if self.combiner is None:
+            return inputs.with_flat_values(tf.cast(rows, self.compute_dtype))
+        if inputs.ragged_rank != 1 or inputs.flat_values.shape.rank != 1:
+            raise self._refused(
+                f"was given ragged ids of shape {inputs.shape}; expected [batch, None] to combine"
+            )
+        return self._segments(rows, there, inputs.value_rowids(), inputs.nrows(), inputs.shape[0])
+
+    def _sparse(self, inputs: tf.SparseTensor) -> Any:
+        if self.combiner is None or inputs.shape.rank != 2:
+            raise self._refused(
+                f"was given sparse ids of shape {inputs.shape}; expected [batch, n] and a combiner"
+            )
+        rows, there = self._find(inputs.values)
+        count = inputs.dense_shape[0]
+        return self._segments(rows, there, inputs.indices[:, 0], count, inputs.shape[0])
+
+    def _segments(
+        self,
+        rows: tf.Tensor,
+        there: tf.Tensor | None,
+        segments: tf.Tensor,
+        batch: tf.Tensor,
+        known: int | None,
+    ) -> tf.Tensor:
+        ones = tf.ones_like(segments, rows.dtype) if there is None else tf.cast(there, rows.dtype)
+        total = tf.math.unsorted_segment_sum(rows, segments, batch)
+        count = tf.math.unsorted_segment_sum(ones, segments, batch)[:, tf.newaxis]
+        combined = self._combined(total, count)
+        combined.set_shape([known, self.width])
+        return combined
+
+    def _combined(self, total: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        if self.combiner != "sum":
+            # No ids are zeros, not 0 / 0.
+            count = tf.maximum(count, 1)
+            total /= tf.sqrt(count) if self.combiner == "sqrtn" else count
+        return tf.cast(total, self.compute_dtype)
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def _find(self, inputs: tf.Tensor) -> Found:
+        """The rows of ids in a dense tensor."""
+        if not isinstance(inputs, tf.Tensor):
+            inputs = tf.convert_to_tensor(inputs)
+        self._check_dtype(inputs.dtype.name)
+        if self.combiner is not None:
+            self._check_rank(inputs.shape.rank)
+        padding = self.padding
+        if inputs.dtype == tf.string:
+            ids = string_ids(inputs, self.vocabulary)
+            if padding is not None:
+                # No string has this id.
+                ids = tf.where(inputs == str(padding), tf.constant(-1, tf.int64), ids)
+                padding = -1
+        elif isinstance(padding, str):
+            raise self._refused(f"has padding={padding!r}, but was given numbers; give the id")
+        else:
+            ids = tf.cast(inputs, tf.int64)
+        strings = inputs.dtype == tf.string
+        rule = IdRule(self.name, self.out_of_vocabulary, padding, strings)
+        asked = Asked(self.options, rule, ids)
+        source = present()
+        if self._rows is not None:
+            return self._all_rows(asked)
+        if source is None:
+            raise self._refused(
+                f"has no rows here: those of table {self.options.name!r} live on the shards of a "
+                "running job; `coordinator export` writes a model that has them"
+            )
+        return source.find(asked)
+
+    @property
+    def more_than_keras(self) -> str:
+        """What ``keras.layers.Embedding`` cannot do of what this layer does; empty if all."""
+        if self.vocabulary is None:
+            return "a growing table"
+        if self.combiner is not None:
+            return f"combiner={self.combiner!r}"
+        if self.padding is not None:
+            return f"padding={self.padding!r}"
+        if self.out_of_vocabulary != "error":
+            return f"out_of_vocabulary={self.out_of_vocabulary!r}"
+        return "ids that are strings" if self._strings else ""
+
+    def _all_rows(self, asked: Asked) -> Found:
+        assert self._rows is not None  # the caller has looked
+        ids, rule = asked.ids, asked.rule
+        there = None
+        if rule.drops:
+            there = tf.ones_like(ids, tf.bool) if rule.padding is None else ids != rule.padding
+            if rule.out_of_vocabulary == "drop":
+                there &= (ids >= 0) & (ids < self.vocabulary)
+        if self._ids is not None:
+            at = tf.reshape(tf.searchsorted(self._ids, tf.reshape(ids, [-1])), tf.shape(ids))
+            ids = tf.where(tf.gather(self._ids, at) == ids, at, tf.size(self._ids) - 1)
+        elif there is not None or rule.out_of_vocabulary == "clip":
+            assert self.vocabulary is not None  # it has no ids
+            ids = tf.clip_by_value(ids, 0, self.vocabulary - 1)
+        rows = tf.cast(self._rows(ids), tf.float32)
+        if there is not None:
+            rows = tf.where(there[..., tf.newaxis], rows, tf.zeros_like(rows))
+        return rows, there
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _check_dtype(self, dtype: str) -> None:
+        if self._rows is not None:
+            # Of an exported model. Keras also traces models of the user's own class with floats,
+            # whatever they are called with, and its own layer casts these, too.
+            return
+        if dtype != "string" and not dtype.startswith(("int", "uint")):
+            raise self._refused(
+                f"was given ids of dtype {dtype}; expected integers or strings: let the model, a "
+                "Sequential one too, begin with keras.Input(shape, dtype='int64'), or cast them "
+                "before anything makes them floats, which are not exact above 2^24"
+            )
+
+    def _check_rank(self, rank: int | None) -> None:
+        if not rank:
+            raise self._refused("was given a scalar; there is nothing to combine")
+
+    def _check_whole(self, what: str, value: Any, none: bool) -> None:
+        if none and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._refused(f"has {what} {value!r}; expected a whole number of at least 1")
+
+    def _check_choice(self, what: str, value: Any, choices: tuple[Any, ...]) -> None:
+        if value not in choices:
+            shown = " or ".join(repr(choice) for choice in choices)
+            raise self._refused(f"has {what} {value!r}; expected {shown}")
+
+    def _refused(self, why: str) -> InvalidJob:
+        error = InvalidJob(f"layer {self.name!r} {why}")
+        # Keras leaves a message alone that it has added its own words to.
+        error._keras_call_info_injected = True  # type: ignore[attr-defined]
+        return error

@@ -1,0 +1,245 @@
+"""Finds the ids that a batch has for embedding tables, ahead of the step that needs their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import VariableSpec
+from psrpc.core.tables import TableSpec
+from worker.data.source import Batch, map_arrays
+from worker.embedding.lookups import Asked, LookUps, NoRows
+from worker.embedding.rows import ByRow, Call, Places, RowsNeeded, find_rows
+from worker.embedding.table_options import TableOptions, same_tables, tables_of
+from worker.runtime.devices import HOST
+from worker.runtime.trace import TRACING, Trace
+
+
+class Model(Protocol):
+    """A model as a function of its variables' values; called while TensorFlow traces."""
+
+    def run(
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: LookUps,
+        *,
+        training: bool,
+    ) -> object:
+        """Runs it once with ``values``, for the sake of what it asks ``tables``."""
+
+    def handles(self) -> Sequence[tf.Tensor]:
+        """The resources of its variables, where a run reads these instead of ``values``."""
+
+
+@dataclass(frozen=True)
+class IdsTrace:
+    """What finds the ids of batches of one signature.
+
+    Attributes:
+        tables: each once, as the layers name them, in the order of the calls.
+        calls: of layers, in order; tables by their index in the finder's.
+        shapes: of the ids of each call; dimensions that differ from batch to batch are None.
+        find: gives the ids of each call for the tensors of ``(seeds, batch)``, flat.
+    """
+
+    tables: tuple[TableOptions, ...]
+    calls: tuple[Call, ...]
+    shapes: tuple[tf.TensorShape, ...]
+    find: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class FoundIds:
+    """What a batch asks of tables: the rows that it needs, and where the calls find theirs.
+
+    Attributes:
+        places: of each call, int32, in ``shapes`` where those say more than None.
+        orders: of each table, see :class:`worker.embedding.rows.ByRow`.
+    """
+
+    needed: RowsNeeded
+    calls: tuple[Call, ...]
+    shapes: tuple[tf.TensorShape, ...]
+    places: tuple[Places, ...]
+    orders: tuple[ByRow, ...]
+
+
+class IdFinder:
+    """Runs a model's graph up to its Embedding layers, on the CPU. Thread-safe.
+
+    Of each signature of a batch the model is traced once, with rows of zeros, and what does not
+    lead to ids is cut off.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        variables: Sequence[VariableSpec],
+        tables: Sequence[TableSpec],
+        shards: int,
+        *,
+        training: bool = True,
+    ) -> None:
+        """``variables`` and ``tables`` are the plan's; ``training`` is how the model is run."""
+        self._model = model
+        self._variables = variables
+        self._tables = tables
+        self._shards = shards
+        self._training = training
+        self._traces: dict[object, IdsTrace] = {}
+
+    def __call__(self, seeds: tf.Tensor, batch: Batch, signature: object) -> FoundIds:
+        """The rows that ``batch`` needs; tensors on the host.
+
+        Args:
+            seeds: int64 ``[seed generators, 2]``.
+            signature: the structure, dtypes and shapes of ``batch``.
+
+        Raises:
+            InvalidJob: the model's ids cannot be found ahead of the step, or are not in their
+                table.
+        """
+        trace = self._traces.get(signature)
+        if trace is None:
+            with TRACING:
+                trace = trace_ids(
+                    self._model, self._variables, seeds, batch, training=self._training
+                )
+            self._traces[signature] = trace = self._of_plan(trace)
+        with tf.device(HOST):
+            ids = trace.find(tf.nest.flatten((seeds, batch), expand_composites=True))
+        found = [np.asarray(memoryview(each)) for each in ids]
+        needed, places, orders = find_rows(self._tables, trace.calls, found, self._shards)
+        return FoundIds(needed, trace.calls, trace.shapes, places, orders)
+
+    def _of_plan(self, trace: IdsTrace) -> IdsTrace:
+        """``trace`` with tables by their index in the plan."""
+        planned = {table.name: index for index, table in enumerate(self._tables)}
+        calls = []
+        for call in trace.calls:
+            name = trace.tables[call.table].name
+            if name not in planned:
+                raise InvalidJob(
+                    f"layer {call.rule.layer!r} looks table {name!r} up, but did not when the job "
+                    "was described; a model must call the same layers in training, for each batch"
+                )
+            calls.append(Call(planned[name], call.rule))
+        used = {trace.tables[call.table].name for call in trace.calls}
+        different = same_tables(
+            trace.tables, [table for table in self._tables if table.name in used]
+        )
+        if different:
+            raise InvalidJob(f"this model differs from the job's description: {different}")
+        return IdsTrace(trace.tables, tuple(calls), trace.shapes, trace.find)
+
+
+def trace_ids(
+    model: Model,
+    variables: Sequence[VariableSpec],
+    seeds: tf.Tensor,
+    batch: Batch,
+    *,
+    training: bool = True,
+) -> IdsTrace:
+    """Traces ``model`` for batches like ``batch``; tables by their index in the result's.
+
+    Raises:
+        InvalidJob: ids depend on parameters or rows, or a layer is called in a loop; names the
+            layer. Or layers disagree on their table.
+    """
+    asked: list[Asked] = []
+
+    def run(
+        values: list[tf.Tensor], taint: tf.Tensor, seeds: tf.Tensor, batch: Batch
+    ) -> list[tf.Tensor]:
+        source = NoRows(taint)
+        model.run(values, seeds, batch, source, training=training)
+        for each in source.asked:
+            if each.ids.graph is not tf.compat.v1.get_default_graph():
+                raise InvalidJob(
+                    f"layer {each.rule.layer!r} is called inside of a loop or a condition; its "
+                    "ids must be known before the step runs"
+                )
+        asked.extend(source.asked)
+        # Not what went in: an input cannot be both fed and fetched.
+        return [tf.identity(each.ids) for each in asked]
+
+    specs = (
+        [tf.TensorSpec(spec.shape, spec.dtype) for spec in variables],
+        tf.TensorSpec([], tf.float32),
+        tf.TensorSpec(seeds.shape, seeds.dtype),
+        map_arrays(tf.type_spec_from_value, batch),
+    )
+    flat = tf.nest.flatten(specs, expand_composites=True)
+
+    def flat_run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return run(*tf.nest.pack_sequence_as(specs, list(tensors), expand_composites=True))
+
+    with tf.device(HOST):
+        whole = tf.compat.v1.wrap_function(flat_run, flat)
+    hidden = len(variables) + 1
+    given = list(whole.inputs[: len(flat)])
+    # By reference: two may be equal tensors.
+    names = {id(tensor): index for index, tensor in enumerate(given)}
+    read = _captured(whole, model.handles())
+    needed: set[int] = set()
+    for each in asked:
+        sources = _sources(each.ids)
+        indices = {names[source] for source in sources if source in names}
+        if sources & read or any(index < hidden for index in indices):
+            raise InvalidJob(
+                f"the ids of layer {each.rule.layer!r} depend on parameters, or on rows of a "
+                "table; they must follow from the batch alone, since their rows are fetched before "
+                "the step runs"
+            )
+        needed |= indices
+    feeds = sorted(needed)
+    tables = tables_of(each.table for each in asked)
+    index_of = {table.name: index for index, table in enumerate(tables)}
+    return IdsTrace(
+        tuple(tables),
+        tuple(Call(index_of[each.table.name], each.rule) for each in asked),
+        tuple(each.ids.shape for each in asked),
+        _pruned(whole, given, feeds, hidden) if asked else lambda _tensors: [],
+    )
+
+
+def _pruned(
+    whole: Any, given: Sequence[tf.Tensor], feeds: Sequence[int], hidden: int
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+    """``whole`` cut down to what leads to ids from the inputs ``feeds``."""
+    trace = Trace(whole.prune([given[index] for index in feeds], list(whole.outputs)))
+
+    def find(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return trace([tensors[index - hidden] for index in feeds])
+
+    return find
+
+
+def _captured(whole: Any, handles: Sequence[tf.Tensor]) -> set[int]:
+    """The inputs of ``whole`` that stand for ``handles``, by identity."""
+    theirs = {id(handle) for handle in handles}
+    return {id(inner) for outer, inner in whole.graph.captures if id(outer) in theirs}
+
+
+def _sources(tensor: tf.Tensor) -> set[int]:
+    """The placeholders that ``tensor`` is computed from, by identity."""
+    found: set[int] = set()
+    seen = set()
+    todo = [tensor]
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if each.op.type == "Placeholder":
+            found.add(id(each))
+        todo.extend(each.op.inputs)
+    return found

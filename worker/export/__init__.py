@@ -1,0 +1,1 @@
+"""Turns a checkpoint into a Keras model or a SavedModel."""

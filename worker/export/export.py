@@ -1,0 +1,273 @@
+"""A checkpoint as a file that plain Keras or TensorFlow loads without this project."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from psrpc.core.errors import (
+    CheckpointError,
+    InvalidArgument,
+    InvalidJob,
+    PsError,
+    disk_code,
+    disk_reason,
+    error_line,
+)
+from psrpc.files.remote import exists
+from psrpc.files.remote_copies import upload
+from psrpc.files.urls import location
+from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_source import first_look
+from worker.data.ragged import Ragged, as_tensor
+from worker.data.source import Array, Batch, map_arrays
+from worker.job.loader import job_module, load_job, user_code
+from worker.job.settings import only_while_loading
+from worker.runtime.quiet import STDERR, STDOUT, import_tensorflow, redirected
+
+FORMS = "MODEL.weights.h5, MODEL.keras or a directory (with / at its end) for a SavedModel"
+
+
+@only_while_loading()
+def export_main(job: str, checkpoint: str, to: str, settings: Sequence[str] = ()) -> int:
+    """Builds the model of ``job``, gives it the values of ``checkpoint`` and writes it to ``to``.
+
+    Returns:
+        The exit status: 0, or 2 after one line on stderr.
+    """
+    try:
+        save_name(to)
+        first_look(Path(job), settings)
+        import_tensorflow()
+        # Keras tells on stdout what it exports, in many lines.
+        with redirected(STDOUT, STDERR):
+            needed = export(job, Path(checkpoint), to, settings)
+            advice = _advice(job, to, needed)
+    except Exception as error:
+        if isinstance(error, UserCodeFailed):
+            sys.stderr.write(error.user_traceback)
+        elif not isinstance(error, PsError):
+            traceback.print_exc()
+            error = PsError(f"the export of {job} to {to} failed: {type(error).__name__}: {error}")
+        sys.stderr.write(error_line(error) + "\n")
+        return 2
+    if advice:
+        sys.stdout.write(f"{advice}\n")
+    return 0
+
+
+def _advice(job: str, to: str, needed: list[str]) -> str:
+    """How what was exported is loaded; empty where its name is enough."""
+    from worker.export.check import how_served, loading, why_not_loaded
+
+    written = location(to)
+    if save_name(to) == "saved_model":
+        call = how_served(written) if isinstance(written, Path) else ""
+        # In two statements: what is loaded must not be collected before it is called.
+        return f"to use {to}: model = tf.saved_model.load({to!r}); {call}" if call else ""
+    if save_name(to) != "keras":
+        return ""
+    options: dict[str, bool] = {}
+    refused = ""
+    if isinstance(written, Path):
+        module = job_module(Path(job).absolute())
+        refused = why_not_loaded(written, module)
+        if not refused:
+            options, refused = loading(written, module, needed)
+    if refused and options:
+        given = "".join(f", {name}={value}" for name, value in options.items())
+        own = f", custom_objects={_named(needed)}" if needed else ""
+        return (
+            f"keras.models.load_model({to!r}{own}) fails: {refused}; load it with "
+            f"keras.models.load_model({to!r}{given}{own})"
+        )
+    if refused:
+        return (
+            f"keras.models.load_model cannot load {to}: {refused}; build the model as the job does "
+            f"and load the values: model.load_weights({to!r}); or give the class a get_config(), "
+            "or **kwargs in __init__ that it passes on, and export again; a SavedModel (--to DIR/) "
+            "needs none of it"
+        )
+    if not needed:
+        return ""
+    return (
+        f"{to} names what is the job's own: load it with keras.models.load_model({to!r}, "
+        f"custom_objects={_named(needed)}); a SavedModel (--to DIR/) needs none of it"
+    )
+
+
+def _named(needed: list[str]) -> str:
+    return f"{{{', '.join(f'{name!r}: {name}' for name in needed)}}}"
+
+
+def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) -> list[str]:
+    """See :func:`export_main`; returns the names of what is the job's own and has to be given to
+    Keras with the file.
+
+    Embedding tables are exported whole: as Keras's own Embedding in a Keras file, and as variables
+    of a SavedModel, growing ones there alone. Where the optimizer keeps moving averages of the
+    parameters, they are what is exported, as Keras does at the end of ``fit``.
+
+    Raises:
+        InvalidJob: the job cannot be built, or the checkpoint is of another model.
+        CheckpointError: the checkpoint cannot be read, or the operating system refused.
+        InvalidArgument: ``to`` is no form that can be written, or is there already.
+        PsError: what was written is not what the checkpoint holds; ``to`` is as it was.
+    """
+    import keras
+
+    from psrpc.checkpoint.checkpoint import exported_variables
+    from psrpc.checkpoint.manifest import read_manifest
+    from worker.embedding.held_tables import holding
+    from worker.export.check import check_held, check_written, own_names
+    from worker.export.tables import plain_keras, whole_tables
+    from worker.step.replica import Replica
+
+    kind = save_name(to)
+    target = location(to)
+    if not checkpoint.is_dir():
+        raise CheckpointError(f"there is no checkpoint directory {str(checkpoint)!r}", code="PS404")
+    _check_target(target, to)
+    manifest = read_manifest(checkpoint)
+    values = exported_variables(checkpoint, manifest)
+    tables, grown = whole_tables(checkpoint, manifest)
+    # A SavedModel has what our layers do; Keras's files have Keras's layers.
+    with holding(tables if kind == "saved_model" else None, grown) as held:
+        replica = Replica(load_job(job, settings).job)
+    try:
+        # These have their rows. No shard knows their names, which two of them may share.
+        replica.assign(values, but=[layer.embeddings for layer, _ in held])
+    except InvalidArgument as error:
+        raise InvalidJob(
+            f"{checkpoint} does not fit the model of {job}: {error}", code="PS405"
+        ) from None
+    model = replica.model
+    if tables and kind != "saved_model" and isinstance(model, keras.Model):
+        model, held = plain_keras(model, tables, to)
+    check_held(held, tables)
+    if isinstance(model, keras.Model) and model.compiled and model.optimizer is None:
+        # For its losses' sake, by :func:`worker.model.compiled.complete`; Keras loads no such file,
+        # as an optimizer's variables are part of what was compiled.
+        model.compiled = False
+    save = _saver(model, kind, to, _signature(replica.example), bool(tables))
+    try:
+        # Whole or not at all: written beside its place and moved there.
+        beside = target.parent if isinstance(target, Path) else None
+        with tempfile.TemporaryDirectory(dir=beside, prefix=".export-") as folder:
+            written = Path(folder) / Path(to).name
+            _write(save, written, to)
+            check_written(written, kind, {name: tables[name] for _, name in held})
+            needed = own_names(written) if kind == "keras" else []
+            if isinstance(target, Path):
+                written.rename(target)
+            else:
+                upload(written, target)
+            return needed
+    except OSError as error:
+        raise CheckpointError(
+            f"--to {to} cannot be written: {disk_reason(error)}", code=disk_code(error)
+        ) from error
+
+
+def _check_target(target: Path | str, to: str) -> None:
+    there = target.exists() if isinstance(target, Path) else exists(target)
+    if there:
+        raise InvalidArgument(f"--to {to}: there is something already; remove it or choose another")
+    if isinstance(target, Path) and not target.parent.is_dir():
+        raise InvalidArgument(f"--to {to}: there is no directory {str(target.parent)!r}")
+
+
+def _write(save: Callable[[Path], Any], path: Path, to: str) -> None:
+    refused = None
+    # Layers of the user's own are called, and tell how they are made.
+    with user_code(f"writing {to}"):
+        try:
+            save(path)
+        except OSError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+
+
+def save_name(to: str) -> str:
+    """What ``to`` asks for: ``weights``, ``keras`` or ``saved_model``."""
+    name = Path(to).name
+    if name.endswith(".weights.h5"):
+        return "weights"
+    if name.endswith(".keras"):
+        return "keras"
+    if to.endswith("/") or (name and "." not in name):
+        return "saved_model"
+    raise InvalidArgument(f"--to {to}: expected {FORMS}")
+
+
+def _signature(example: Batch) -> list[Any]:
+    """What a model is called with. Keras takes the inputs of a model of the user's own class for
+    floats, which ids are not."""
+    import tensorflow as tf
+
+    def spec(array: Array | Ragged) -> tf.TypeSpec:
+        tensor = as_tensor(array)
+        shape = [None, *tensor.shape[1:]]
+        if isinstance(array, Ragged):
+            return tf.RaggedTensorSpec(shape, tensor.dtype, ragged_rank=1)
+        return tf.TensorSpec(shape, tensor.dtype)
+
+    return [map_arrays(spec, example[0])]
+
+
+def _saver(
+    model: Any, kind: str, to: str, signature: list[Any], by_example: bool
+) -> Callable[[Path], Any]:
+    """What writes a model. ``signature`` is what it is called with, to be said to Keras where it
+    goes ``by_example``."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(model, keras.Model):
+        if kind == "weights":
+            return lambda path: model.save_weights(path)
+        if kind == "keras":
+            return lambda path: model.save(path)
+        if _any_ragged(signature):
+            return lambda path: _export_ragged(model, path, signature)
+        # Models that say what their inputs are know best.
+        own = {} if not by_example or _says_inputs(model) else {"input_signature": signature}
+        return lambda path: model.export(str(path), verbose=False, **own)
+    if kind != "saved_model":
+        raise InvalidArgument(
+            f"--to {to} is a Keras file, but the model is a tf.Module; give a directory (with / at "
+            "its end) for a SavedModel"
+        )
+    return lambda path: tf.saved_model.save(model, str(path))
+
+
+def _export_ragged(model: Any, path: Path, signature: list[Any]) -> None:
+    """As ``model.export``, which takes no ragged inputs, with one endpoint ``serve``."""
+    import keras
+    import tensorflow as tf
+
+    serve = tf.function(lambda x: model(x), input_signature=signature)
+    serve.get_concrete_function()
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve)
+    archive.write_out(str(path), verbose=False)
+
+
+def _any_ragged(signature: list[Any]) -> bool:
+    import tensorflow as tf
+
+    return any(isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(signature))
+
+
+def _says_inputs(model: Any) -> bool:
+    """Whether it is a functional or a sequential model."""
+    try:
+        return bool(model.inputs)
+    except (AttributeError, ValueError):
+        return False

@@ -1,0 +1,201 @@
+"""Loads a user's job file, and tells the user's errors from ours."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.abc import SourceLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+from psrpc.core.errors import InvalidJob
+from psrpc.options.job_file import UserCodeFailed, read_job_file
+from psrpc.options.job_keys import own_settings
+from worker.job.job import Job
+from worker.job.overrides import override_job
+from worker.job.settings import settings_for
+
+_TRACED = "in user code:"
+_USED_TWICE = re.compile(r'The name "(.+)" is used \d+ times in the model\.')
+_NAMES_AN_ERROR = r"[A-Za-z_.]*(Error|Exception)\b"
+_WRAPPED = "Exception encountered when calling"
+_COMPILED = re.compile(
+    r"'(Symbolic|Keras)?Tensor' object has no attribute 'numpy'|not '(Symbolic|Keras)Tensor'"
+    r"|Cannot convert a symbolic tf\.Tensor( \(\S+\) to a numpy array)?"
+    r"|symbolic `tf\.Tensor` as a Python `bool`( is not allowed)?"
+    r"|numpy\(\) is only available when eager execution is enabled"
+)
+"""Words of TensorFlow and Keras about a tensor that has no value yet."""
+_NOT_THE_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A job, and where it came from.
+
+    Attributes:
+        job: with all overrides but those of ``optimizer.*`` applied.
+        path: of the job file, absolute.
+        sha256: of the bytes that were run, in hex.
+        name: of the file, without ``.py``.
+        optimizer_arguments: overrides ``optimizer.*``, as text, for ``override_optimizer``.
+    """
+
+    job: Job
+    path: Path
+    sha256: str
+    name: str
+    optimizer_arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+def load_job(path: str | Path, settings: Sequence[str] = ()) -> LoadedJob:
+    """Runs the file at ``path`` and takes its ``job``, with ``--set`` settings applied.
+
+    The file's folder comes first on ``sys.path``, so that it can import its siblings. Every call
+    runs the file anew.
+
+    Raises:
+        InvalidJob: no such file, no ``job`` in it, or a setting that does not fit.
+        UserCodeFailed: the file raised.
+    """
+    shown, path = str(path), Path(path).absolute()
+    source = read_job_file(Path(shown))
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with user_code(f"job file {shown}"), settings_for(settings) as offered:
+        module = _run(path, source)
+    if not hasattr(module, "job"):
+        raise InvalidJob(f"{shown} defines no job; add: job = Job(...)")
+    job = module.job
+    if not isinstance(job, Job):
+        raise InvalidJob(
+            f"job in {shown} is a {type(job).__name__}; expected a worker.Job: job = Job(...)"
+        )
+    unread = own_settings(path) - offered.asked
+    job, arguments = override_job(job, settings, offered.asked, unread)
+    return LoadedJob(job, path, hashlib.sha256(source).hexdigest(), path.stem, arguments)
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Turns an exception of the user's code into :class:`UserCodeFailed`: ``what`` raised it.
+
+    Our own :class:`InvalidJob` passes, with ``what`` before its message.
+    """
+    try:
+        yield
+    except UserCodeFailed:
+        raise
+    except InvalidJob as error:
+        reason = str(error)
+        if reason.startswith(_TRACED):
+            reason = reason.strip().splitlines()[-1].strip().removeprefix("InvalidJob: ")
+        raise InvalidJob(f"{what}: {reason}", code=error.code) from None
+    except (Exception, SystemExit) as error:
+        raise UserCodeFailed(f"{what} raised {_reason(error)}", _user_text(error)) from None
+
+
+def _user_text(error: BaseException) -> str:
+    """The traceback from the first frame of the user's code on. Empty where no frame is the
+    user's: then a library refused what the job gave it, and its message says why."""
+    if str(error).startswith(_TRACED):
+        # TensorFlow has made a function of the user's code; the frames are in its message.
+        frames = re.findall(r'( *File "(.*)", line .*\n(?: {6,}.*\n)*)', str(error))
+        shown = [text for text, name in frames if not _is_library(name)]
+        return f"{_TRACED}\n{''.join(shown)}\n" if shown else ""
+    trace = error.__traceback__
+    while trace is not None and _is_library(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):
+        return ""
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _is_library(filename: str) -> bool:
+    """Whether a file is not the user's but ours, TensorFlow's, or Python's."""
+    return filename.startswith(_NOT_THE_USERS) or any(
+        part in filename for part in ("site-packages", "__autograph_generated_file")
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Class and message of an exception in one line, without the wrapping of Keras and TensorFlow:
+    the first puts "Exception encountered when calling ..." before it, the second the frames."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines()]
+    lines = [line for line in lines if line]
+    if not lines:
+        return type(error).__name__
+    prefix = f"{type(error).__name__}: "
+    if lines[0] == _TRACED:
+        said = [at for at, line in enumerate(lines) if re.match(_NAMES_AN_ERROR, line)]
+        lines, prefix = lines[said[-1] if said else -1 :], ""
+    reason = lines[0]
+    if _WRAPPED in reason:
+        # Keras has the cause a line further down, and another one before what it could not infer.
+        reason = " ".join(lines[: 3 if "".join(lines[1:2]).endswith("Error encountered:") else 2])
+    if compiled := _COMPILED.search(reason):
+        where = _last_line(error)
+        return (
+            f"{prefix}{reason[: compiled.end()]}{f' in {where}' if where else ''}: it is compiled "
+            "(tf.function) before tensors have values, so .numpy(), float(), bool() and NumPy's "
+            "functions cannot be used there; use keras.ops or tf"
+        )
+    if twice := _USED_TWICE.match(reason):
+        # As of an input and the table of its ids.
+        reason += (
+            " Inputs and layers share these names: give one of them another. In worker.Embedding "
+            f"table={twice[1]!r} names the table alone; layers that say the same share it"
+        )
+    return prefix + reason
+
+
+def _last_line(error: BaseException) -> str:
+    """The innermost line of the user's code, ``job.py, line 12``; empty where there is none."""
+    frames = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+    frames += re.findall(r'File "(.*)", line (\d+)', str(error))
+    own = [(Path(name).name, line) for name, line in frames if not _is_library(name)]
+    return f"{own[-1][0]}, line {own[-1][1]}" if own else ""
+
+
+class _BytesLoader(SourceLoader):
+    """Runs exactly the bytes that were hashed; never a cached ``.pyc``."""
+
+    def __init__(self, path: Path, source: bytes) -> None:
+        self._path = path
+        self._source = source
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return str(self._path)
+
+    def get_data(self, path: str | bytes) -> bytes:  # noqa: ARG002
+        return self._source
+
+
+def job_module(path: Path) -> ModuleType:
+    """The module of a job file that was loaded last of this name."""
+    return sys.modules[_module_name(path)]
+
+
+def _module_name(path: Path) -> str:
+    """One that hides no real module, even if the file is called keras.py."""
+    return f"_job_{path.stem}"
+
+
+def _run(path: Path, source: bytes) -> ModuleType:
+    name = _module_name(path)
+    loader = _BytesLoader(path, source)
+    spec = spec_from_loader(name, loader, origin=str(path))
+    assert spec is not None  # a SourceLoader always gives one
+    module = module_from_spec(spec)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module

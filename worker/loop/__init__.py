@@ -1,0 +1,1 @@
+"""Does what :mod:`worker.protocol` decides: leases, pulls, computes, pushes, reports."""

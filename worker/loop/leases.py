@@ -1,0 +1,93 @@
+"""The work that a worker asks for: the present task's, and ahead of time the next one's."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import suppress
+
+from psrpc.core.batch import BatchId
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.loop.session import TICK_S, Standing
+from worker.loop.step_times import StepTimes
+from worker.protocol.conduct import batch_id
+from worker.step.gradient_source import GradientSource
+
+POLL_S = 0.02
+"""Least time between two requests for work while there is none. The coordinator holds a request
+for a while; this is for one that does not."""
+
+
+class Leases:
+    """Asks for work in one generation. One thread uses it; a request ahead of time has a thread of
+    its own."""
+
+    def __init__(self, standing: Standing, source: GradientSource, times: StepTimes) -> None:
+        """``source`` is told the batches of the next task as soon as they are known; to ``times``
+        waiting is a barrier."""
+        self._standing = standing
+        self._source = source
+        self._times = times
+        self._pool = standing.threads.pool(1, "lease")
+        # The lease that was asked for ahead of time, and whether its batches are expected.
+        self._following: Future[pb.Lease] | None = None
+        self._expected = False
+
+    def close(self, finish: bool) -> None:
+        """Asks for nothing any more; with ``finish`` a request that is under way has ended then."""
+        self._pool.shutdown(wait=finish)
+
+    def get(self, reason: str) -> pb.Lease:
+        """See :class:`worker.protocol.actions.Lease`; ``reason`` is its ``after``."""
+        with self._times.outside("barrier"):
+            return self._await(reason) if reason else self._standing.lease()
+
+    def _await(self, reason: str) -> pb.Lease:
+        with self._standing.waits.on(reason):
+            while True:
+                self._standing.pause(POLL_S)
+                lease = self._standing.lease()
+                if lease.WhichOneof("work") != "wait":
+                    return lease
+                self._standing.waits.on(lease.wait.reason)
+
+    def ask_ahead(self) -> None:
+        """Begins to ask for the next task; :meth:`take` follows."""
+        self._following = self._pool.submit(self._standing.lease)
+        self._expected = False
+
+    def take(self) -> pb.Lease:
+        """What :meth:`ask_ahead` brings, waited for."""
+        following = self._following
+        assert following is not None  # it was asked
+        if not following.done():
+            # The request went out before the last batches were done: report them now, since
+            # whether there is more work may depend on them.
+            self._standing.flush()
+        waits = self._standing.waits
+        with self._times.outside("barrier"), waits.on("work from the coordinator"):
+            while not following.done():
+                with suppress(TimeoutError):
+                    following.exception(TICK_S)
+                self._standing.check()
+        self.look_ahead()
+        self._following = None
+        return following.result()
+
+    def look_ahead(self) -> None:
+        """Has the batches of the next task read ahead once they are known."""
+        following = self._following
+        if following is None or self._expected or not following.done():
+            return
+        self._expected = True
+        if following.exception() is None:
+            batches = following.result().train.batches
+            self._source.expect([batch_id(attempt.batch) for attempt in batches])
+
+    def first_of_next(self) -> BatchId | None:
+        """The batch that the next task begins with, if that is known."""
+        following = self._following
+        if following is None or not following.done():
+            return None
+        if following.exception() is not None or not following.result().train.batches:
+            return None
+        return batch_id(following.result().train.batches[0].batch)

@@ -1,0 +1,408 @@
+"""Carries a worker's actions out, over its standing, its shards and its gradients."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from pserver.client.client import Outcome, PushResult, ShardClient
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Gradient
+from psrpc.core.errors import RoundPassed
+from psrpc.core.tables import Rows
+from psrpc.ops.logs import get_logger
+from psrpc.ops.waiting import BUILDING
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.embedding.row_sets import ReceivedRows
+from worker.loop.joined import Joined, join
+from worker.loop.session import Standing
+from worker.loop.step_times import StepTimes
+from worker.protocol.actions import (
+    Action,
+    Commit,
+    Compute,
+    Computed,
+    Done,
+    Evaluate,
+    Expect,
+    Initialize,
+    Join,
+    Lease,
+    LeaseAhead,
+    Leave,
+    Merge,
+    Pull,
+    Push,
+    Pushed,
+    PushPull,
+    Register,
+    Rejoin,
+    ReportWork,
+    Settle,
+    TakeBack,
+    TakeLease,
+)
+from worker.protocol.conduct import conduct, drive
+from worker.step.gradient_source import GradientSource, Result
+
+log = get_logger()
+
+
+class Performer:
+    """One worker that does what :func:`worker.protocol.conduct.conduct` says. One thread uses it.
+
+    What is made when the worker joins (connections, memory, a thread that asks for work ahead of
+    time) is given up when it has to join anew, and at the end of ``with``.
+    """
+
+    def __init__(
+        self,
+        source: GradientSource,
+        standing: Standing,
+        job_sha256: str,
+        device: str,
+        times: StepTimes | None = None,
+        *,
+        shm: bool = True,
+        slow_down: float = 1.0,
+        prefetch_rows: bool = False,
+        connect: Callable[..., ShardClient] = ShardClient,
+    ) -> None:
+        """Args:
+        source: of the gradients; this object's from now on.
+        job_sha256: of the job file.
+        device: what is computed on, in words.
+        times: where it is kept how long everything takes.
+        shm: share memory with shards on this host.
+        slow_down: make every step take so many times as long to compute, at least 1.
+        prefetch_rows: receive rows of tables for the next batch while one is computed (async).
+        connect: makes the client of a shard.
+        """
+        self._source = source
+        self._standing = standing
+        self._job_sha256 = job_sha256
+        self._device = device
+        self._times = times or StepTimes()
+        standing.position = self._times.position
+        self._sizes: set[int] = set()
+        """Of the batches that were computed: the first of a size may compile."""
+        self._shm = shm
+        self._slow_down = slow_down
+        self._prefetch_rows = prefetch_rows
+        self._connect = connect
+        self._built = False
+        self._joined: Joined | None = None
+        self._gradients: tuple[Gradient, ...] = ()
+        self._row_gradients: Sequence[Mapping[int, Rows]] = ()
+        self._totals: tuple[float, ...] = ()
+        # The round whose values were received last; None is the newest.
+        self._round: int | None = None
+        # What the gradient was computed from.
+        self._used: ReceivedRows | None = None
+        self._stepping = False
+        self._perform: dict[type[Action], Callable[[Any], object]] = {
+            Register: self._register,
+            Join: self._join,
+            Rejoin: self._rejoin,
+            Lease: self._lease,
+            LeaseAhead: self._lease_ahead,
+            TakeLease: self._take_lease,
+            Expect: self._expect,
+            Pull: self._pull,
+            Compute: self._compute,
+            PushPull: self._push_pull,
+            Push: self._push,
+            Settle: self._settle,
+            TakeBack: self._take_back,
+            Done: self._done,
+            Commit: self._commit,
+            Initialize: self._initialize,
+            Evaluate: self._evaluate,
+            Merge: self._merge,
+            ReportWork: self._report,
+            Leave: self._leave,
+        }
+
+    def __enter__(self) -> Performer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._give_up(finish=False)
+
+    def run(self) -> None:
+        """Works until the job ends; it ends by raising, see
+        :func:`worker.protocol.conduct.conduct`."""
+        drive(conduct(), self.perform)
+
+    def perform(self, action: Action) -> object:
+        """Carries ``action`` out; see there for what it answers and raises."""
+        return self._perform[type(action)](action)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def _register(self, _action: Register) -> None:
+        self._standing.register(self._job_sha256, self._device)
+        if not self._built:
+            # Before the shards are asked for: they may still be starting.
+            with self._standing.waits.on(f"{BUILDING} the model"):
+                self._source.build()
+            self._built = True
+
+    def _join(self, _action: Join) -> None:
+        self._joined = join(
+            self._standing.get_cluster(),
+            self._source,
+            self._standing,
+            self._times,
+            shm=self._shm,
+            prefetch_rows=self._prefetch_rows,
+            connect=self._connect,
+        )
+
+    def _rejoin(self, action: Rejoin) -> None:
+        log.info("joining again", reason=action.reason)
+        # A request that is under way ends in seconds; the next must not overtake it.
+        self._give_up(finish=True)
+        # An error and the frames that it passed through, which know the workspace, refer to each
+        # other; its memory has to be free before there is another.
+        gc.collect()
+        self._standing.begin_again()
+
+    def _give_up(self, finish: bool) -> None:
+        """Drops all that belongs to what was joined."""
+        joined, self._joined = self._joined, None
+        self._drop_gradients()
+        self._stepping = False
+        if joined is not None:
+            joined.close(finish=finish)
+        if self._built:
+            self._source.leave()
+
+    def _leave(self, action: Leave) -> None:
+        self._standing.leave(action.reason, fatal=action.fatal)
+
+    # -- work ---------------------------------------------------------------------------------
+
+    def _lease(self, action: Lease) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        return self._here.leases.get(action.after)
+
+    def _lease_ahead(self, _action: LeaseAhead) -> None:
+        self._here.leases.ask_ahead()
+
+    def _take_lease(self, _action: TakeLease) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        return self._here.leases.take()
+
+    def _expect(self, action: Expect) -> None:
+        if action.instead:
+            self._source.forget()
+        self._source.expect(action.batches)
+
+    def _initialize(self, action: Initialize) -> pb.InitializeDone:
+        log.info("initializing the shards")
+        values = self._source.initial_values(action.first_rows)
+        self._here.shards.initialize(values, action.grant)
+        return pb.InitializeDone()
+
+    def _evaluate(self, action: Evaluate) -> pb.EvaluateDone:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        return self._source.evaluate(
+            action.task, self._here.shards.generation, self._here.shards.pull
+        )
+
+    def _merge(self, action: Merge) -> pb.MergeDone:
+        return self._source.merge(action.merge)
+
+    def _report(self, action: ReportWork) -> None:
+        self._standing.report(action.done)
+
+    @property
+    def _here(self) -> Joined:
+        assert self._joined is not None  # conduct has joined
+        return self._joined
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _pull(self, action: Pull) -> None:
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        if action.round is None and action.decision is None:
+            with self._times.outside("network"):
+                self._receive(action)
+            return
+        self._begin_step()
+        self._receive(action)
+        self._times.took("pull")
+
+    def _receive(self, action: Pull) -> None:
+        fetcher = self._here.rows
+        # Whatever has come before is older.
+        fetcher.drop()
+        rows = fetcher.ahead(action.batch)
+        try:
+            # The spare set holds anything until the pull has succeeded.
+            self._here.shards.pull(action.round, self._source.spare, action.decision, rows=rows)
+        except RoundPassed as passed:
+            self._passed(passed)
+            raise
+        fetcher.came(action.batch, rows)
+        self._round = action.round
+        self._source.swap(self._here.shards.version)
+
+    def _compute(self, action: Compute) -> Computed:
+        self._standing.check()
+        if not self._stepping:
+            self._begin_step()
+        self._stepping = False
+        times = self._times
+        times.at(pb.WorkerPosition.PHASE_DATA)
+        given = self._source.read(action.batch)
+        times.took("data")
+        times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        rows = self._fetch_rows(action.batch, given)
+        known = action.batch.count in self._sizes
+        times.at(pb.WorkerPosition.PHASE_COMPUTING if known else pb.WorkerPosition.PHASE_COMPILING)
+        with self._here.rows.prefetching(action.following):
+            result = self._source.gradient(action.batch, given, rows)
+        self._sizes.add(action.batch.count)
+        computed_s = times.took("compute")
+        if self._slow_down > 1:
+            self._standing.pause((self._slow_down - 1) * computed_s)
+            times.took("compute")
+        not_finite = ""
+        if not result.finite:
+            not_finite = self._source.not_finite(action.batch)
+            log.warning(
+                "the gradient is NaN or infinite; the batch is skipped",
+                batch=str(action.batch),
+                **({"data": not_finite} if not_finite else {}),
+            )
+        self._gradients = result.gradients
+        self._totals = _totals(result, action.batch.count)
+        if rows is not None:
+            self._row_gradients = result.rows
+        return Computed(result.loss, result.finite, not_finite)
+
+    def _fetch_rows(self, batch: BatchId, given: object) -> ReceivedRows | None:
+        """The rows of embedding tables that ``batch`` needs."""
+        try:
+            self._used = self._here.rows.of(batch, given, self._round)
+        except RoundPassed as passed:
+            self._passed(passed)
+            raise
+        if self._used is not None:
+            self._times.took("pull")
+        return self._used
+
+    def _push_pull(self, action: PushPull) -> Pushed:
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        gradients = None if action.skip else self._gradients
+        following = action.following or self._here.leases.first_of_next()
+        rows = self._here.rows.ahead(following)
+        results = self._here.shards.push_pull(
+            action.batch,
+            action.attempt,
+            action.grant,
+            gradients,
+            self._source.spare,
+            rows=self._row_gradients,
+            bases=self._here.shards.bases(self._used),
+            following=rows,
+            totals=self._totals,
+        )
+        self._here.rows.came(following, rows)
+        self._round = None
+        self._source.swap(self._here.shards.version)
+        return self._pushed(results, max([result.staleness for result in results]))
+
+    def _push(self, action: Push) -> Pushed:
+        self._times.at(pb.WorkerPosition.PHASE_EXCHANGING)
+        gradients = None if action.skip else self._gradients
+        bases = self._here.shards.bases(self._used)
+        try:
+            results = self._here.shards.push(
+                action.batch,
+                action.attempt,
+                action.grant,
+                gradients,
+                rows=self._row_gradients,
+                bases=bases,
+                totals=self._totals,
+            )
+        except RoundPassed as passed:
+            self._passed(passed)
+            raise
+        self._times.took("push")
+        # Of a gradient of older parameters than the open round's, which backup workers may stage.
+        ages = [result.version - base for result, base in zip(results, bases, strict=True)]
+        return self._pushed(results, max(0, *ages))
+
+    def _pushed(self, results: Sequence[PushResult], staleness: int) -> Pushed:
+        self._drop_gradients()
+        # The exchanges were side by side.
+        apply_s = max([result.apply_us for result in results]) * 1e-6
+        self._times.applied(apply_s)
+        outcomes = [result.outcome for result in results]
+        return Pushed(
+            staleness,
+            _places(outcomes, "already_applied"),
+            self._here.shards.asked_again,
+            _places(outcomes, "too_stale"),
+            apply_s,
+            tuple([result.receipt for result in results]),
+        )
+
+    def _settle(self, action: Settle) -> None:
+        self._source.settle(action.unused)
+
+    def _take_back(self, _action: TakeBack) -> None:
+        self._source.take_back()
+
+    def _done(self, action: Done) -> None:
+        self._times.took("push_pull")
+        self._times.end()
+        self._standing.done(action.batch)
+        self._here.leases.look_ahead()
+
+    def _commit(self, action: Commit) -> pb.Lease:
+        self._times.at(pb.WorkerPosition.PHASE_WAITING)
+        with self._standing.waits.on(f"the other micro-batches of round {action.round}"):
+            lease = self._standing.commit(action.round, action.batch)
+        self._times.took("commit")
+        self._times.end()
+        return lease
+
+    def _begin_step(self) -> None:
+        self._times.begin()
+        self._stepping = True
+
+    def _drop_gradients(self) -> None:
+        self._gradients = self._row_gradients = ()
+        self._totals = ()
+        self._used = None
+
+    def _passed(self, passed: RoundPassed) -> None:
+        self._stepping = False
+        self._drop_gradients()
+        log.info("the round went on without this micro-batch", reason=str(passed))
+
+
+def _totals(result: Result, records: int) -> tuple[float, ...]:
+    """What a batch adds to the totals of its epoch; nothing where that is no number."""
+    totals = (result.loss * records, float(records), *result.metrics)
+    return totals if result.finite and all(map(math.isfinite, totals)) else ()
+
+
+def _places(outcomes: Sequence[Outcome], outcome: Outcome) -> tuple[int, ...]:
+    """The shards that have answered ``outcome``."""
+    if outcome not in outcomes:
+        return ()
+    return tuple([shard for shard, answered in enumerate(outcomes) if answered == outcome])

@@ -1,0 +1,337 @@
+"""Makes the Keras objects that a job describes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.utils.naming import reset_uids
+
+from pserver.updates.allowlist import EXCLUDED, check_optimizer, weight_decay_exclusions
+from pserver.updates.keras_objects import rebuild
+from psrpc.core.errors import InvalidJob
+from worker.data.ragged import as_tensor
+from worker.data.source import Batch, map_arrays
+from worker.embedding.lookups import NoRows, look_up
+from worker.job.job import Job
+from worker.job.loader import user_code
+from worker.job.output_names import weights_as_outputs
+from worker.job.overrides import override_optimizer
+from worker.model import keras_names
+from worker.model.adapted import check_vocabularies
+from worker.model.inputs import first_call
+from worker.model.loss_scale import SCALE, initial_scale, inner
+
+
+def build_model(job: Job, example: Batch) -> Any:
+    """The job's model with all its variables, the same initial values and names in each process
+    and at each call.
+
+    Args:
+        job: says how to make it; its seed is set for Python, numpy and TensorFlow before.
+        example: a few records; what creates its variables when it first sees data is shown them.
+
+    Returns:
+        A ``keras.Model`` or a ``tf.Module``.
+
+    Raises:
+        InvalidJob: the function makes something else, or a layer without its vocabulary.
+        UserCodeFailed: it raised.
+    """
+    keras.utils.set_random_seed(job.seed % 2**32)
+    # Keras numbers layers ("dense_1") over the life of a process. Without this a second model
+    # would have other names than the first; no public function does it alone.
+    reset_uids()
+    with user_code("model()"), look_up(NoRows()):
+        model = job.model()
+    if isinstance(model, keras.Model):
+        check_vocabularies(model)
+        if not model.built:
+            # Creates the variables, and changes none: a layer may count its calls.
+            with (
+                first_call(example[0]),
+                keras.StatelessScope(),
+                look_up(NoRows()),
+            ):
+                model(map_arrays(as_tensor, example[0]), training=False)
+    elif isinstance(model, tf.Module):
+        if not callable(job.loss) or isinstance(job.loss, keras.losses.Loss | type):
+            raise InvalidJob(
+                f"loss is {job.loss!r}, but the model is a tf.Module; expected a function "
+                "f(module, x, y)"
+            )
+        # A module that is already complete must not be run: a step might change its state.
+        if not model.variables:
+            with user_code("the first call of the loss"), look_up(NoRows()):
+                job.loss(model, *map_arrays(as_tensor, example))
+    else:
+        raise InvalidJob(
+            f"model() made a {type(model).__name__}; expected a keras.Model or a tf.Module"
+        )
+    return model
+
+
+def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
+    """The loss of a Keras model: ``f(batch, y_pred, training)``, a scalar, called within a
+    ``StatelessScope`` that collects losses.
+
+    The mean over the batch of whatever the job's loss returns, plus the losses that layers add;
+    with sample weights the sum of weighted values divided by the number of examples, as in
+    ``keras.Model.fit``. The name ``crossentropy`` means the kind that fits the shapes. Where the
+    model was compiled, by its own code or by :func:`worker.model.compiled.complete`, Keras computes
+    it.
+
+    Raises:
+        InvalidJob: Keras has no loss of this name.
+    """
+    if model.compiled:
+        return _computed_by(model)
+    chosen_by_shapes = str(job.loss).lower() in ("crossentropy", "ce")
+    fixed = None if chosen_by_shapes else _loss(job.loss)
+
+    def mean_loss(batch: Batch, y_pred: Any, training: bool) -> Any:  # noqa: ARG001
+        loss = fixed
+        if loss is None:
+            kind = _kind_of_labels(str(job.loss), batch[1], y_pred)
+            loss = _loss(f"{kind}_crossentropy")
+        sample_weight = batch[2] if len(batch) > 2 else None
+        # A loss with reduction=None gives one value per example.
+        total = keras.ops.mean(loss(batch[1], y_pred, sample_weight=sample_weight))
+        for own in model.losses:
+            # From regularizers and add_loss, which may give one for each record; Keras adds them
+            # up in the loss's dtype.
+            total += tf.cast(keras.ops.sum(own), total.dtype)
+        return total
+
+    return mean_loss
+
+
+def _computed_by(model: keras.Model) -> Callable[..., Any]:
+    # An override from before Keras 3.3 has no such argument.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    own = type(model).compute_loss is not keras.Model.compute_loss
+
+    def compute_loss(batch: Batch, y_pred: Any, training: bool) -> Any:
+        x, y, sample_weight = (*batch, None)[:3]
+        if not own:
+            sample_weight = weights_as_outputs(model, y_pred, sample_weight)
+        arguments = {"training": training} if takes_training else {}
+        loss = model.compute_loss(x, y, y_pred, sample_weight, **arguments)
+        return keras.ops.mean(loss)
+
+    return compute_loss
+
+
+def _loss(loss: Any) -> Any:
+    if isinstance(loss, str):
+        loss = keras_names.get("loss", loss)
+    if isinstance(loss, keras.losses.Loss):
+        return loss
+    # Brings labels [n] to the rank of an output [n, 1], as fit does for functions and names. The
+    # name becomes a TensorFlow scope, which must not begin with an underscore.
+    return LossFunctionWrapper(loss, name="loss")
+
+
+def loss_trackers(model: Any) -> list[Any]:
+    """The means of the losses of several outputs, which Keras reports as ``OUTPUT_loss``; empty for
+    a model of one."""
+    # Model.metrics is public, but does not say which of them these are.
+    compiled = getattr(model, "_compile_loss", None)
+    return [] if compiled is None else list(compiled.metrics)
+
+
+def layer_metrics(model: Any) -> list[Any]:
+    """The metrics that layers keep as attributes and update themselves, in model order. Keras
+    reports them beside those of ``compile``."""
+    if not isinstance(model, keras.Model):
+        return []
+    of_compile = [*loss_trackers(model), *(getattr(model, name, None) for name in _OF_COMPILE)]
+    others = {id(metric) for metric in of_compile}
+    return [metric for metric in model.metrics if id(metric) not in others]
+
+
+_OF_COMPILE = ("_loss_tracker", "_compile_metrics")
+"""Model.metrics is public, but does not say which of them these are."""
+
+
+def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
+    """New metrics (``keras.metrics.Metric``) of a job, in its order.
+
+    ``accuracy`` means binary, sparse or categorical accuracy by the shapes of ``y_true`` and
+    ``y_pred`` (anything with a ``shape``), as in ``keras.Model.compile``. Of a model with several
+    outputs the one metric is Keras's own collection, whose results go by ``OUTPUT_metric``.
+
+    Raises:
+        InvalidJob: Keras has no metric of a name, or two metrics have one name.
+    """
+    several = isinstance(job.metrics, dict) or not hasattr(y_pred, "shape")
+    if several and job.metrics and model.compiled:
+        return [metric for metric in model.metrics if metric.name == BY_OUTPUT]
+    # Keras takes a list in a list for one of the only output.
+    metrics = [_metric(metric, y_true, y_pred) for metric in keras.tree.flatten(job.metrics)]
+    tracked = [metric.name for metric in layer_metrics(model)]
+    names = ["loss", *tracked, *(metric.name for metric in metrics)]
+    for name in names:
+        if names.count(name) > 1:
+            where = ""
+            if name in tracked:
+                where = (
+                    f": the model or one of its layers keeps a metric of this name, a "
+                    f"keras.metrics.Metric(name={name!r}) in an attribute"
+                )
+            if name in tracked and name == "loss":
+                where += ", as is done for a train_step; the loss is reported without it: remove it"
+            raise InvalidJob(f"two metrics are named {name!r}{where}; give them different names")
+    return metrics
+
+
+BY_OUTPUT = "compile_metrics"
+"""The name of Keras's collection of the metrics of several outputs. Load-bearing: Keras's own."""
+
+
+def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
+    if isinstance(metric, str):
+        if metric.lower() in ("accuracy", "acc"):
+            return _accuracy(metric, y_true, y_pred)
+        made = keras_names.get("metric", metric)
+        if not isinstance(made, keras.metrics.Metric):
+            return keras.metrics.MeanMetricWrapper(made, name=metric)
+        made.name = metric
+        return made
+    if metric is None:
+        raise InvalidJob("metrics contains None; leave it out")
+    if isinstance(metric, keras.metrics.Metric):
+        return _anew(metric)
+    name = getattr(metric, "__name__", type(metric).__name__)
+    if not _required_arguments(metric):
+        with user_code(f"metric {name}()"):
+            made = metric()
+        if not isinstance(made, keras.metrics.Metric):
+            raise InvalidJob(f"metric {name}() made a {type(made).__name__}; expected a metric")
+        return made
+    return keras.metrics.MeanMetricWrapper(metric, name=name)
+
+
+def _anew(metric: Any) -> Any:
+    """A fresh one of the same: what the job file made may be in use elsewhere in this process."""
+    lost = ""
+    try:
+        made = type(metric).from_config(metric.get_config())
+    except (NotImplementedError, TypeError, ValueError):
+        made = None
+    else:
+        # A config may leave out what the constructor was given, those of some of Keras's too.
+        lost = next((name for name in vars(metric) if _differs(metric, made, name)), "")
+    if made is None or lost:
+        without = f", which leaves out {lost.lstrip('_')}" if lost else ""
+        raise InvalidJob(
+            f"metric {metric.name!r} cannot be made anew from its config{without}; give a function "
+            f"without arguments that makes it, such as lambda: {type(metric).__name__}(...)"
+        )
+    return made
+
+
+def _differs(metric: Any, made: Any, name: str) -> bool:
+    """Whether an attribute of plain values has others in what was made anew."""
+    # What a metric has seen is not what it is.
+    if name in ("built", "_built"):
+        return False
+    one, other = getattr(metric, name), getattr(made, name, None)
+    plain = (bool, int, float, str, type(None), np.ndarray)
+    return all(isinstance(part, plain) for part in keras.tree.flatten(one)) and repr(one) != repr(
+        other
+    )
+
+
+def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:
+    kinds = {
+        "binary": keras.metrics.BinaryAccuracy,
+        "sparse_categorical": keras.metrics.SparseCategoricalAccuracy,
+        "categorical": keras.metrics.CategoricalAccuracy,
+    }
+    return kinds[_kind_of_labels(name, y_true, y_pred)](name=name)
+
+
+def _kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:
+    """What labels are, by shapes alone; the rule of ``keras.Model.compile``."""
+    if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
+        raise InvalidJob(f"{name!r} needs a model of one output; give a function instead")
+    if y_pred.shape[-1] == 1:
+        return "binary"
+    if len(y_true.shape) < len(y_pred.shape) or y_true.shape[-1] == 1:
+        return "sparse_categorical"
+    return "categorical"
+
+
+def serialized_optimizer(
+    job: Job, arguments: Mapping[str, str], variables: Sequence[tuple[str, Any]]
+) -> dict[str, Any]:
+    """The job's optimizer as ``keras.optimizers.serialize`` writes it, in plain JSON types, with
+    the overrides ``optimizer.*`` in ``arguments`` applied.
+
+    Args:
+        variables: the model's trainable variables by the plan's names, to ask which of them are not
+            to decay.
+
+    Raises:
+        InvalidJob: Keras has no such optimizer, or the shards will not build it.
+    """
+    optimizer = job.optimizer
+    if isinstance(optimizer, str):
+        optimizer = keras_names.get("optimizer", optimizer)
+    elif callable(optimizer) and not isinstance(optimizer, keras.optimizers.Optimizer):
+        keras_names.check_class("optimizer", optimizer)
+        given = (job.optimizer_updates(),) if _required_arguments(optimizer) else ()
+        with user_code("optimizer()"):
+            optimizer = optimizer(*given)
+        if initial_scale(optimizer) != SCALE:
+            raise InvalidJob(
+                "optimizer() made a LossScaleOptimizer with initial_scale="
+                f"{initial_scale(optimizer)}; give the optimizer itself in place of a function",
+                code="PS108",
+            )
+    optimizer = inner(optimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise InvalidJob(
+            f"optimizer() made a {type(optimizer).__name__}; expected a Keras optimizer"
+        )
+    serialized = _plain(keras.optimizers.serialize(optimizer))
+    excluded = weight_decay_exclusions(
+        optimizer, [(n, v) for n, v in variables if hasattr(v, "path")]
+    )
+    if excluded:
+        serialized[EXCLUDED] = excluded
+    serialized = override_optimizer(serialized, arguments)
+    check_optimizer(serialized)
+    if arguments:
+        # The ranges of arguments are Keras's business; the job file's own have passed already.
+        try:
+            rebuild("optimizer", serialized)
+        except InvalidJob as error:
+            shown = " ".join(f"--set optimizer.{key}={text}" for key, text in arguments.items())
+            why = str(error.__cause__ or error)  # as Keras says it
+            raise InvalidJob(f"{shown}: {' '.join(why.split())}") from None
+    return serialized
+
+
+def _required_arguments(function: Any) -> int:
+    """How many positional arguments without a default a callable takes."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in parameters
+    )
+
+
+def _plain(value: Any) -> Any:
+    """``value`` without numpy scalars and tuples, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _plain(element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(element) for element in value]
+    return value.item() if isinstance(value, np.generic) else value

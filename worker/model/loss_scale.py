@@ -1,0 +1,123 @@
+"""Loss scaling for models that compute in float16.
+
+Gradients below 6e-8 are 0 in float16. So the backward pass begins with a scale in place of 1, and
+the gradients, float32 as the variables are, are divided by it (Micikevicius et al. 2018, "Mixed
+Precision Training"). Keras's ``LossScaleOptimizer`` finds the scale over many steps. Here every
+batch begins with the same one, and is computed again with a smaller one while its gradients are not
+finite: what a batch gives does not depend on the batches before it, nor on which worker computes
+it. Scales are powers of two, so that they change nothing but the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from psrpc.core.errors import InvalidJob
+
+SCALE = 2.0**15
+"""What a batch begins with, as in Keras."""
+
+SHRINK = 1 / 16
+"""By which it is multiplied for the next attempt."""
+
+ATTEMPTS = 6
+"""Of one batch. The last scale is 2**-5: beyond it the gradients themselves are out of range."""
+
+_GROWTH_STEPS = 2000
+
+Attempt = Callable[[tf.Tensor], tuple[tf.Tensor, Sequence[Any], Any]]
+"""Of a scale, a float32 scalar: the loss, the gradients as they are without a scale, and what else
+the step gives, a nest. Gradients that there are not are None."""
+
+
+def computes_in_float16(model: Any) -> bool:
+    """Whether a layer of a Keras model does, as ``mixed_float16`` lets it."""
+    return isinstance(model, keras.Model) and any(
+        getattr(layer, "compute_dtype", None) == "float16" for layer in model._flatten_layers()
+    )
+
+
+def loss_scale(optimizer: Any, model: Any) -> float | None:
+    """What batches begin with: 2**15, or what ``optimizer`` says; None where no layer needs it."""
+    if not computes_in_float16(model):
+        return None
+    return initial_scale(optimizer)
+
+
+def initial_scale(optimizer: Any) -> float:
+    """What an optimizer says, or 2**15."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return SCALE
+    return float(optimizer.initial_scale)
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer in a ``LossScaleOptimizer``, as ``compile`` makes one of a model in
+    ``mixed_float16``; any other as it is.
+
+    Raises:
+        InvalidJob: it says how a scale is to grow, which none does here.
+    """
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    if optimizer.dynamic_growth_steps != _GROWTH_STEPS:
+        raise InvalidJob(
+            f"LossScaleOptimizer has dynamic_growth_steps={optimizer.dynamic_growth_steps}, but "
+            "every batch begins with initial_scale; leave it out",
+            code="PS108",
+        )
+    return optimizer.inner_optimizer
+
+
+def finite(attempt: Attempt, scale: float) -> tuple[tf.Tensor, Sequence[Any], Any]:
+    """What ``attempt`` gives with the first of the scales with which its gradients are finite; with
+    the smallest where none is, or the loss itself is not. Called while TensorFlow traces."""
+    first = attempt(tf.constant(scale))
+    smallest = scale * SHRINK ** (ATTEMPTS - 1)
+
+    def flat(result: Any) -> list[tf.Tensor]:
+        parts = tf.nest.flatten(result, expand_composites=True)
+        return [part for part in parts if part is not None]
+
+    def again(at: tf.Tensor, retry: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        return tf.logical_and(retry, at > smallest)
+
+    def smaller(at: tf.Tensor, _: tf.Tensor, *__: tf.Tensor) -> list[tf.Tensor]:
+        at = at * SHRINK
+        result = attempt(at)
+        return [at, _overflowed(result), *flat(result)]
+
+    begin = [tf.constant(scale), _overflowed(first), *flat(first)]
+    _, _, *found = tf.while_loop(again, smaller, begin, parallel_iterations=1)
+    rest = iter(found)
+    filled = [
+        None if part is None else next(rest)
+        for part in tf.nest.flatten(first, expand_composites=True)
+    ]
+    result: tuple[tf.Tensor, Sequence[Any], Any]
+    result = tf.nest.pack_sequence_as(first, filled, expand_composites=True)
+    return result
+
+
+def _overflowed(result: tuple[tf.Tensor, Sequence[Any], Any]) -> tf.Tensor:
+    """Whether a smaller scale may help."""
+    loss, gradients, _ = result
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    powers = [tf.cast(tf.nn.l2_loss(value), tf.float64) for value in values if value is not None]
+    all_finite = tf.math.is_finite(tf.add_n(powers)) if powers else tf.constant(True)
+    return tf.logical_and(tf.math.is_finite(loss), tf.logical_not(all_finite))
+
+
+def divided(gradient: Any, scale: tf.Tensor) -> Any:
+    """A gradient of the scaled loss without the scale, sparse ones, too."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            divided(gradient.values, scale), gradient.indices, gradient.dense_shape
+        )
+    return gradient / tf.cast(scale, gradient.dtype)

@@ -1,0 +1,113 @@
+"""A job's metrics on training data: what each batch adds to their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from psrpc.core.totals import LOSS, MAX_VALUES
+from psrpc.ops.logs import get_logger
+from worker.data.source import Batch
+from worker.job.job import Job
+from worker.job.output_names import by_output
+from worker.model.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
+from worker.model.labels import counting
+
+log = get_logger()
+
+
+class TrainingMetrics:
+    """Counts the outputs that the gradient was computed from, as ``keras.Model.fit`` does, but
+    every batch from the beginning: states of batches add up.
+
+    The states are in the order of those of an evaluation: the losses of several outputs, metrics of
+    layers, then the job's. Used while TensorFlow traces; not thread-safe.
+    """
+
+    def __init__(self, job: Job, model: Any) -> None:
+        self._job = job
+        self._model = model
+        self._metrics: list[Any] | None = None
+        self._initial: list[list[Any]] = []
+
+    def trackers(self) -> list[Any]:
+        """The variables of what is counted while the loss is computed: the losses of several
+        outputs, and metrics of layers."""
+        own = [*loss_trackers(self._model), *layer_metrics(self._model)]
+        return [variable for metric in own for variable in metric.variables]
+
+    def states(self, batch: Batch, outputs: Any, scope: keras.StatelessScope) -> list[tf.Tensor]:
+        """The variables of all metrics after ``batch`` alone; none where there are too many.
+
+        Args:
+            scope: the loss was computed in, with :meth:`trackers` at 0.
+
+        Raises:
+            UserCodeFailed: a metric raised; the message names it.
+        """
+        if self._metrics is None:
+            # The trace is of a graph, variables are made outside of it.
+            with tf.init_scope():
+                self._make(batch[1], outputs)
+        assert self._metrics is not None
+        found = [scope.get_current_value(variable) for variable in self.trackers()]
+        for metric, initial in zip(self._metrics, self._initial, strict=True):
+            with self._naming(metric, batch[1], outputs):
+                found += metric.stateless_update_state(
+                    [tf.constant(value) for value in initial], batch[1], outputs
+                )
+        return found if self._fits(found) else []
+
+    def _fits(self, states: Sequence[Any]) -> bool:
+        count = LOSS + sum(int(np.prod(state.shape)) for state in states)
+        if count > MAX_VALUES:
+            log.warning(
+                "no metrics of training data: their variables are too large",
+                values=count,
+                expected=f"at most {MAX_VALUES}",
+            )
+        return count <= MAX_VALUES
+
+    def _make(self, y_true: Any, y_pred: Any) -> None:
+        """Some metrics have no variables before they have seen data of its shape."""
+        y_true, y_pred = _zeros(y_true, y_pred)
+        self._metrics = build_metrics(self._job, self._model, y_true, y_pred)
+        for metric in self._metrics:
+            with self._naming(metric, y_true, y_pred):
+                metric.update_state(y_true, y_pred)
+            metric.reset_state()
+            self._initial.append([variable.numpy() for variable in metric.variables])
+
+    @contextmanager
+    def _naming(self, metric: Any, y_true: Any, y_pred: Any) -> Iterator[None]:
+        several = metric.name == BY_OUTPUT
+        given = by_output(self._model, y_pred, self._job.metrics) if several else None
+        with counting(metric.name, y_true, y_pred, given):
+            yield
+
+
+def _zeros(y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """Labels and outputs of 0 in the same structures and shapes. What TensorFlow does not know of a
+    shape while it traces, such as how many records a ``TextVectorization`` gives, the other one
+    has; where it has not, 1."""
+    labels, outputs = tf.nest.flatten(y_true), tf.nest.flatten(y_pred)
+    known = [each.shape[0] for each in (*labels, *outputs) if each.shape.rank]
+    records = next((extent for extent in known if extent is not None), 1)
+    paired = len(labels) == len(outputs)
+
+    def zeros(each: Any, others: Sequence[Any], place: int) -> tf.Tensor:
+        other = list(others[place].shape) if paired and others[place].shape.rank else []
+        own = other if each.shape.rank is None else list(each.shape)
+        spare = [records, *other[1:], *[None] * len(own)]
+        found = [a if b is None else b for a, b in zip(spare, own, strict=False)]
+        return tf.zeros([1 if extent is None else extent for extent in found], each.dtype)
+
+    return (
+        tf.nest.pack_sequence_as(y_true, [zeros(e, outputs, i) for i, e in enumerate(labels)]),
+        tf.nest.pack_sequence_as(y_pred, [zeros(e, labels, i) for i, e in enumerate(outputs)]),
+    )

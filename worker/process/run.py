@@ -1,0 +1,257 @@
+"""The worker process: from its options to its exit status."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.client.client import CoordinatorClient
+from psrpc.core.errors import (
+    AccessDenied,
+    InvalidArgument,
+    InvalidJob,
+    JobDone,
+    JobFailed,
+    JobMismatch,
+    PsError,
+    disk_code,
+    disk_reason,
+    error_line,
+)
+from psrpc.core.exit_status import BAD_INPUT, DONE, FAILED, after_signal
+from psrpc.core.version import SOFTWARE
+from psrpc.metrics.address import OFF
+from psrpc.metrics.exporter import Family, MetricsServer
+from psrpc.ops.logs import get_logger
+from psrpc.ops.process import incarnation, on_stop_signals
+from psrpc.ops.tracing import tracing
+from psrpc.options.job_file import UserCodeFailed, read_job_file
+from psrpc.options.job_source import first_look
+from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.job.loader import LoadedJob, load_job, user_code
+from worker.job.settings import only_while_loading
+from worker.loop.session import Standing
+from worker.loop.step_times import StepTimes
+from worker.process.metrics import families
+from worker.protocol.ending import Stopped
+from worker.runtime.quiet import import_tensorflow
+
+log = get_logger()
+
+LEAVE_S = 6.0
+"""A step that takes longer than this after a stop signal is not waited for. With the farewell, a
+worker has left within 10 s of the signal."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How ``worker run`` was started.
+
+    Attributes:
+        coordinator: HOST:PORT.
+        job: path of the job file here; None means the coordinator's path for it.
+        gpu: ``auto``, ``none`` or an index.
+        gpu_memory_fraction: of the GPU's memory; None lets it grow.
+        intra_op_threads: threads of one TensorFlow operation; None means the job's own number.
+        connect_timeout_s: how long a missing coordinator or shard is waited for.
+        shm: share memory with shards on this host; otherwise all tensors travel over TCP.
+        step_times: where to write the times of the last steps at the end; None is nowhere.
+        slow_down: make every step take so many times as long to compute, to see what a straggler
+            does.
+        security: a worker's.
+        trace: OTLP endpoint for spans; empty for none.
+        metrics: HOST:PORT where Prometheus may ask, or "off".
+    """
+
+    coordinator: str = "localhost:5000"
+    job: str | None = None
+    gpu: str = "auto"
+    gpu_memory_fraction: float | None = None
+    intra_op_threads: int | None = None
+    connect_timeout_s: float = 120.0
+    shm: bool = True
+    step_times: Path | None = None
+    slow_down: float = 1.0
+    security: Security = PLAINTEXT
+    metrics: str = OFF
+    trace: str = ""
+
+
+@only_while_loading()
+def run_worker(options: WorkerOptions) -> int:
+    """Takes part in a job until it ends; the exit status. Only from the main thread.
+
+    Raises:
+        InvalidArgument: an address or an endpoint that cannot be.
+        PortInUse: metrics cannot be had there.
+    """
+    times = StepTimes()
+    options.security.announce()
+    try:
+        # Not only at the end would one like to know that it cannot be written.
+        _write(times, options)
+    except OSError as error:
+        cause = f"--step-times {options.step_times}: {disk_reason(error)}"
+        return _end(error_line(PsError(cause, code=disk_code(error))), BAD_INPUT)
+    with (
+        CoordinatorClient(options.coordinator, options.security) as client,
+        Standing(client, incarnation(), options.connect_timeout_s, times.totals) as standing,
+        MetricsServer(
+            options.metrics, lambda: _metrics(standing, times), options.security
+        ) as metrics,
+        tracing(options.trace, "worker"),
+    ):
+        if metrics.address != OFF:
+            log.info("metrics", address=metrics.address)
+        on_stop_signals(lambda number: _stop(after_signal(number), options, standing, times))
+        try:
+            # What no waiting can mend is said before the seconds that TensorFlow takes. In these
+            # the coordinator may come up as well, also where --connect-timeout is shorter: that
+            # counts from when it is asked next, and a cluster that is started all at once would
+            # otherwise wait for one thing after the other.
+            if options.job is not None:
+                first_look(Path(options.job))
+            away = standing.why_away()
+            if away is None:
+                _check_copy(options, standing.get_job())
+            else:
+                log.info(f"no answer yet from the coordinator at {client.address}: {away.coded}")
+            log.info("loading TensorFlow; the coordinator is asked next")
+            import_tensorflow()
+            _train(options, standing, times)
+        except Stopped as stopped:
+            log.info("leaving", why=str(stopped))
+            return stopped.status
+        except JobDone as error:
+            log.info("nothing is left to do", why=str(error))
+            return DONE
+        except JobFailed as error:
+            return _end(error_line(error, "job failed: "), FAILED)
+        except PsError as error:
+            if isinstance(error, UserCodeFailed):
+                sys.stderr.write(error.user_traceback)
+            # For a worker that has taken part it is the job that has changed since it was loaded.
+            wrong = isinstance(error, InvalidJob | InvalidArgument | JobMismatch)
+            bad = isinstance(error, AccessDenied) or (wrong and not standing.worker)
+            return _end(error_line(error), BAD_INPUT if bad else FAILED)
+        finally:
+            _keep(times, options)
+    raise AssertionError("a trainer ends by raising")
+
+
+def _metrics(standing: Standing, times: StepTimes) -> Iterator[Family]:
+    return families(
+        standing.worker,
+        standing.membership.generation,
+        standing.waits.reason(),
+        times.steps,
+        times.totals(),
+    )
+
+
+def _train(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+    from worker.process.trainer import Trainer
+    from worker.runtime.devices import configure_devices
+
+    asked = standing.get_job()
+    # Before the job file runs: a file that makes an optimizer has used TensorFlow, and after
+    # that neither devices nor threads can be chosen.
+    device = configure_devices(
+        options.gpu,
+        memory_fraction=options.gpu_memory_fraction,
+        intra_op_threads=options.intra_op_threads or asked.intra_op_threads or None,
+    )
+    loaded = _load(options, asked)
+    if options.slow_down > 1:
+        log.warning("this worker is slowed down on purpose", times=options.slow_down)
+    Trainer(loaded, device, standing, times, shm=options.shm, slow_down=options.slow_down).run()
+
+
+def _check_copy(options: WorkerOptions, asked: pb.GetJobResponse) -> Path:
+    """This machine's copy of the job file, which is the coordinator's, as is this software.
+
+    Raises:
+        InvalidJob: there is none.
+        JobMismatch: it is another one.
+    """
+    if asked.software != SOFTWARE:
+        raise JobMismatch(
+            f"the coordinator at {options.coordinator} runs version {asked.software}; this worker "
+            f"is {SOFTWARE}; install the same version everywhere",
+            code="PS131",
+        )
+    path = Path(options.job or asked.job_path)
+    try:
+        source = read_job_file(path)
+    except InvalidJob as error:
+        hint = "" if options.job else "; say where it is here with --job FILE"
+        raise InvalidJob(f"{error}{hint}", code=error.code) from None
+    _check_same(path, hashlib.sha256(source).hexdigest(), asked)
+    return path
+
+
+def _check_same(path: Path, sha256: str, asked: pb.GetJobResponse) -> None:
+    if sha256 != asked.job_sha256:
+        raise JobMismatch(
+            f"the job file {path} has SHA-256 {sha256[:12]} here, and "
+            f"{asked.job_sha256[:12]} at the coordinator; copy the same file to every machine",
+            code="PS132",
+        )
+
+
+def _load(options: WorkerOptions, asked: pb.GetJobResponse) -> LoadedJob:
+    """The job as the coordinator runs it, from this machine's copy of the file."""
+    path = _check_copy(options, asked)
+    settings = [*asked.overrides, f"mode={asked.mode}"]
+    if asked.replicas:
+        settings.append(f"replicas={asked.replicas}")
+    loaded = load_job(path, settings)
+    _check_same(path, loaded.sha256, asked)
+    with user_code("train"):
+        fingerprint = loaded.job.train.fingerprint()
+    if fingerprint != asked.data_fingerprint:
+        raise JobMismatch(
+            f"the training data of {path} has fingerprint {fingerprint[:12]} here, and "
+            f"{asked.data_fingerprint[:12]} at the coordinator; copy the same data to every "
+            "machine, or seed what makes it",
+            code="PS133",
+        )
+    return loaded
+
+
+def _stop(status: int, options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+    """On a signal: leave after the present step, or without it if it takes too long."""
+    standing.stop(status)
+    timer = threading.Timer(LEAVE_S, _leave_now, [options, standing, times])
+    timer.daemon = True
+    timer.start()
+
+
+def _leave_now(options: WorkerOptions, standing: Standing, times: StepTimes) -> None:
+    standing.leave("told to stop")
+    _keep(times, options)
+    # The main thread is inside a step or a data source, which nothing can interrupt.
+    os._exit(standing.membership.leaves_with)
+
+
+def _keep(times: StepTimes, options: WorkerOptions) -> None:
+    try:
+        _write(times, options)
+    except OSError as error:
+        log.warning("the step times are lost", reason=str(error))
+
+
+def _write(times: StepTimes, options: WorkerOptions) -> None:
+    if options.step_times is not None:
+        times.write(options.step_times)
+
+
+def _end(line: str, status: int) -> int:
+    sys.stderr.write(line + "\n")
+    return status

@@ -1,0 +1,63 @@
+"""A worker with a job's model, from its first word to the coordinator to its last."""
+
+from __future__ import annotations
+
+from worker.job.loader import LoadedJob
+from worker.loop.performer import Performer
+from worker.loop.session import Standing
+from worker.loop.step_times import StepTimes
+from worker.runtime.devices import Device
+from worker.step.keras_source import KerasSource
+
+
+class Trainer:
+    """Does what the coordinator leases to this worker, until the job ends. One thread uses it."""
+
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        device: Device,
+        standing: Standing,
+        times: StepTimes | None = None,
+        *,
+        shm: bool = True,
+        slow_down: float = 1.0,
+    ) -> None:
+        """``shm``: share memory with shards on this host. ``slow_down``: make every step take so
+        many times as long to compute."""
+        self._loaded = loaded
+        self._device = device
+        self._standing = standing
+        self._times = times
+        self._shm = shm
+        self._slow_down = slow_down
+
+    def run(self) -> None:
+        """Works until the job ends; by then it has left.
+
+        Raises:
+            Stopped: the job is done, or the process was told to leave.
+            JobFailed: the job has failed.
+            InvalidJob: the user's code or data failed, which fails the job for everybody.
+            PsError: whatever else ends this worker.
+        """
+        label = self._device.label
+        with (
+            KerasSource(
+                self._loaded.job,
+                self._device,
+                self._standing.waits,
+                self._loaded.optimizer_arguments,
+            ) as source,
+            Performer(
+                source,
+                self._standing,
+                self._loaded.sha256,
+                label,
+                self._times,
+                shm=self._shm,
+                slow_down=self._slow_down,
+                prefetch_rows=self._loaded.job.prefetch_rows,
+            ) as performer,
+        ):
+            performer.run()

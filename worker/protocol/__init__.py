@@ -1,0 +1,1 @@
+"""Decides what a worker does next. Pure."""

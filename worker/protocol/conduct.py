@@ -1,0 +1,267 @@
+"""What a worker does next: the whole of its protocol, without anything that it takes to do it.
+
+:func:`conduct` is a generator. It yields an action (``worker.protocol.actions``), is sent what
+became of it, or has the error thrown in that it came to::
+
+    actions = conduct()
+    action = next(actions)
+    while True:
+        try:
+            answer = perform(action)
+        except (PsError, Stopped) as error:
+            action = actions.throw(error)  # raises it where it ends the worker
+        else:
+            action = actions.send(answer)
+
+which is :func:`drive`. The worker process performs with ``worker.loop.performer``; a simulator with
+cores of coordinator and shards, and a network of its own.
+
+What an error means:
+
+* ``StaleGeneration``, from any action: all that was computed or leased is dropped, and the worker
+  registers and joins anew. Whoever performs raises it as soon as it is known, from a shard that
+  refuses a message, from the coordinator, or from a heartbeat's answer.
+* ``RoundPassed``, from a round's pull or push, or from an evaluation: somebody else has done it;
+  the worker leases again.
+* ``InvalidJob``: the user's code or data failed; the job fails for everybody. So it does with
+  ``TableFull``: no other worker has more room.
+* ``Stopped``, ``JobFailed`` and all others end this worker: it leaves, and the error is raised.
+
+Pure: no clock, no threads, nothing random. Leases arrive as the protobuf messages of the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
+
+from psrpc.core.batch import BatchId
+from psrpc.core.errors import InvalidJob, NotReady, PsError, RoundPassed, StaleGeneration, TableFull
+from psrpc.v1 import coordinator_pb2 as pb
+from psrpc.v1 import types_pb2 as types
+from worker.protocol.actions import (
+    Action,
+    Commit,
+    Compute,
+    Computed,
+    Done,
+    Evaluate,
+    Expect,
+    Initialize,
+    Join,
+    Lease,
+    LeaseAhead,
+    Leave,
+    Merge,
+    Pull,
+    Push,
+    Pushed,
+    PushPull,
+    Register,
+    Rejoin,
+    ReportWork,
+    Settle,
+    TakeBack,
+    TakeLease,
+)
+from worker.protocol.done import DoneBatch
+from worker.protocol.ending import Stopped, raise_shutdown
+from worker.protocol.next_batch import NextBatch
+
+Conduct: TypeAlias = Generator[Action, Any, None]
+Leased: TypeAlias = Generator[Action, Any, pb.Lease]
+
+
+def conduct() -> Conduct:
+    """A worker from its first word to the coordinator to its last; it ends by raising.
+
+    Raises:
+        Stopped: the job is done, or the worker was told to leave.
+        JobFailed: the job has failed.
+        PsError: what else was thrown in that ends a worker.
+    """
+    stale = ""
+    try:
+        while True:
+            try:
+                if stale:
+                    yield Rejoin(stale)
+                yield Register()
+                yield Join()
+                yield from _work()
+            except StaleGeneration as error:
+                stale = str(error) or "the cluster has gone on"
+    except (InvalidJob, TableFull) as error:
+        yield Leave(error.coded, fatal=True)
+        raise
+    except (PsError, Stopped) as error:
+        yield Leave(str(error))
+        raise
+
+
+def drive(actions: Conduct, perform: Callable[[Action], object]) -> None:
+    """Has every action performed until the generator ends or raises."""
+    action = next(actions)
+    while True:
+        try:
+            answer = perform(action)
+        except (PsError, Stopped) as error:
+            action = actions.throw(error)
+        else:
+            action = actions.send(answer)
+
+
+def _work() -> Conduct:
+    """Does what is leased, in the generation that was joined, until something raises."""
+    rounds = _Rounds()
+    lease = yield Lease()
+    while True:
+        match lease.WhichOneof("work"):
+            case "train":
+                lease = yield from _train(lease.train)
+                continue
+            case "round":
+                lease = yield from rounds.run(lease.round)
+                continue
+            case "wait":
+                lease = yield Lease(after=lease.wait.reason or "work")
+                continue
+            case "initialize":
+                first = lease.initialize
+                yield ReportWork((yield Initialize(first.grant, first.first_rows)))
+            case "evaluate":
+                try:
+                    evaluated = yield Evaluate(lease.evaluate)
+                except RoundPassed:
+                    # Others have done it meanwhile, and shards have let go of its snapshot.
+                    lease = yield Lease(after="work other than an evaluation that is over")
+                    continue
+                yield ReportWork(evaluated)
+            case "merge":
+                yield ReportWork((yield Merge(lease.merge)))
+            case "finished":
+                raise_shutdown(lease.finished)
+            case _:
+                raise NotReady("the coordinator leased nothing; is it of this version?")
+        lease = yield Lease()
+
+
+def _train(task: pb.TrainTask) -> Leased:
+    """Async, ssp: runs ``task`` and those that follow it; the first lease of another kind.
+
+    The next task is asked for while the present one is half done.
+    """
+    yield Pull(batch=_first(task))
+    yield Expect(tuple(map(_batch_of, task.batches)))
+    while True:
+        asked = False
+        following = [*map(_batch_of, task.batches[1:]), None]
+        for index, attempt in enumerate(task.batches):
+            if not asked and 2 * index >= len(task.batches) - 1:
+                asked = True
+                yield LeaseAhead()
+            yield from _apply(attempt, following[index])
+        if not asked:
+            yield LeaseAhead()
+        lease: pb.Lease = yield TakeLease()
+        if lease.WhichOneof("work") != "train":
+            return lease
+        task = lease.train
+        if task.fresh:
+            # Parameters came with the last push, but what the lease waited for may be newer.
+            yield Pull(batch=_first(task))
+
+
+def _apply(leased: types.Attempt, following: BatchId | None) -> Conduct:
+    """Async: one batch, from its data to its report; ``following`` is the next of its task."""
+    batch, attempt = _batch_of(leased), leased.attempt
+    computed: Computed = yield Compute(batch, following)
+    pushed: Pushed = yield PushPull(batch, attempt, not computed.finite, following, leased.grant)
+    # A shard that had to be asked again may have the batch from this very push.
+    unused = tuple(shard for shard in pushed.had if shard not in pushed.asked_again)
+    yield Settle(unused + pushed.too_stale)
+    yield Done(
+        DoneBatch(
+            batch,
+            attempt,
+            computed.loss,
+            pushed.staleness,
+            skipped=not computed.finite,
+            too_stale=bool(pushed.too_stale),
+            receipts=pushed.receipts,
+            not_finite=computed.not_finite,
+        )
+    )
+
+
+class _Rounds:
+    """Sync: micro-batches of rounds. The coordinator's answer to a commit is the next lease."""
+
+    def __init__(self) -> None:
+        self._next = NextBatch()
+        self._held: int | None = None
+        self._expected: BatchId | None = None
+
+    def run(self, work: pb.RoundWork) -> Leased:
+        """Runs ``work`` and what follows it; the first lease of another kind."""
+        while True:
+            lease: pb.Lease = yield from self._run_micro_batch(work)
+            if lease.WhichOneof("work") != "round":
+                return lease
+            work = lease.round
+
+    def _run_micro_batch(self, work: pb.RoundWork) -> Leased:
+        batch, attempt = batch_id(work.attempt.batch), work.attempt.attempt
+        lease: pb.Lease
+        yield from self._expect(batch)
+        try:
+            yield from self._receive(work, batch)
+            computed: Computed = yield Compute(batch)
+            # Others may still be computing this round: time to read ahead.
+            guess = self._next.after(batch)
+            if guess is not None:
+                yield from self._expect(guess)
+            pushed: Pushed = yield Push(batch, attempt, not computed.finite, work.attempt.grant)
+        except RoundPassed:
+            yield TakeBack()
+            lease = yield Lease()
+            return lease
+        # A shard that has the batch has applied the round with another attempt; the others will.
+        yield TakeBack() if pushed.had else Settle()
+        done = DoneBatch(
+            batch,
+            attempt,
+            computed.loss,
+            pushed.staleness,
+            skipped=not computed.finite,
+            receipts=pushed.receipts,
+            not_finite=computed.not_finite,
+        )
+        lease = yield Commit(work.round, done)
+        return lease
+
+    def _expect(self, batch: BatchId) -> Conduct:
+        if batch != self._expected:
+            self._expected = batch
+            yield Expect((batch,), instead=True)
+
+    def _receive(self, work: pb.RoundWork, batch: BatchId) -> Conduct:
+        """Holds the parameters of the round from now on, or with backup workers newer ones."""
+        if self._held != work.round:
+            decision = work.decision if work.HasField("decision") else None
+            yield Pull(None if work.newest else work.round, decision, batch)
+            self._held = work.round
+
+
+def _first(task: pb.TrainTask) -> BatchId | None:
+    """The batch that ``task`` begins with."""
+    return _batch_of(task.batches[0]) if task.batches else None
+
+
+def _batch_of(attempt: Any) -> BatchId:
+    return batch_id(attempt.batch)
+
+
+def batch_id(message: Any) -> BatchId:
+    """A ``psrpc.v1.BatchId`` as a value."""
+    return BatchId(message.epoch, message.first, message.count)

@@ -1,0 +1,1 @@
+"""Devices, buffers, seeds and TensorFlow settings of the process."""

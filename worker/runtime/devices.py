@@ -1,0 +1,150 @@
+"""Which device a worker computes on, and how tensors get there and back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from psrpc.core.errors import InvalidArgument
+from worker.data.ragged import Ragged, as_tensor
+from worker.data.source import Array, Batch, map_arrays
+
+HOST = "/CPU:0"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where steps run. ``name`` as TensorFlow has it, ``label`` for people."""
+
+    name: str
+    label: str
+
+    @property
+    def is_host(self) -> bool:
+        """Tensors on it are in the memory that NumPy and gRPC use."""
+        return self.name == HOST
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """TensorFlow calls within it run on this device."""
+        return contextlib.nullcontext() if self.is_host else tf.device(self.name)
+
+    def receive(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        """``tensors`` of the host on this device: themselves on the host, else copies."""
+        return tuple(tensors) if self.is_host else tuple(map(self._copy, tensors))
+
+    def send(self, tensor: tf.Tensor) -> tf.Tensor:
+        """``tensor`` of this device on the host: itself there, else a copy."""
+        if self.is_host:
+            return tensor
+        with tf.device(HOST):
+            return tf.identity(tensor)
+
+    def place(self, batch: Batch) -> Batch:
+        """A batch of arrays as tensors on this device, ragged ones of :class:`Ragged`. Any thread
+        may call it."""
+
+        def place_array(array: Array | Ragged) -> Any:
+            with tf.device(HOST):
+                tensor = as_tensor(array)
+            if self.is_host:
+                return tensor
+            return tf.nest.map_structure(self._copy, tensor, expand_composites=True)
+
+        placed: Batch = map_arrays(place_array, batch)
+        return placed
+
+    def _copy(self, tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(self.name):
+            return tf.identity(tensor)
+
+
+def configure_devices(
+    gpu: str, *, memory_fraction: float | None = None, intra_op_threads: int | None = None
+) -> Device:
+    """Chooses the device and sets TensorFlow up for it; once per process, before its first op.
+
+    Args:
+        gpu: ``auto`` (the first GPU if there is one, else the CPU), ``none`` or an index.
+        memory_fraction: of the GPU's memory, at most so much; otherwise it grows as needed.
+        intra_op_threads: threads of one operation; None leaves it to TensorFlow.
+
+    Raises:
+        InvalidArgument: that GPU is not there, or a value is out of range.
+    """
+    if intra_op_threads is not None:
+        if intra_op_threads < 1:
+            raise InvalidArgument(f"--intra-op-threads is {intra_op_threads}; expected at least 1")
+        tf.config.threading.set_intra_op_parallelism_threads(intra_op_threads)
+    if memory_fraction is not None and not 0 < memory_fraction <= 1:
+        raise InvalidArgument(
+            f"--gpu-memory-fraction is {memory_fraction}; expected more than 0 and at most 1"
+        )
+    gpus = tf.config.list_physical_devices("GPU")
+    index = choose_gpu(gpu, len(gpus))
+    if index is None:
+        if gpus:
+            tf.config.set_visible_devices([], "GPU")
+        return Device(HOST, "cpu")
+    chosen = gpus[index]
+    tf.config.set_visible_devices([chosen], "GPU")
+    if memory_fraction is None:
+        tf.config.experimental.set_memory_growth(chosen, True)
+    else:
+        limit_mb = int(_total_memory_bytes(chosen) * memory_fraction) >> 20
+        tf.config.set_logical_device_configuration(
+            chosen, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)]
+        )
+    label = tf.config.experimental.get_device_details(chosen).get("device_name", f"gpu {index}")
+    # The chosen one is the only visible one, so TensorFlow numbers it 0.
+    return Device("/GPU:0", str(label))
+
+
+def choose_gpu(gpu: str, count: int) -> int | None:
+    """The index that ``gpu`` means where there are ``count`` GPUs; None is the CPU.
+
+    Raises:
+        InvalidArgument: there is no such GPU, or ``gpu`` is not a choice.
+    """
+    if gpu == "none":
+        return None
+    if gpu == "auto":
+        return 0 if count else None
+    if not re.fullmatch(r"\d+", gpu):
+        raise InvalidArgument(f"--gpu is {gpu!r}; expected auto, none or the index of a GPU")
+    if int(gpu) >= count:
+        found = f"GPUs 0 to {count - 1}" if count > 1 else "GPU 0" if count else "no GPU here"
+        raise InvalidArgument(
+            f"--gpu {gpu}: TensorFlow finds {found}; use --gpu none for the CPU, or check the "
+            "driver and CUDA_VISIBLE_DEVICES",
+            code="PS506",
+        )
+    return int(gpu)
+
+
+def _total_memory_bytes(device: Any) -> int:
+    """All memory of a GPU. From the driver, which counts GPUs as TensorFlow does, because
+    TensorFlow itself does not say. Makes no context on the GPU."""
+    index = int(device.name.rsplit(":", 1)[1])
+    handle, nbytes = ctypes.c_int(), ctypes.c_size_t()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        failed = (
+            driver.cuInit(0)
+            or driver.cuDeviceGet(ctypes.byref(handle), index)
+            or driver.cuDeviceTotalMem_v2(ctypes.byref(nbytes), handle)
+        )
+    except (OSError, AttributeError) as error:
+        failed = error
+    if failed:
+        raise InvalidArgument(
+            f"--gpu-memory-fraction needs the size of the GPU's memory, and the driver does not "
+            f"give it ({failed}); leave the option out to let memory grow as needed",
+            code="PS506",
+        )
+    return nbytes.value

@@ -1,0 +1,1 @@
+"""One step: forward, backward, and gradients as flat arrays."""

@@ -1,0 +1,263 @@
+"""Gradients of batches at the parameters that were received last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import wire_encoding
+from psrpc.core.plan import Plan
+from psrpc.core.plural import counted
+from psrpc.ops.waiting import COMPILING
+from worker.data.source import Batch
+from worker.embedding.id_finder import IdFinder
+from worker.embedding.record_names import name_in_batch, naming_record
+from worker.embedding.row_sets import HEADROOM, ReceivedRows, RowSets, rows_nbytes
+from worker.embedding.row_sums import RowSums
+from worker.job.job import Job
+from worker.job.loader import user_code
+from worker.model.class_weights import weighed
+from worker.model.inputs import check_whole_numbers
+from worker.runtime.buffers import ParameterBuffers, tensor_of
+from worker.runtime.devices import Device
+from worker.runtime.seeds import seed_state
+from worker.runtime.waits import Waits
+from worker.step.compression import Compressor
+from worker.step.feed import Feed
+from worker.step.flat import FlatStep, StepInput, StepResult, batch_signature
+from worker.step.local_sgd import LocalSgd
+from worker.step.local_steps import LocalSteps
+from worker.step.replica import Replica
+
+
+class BatchReader:
+    """Reads training batches and puts them where the step wants them. Thread-safe."""
+
+    def __init__(
+        self,
+        job: Job,
+        device: Device,
+        num_seeds: int,
+        finder: IdFinder | None = None,
+        inputs: Sequence[Any] = (),
+    ) -> None:
+        """Args:
+        finder: of the ids for embedding tables, where there are tables.
+        inputs: what records have to fit, see :func:`worker.model.inputs.whole_inputs`.
+        """
+        self._inputs = inputs
+        self._job = job
+        self._finder = finder
+        self._device = device
+        self._num_seeds = num_seeds
+        (self._no_seeds,) = device.place((np.zeros((0, 2), np.int64),))
+
+    def __call__(self, batch: BatchId) -> StepInput:
+        """Raises InvalidJob where the data source fails, or has no whole numbers where the model
+        takes them."""
+        with user_code("train"):
+            records = self._job.train.read(self._job.seed, batch)
+            records = weighed(records, self._job.class_weight)
+        if self._inputs:
+            with user_code(f"the data of {batch}"):
+                check_whole_numbers(self._inputs, records[0])
+        if not self._num_seeds:
+            seeds, placed = self._no_seeds, self._device.place(records)
+        else:
+            states = [seed_state(self._job.seed, batch, i) for i in range(self._num_seeds)]
+            seeds, placed = self._device.place((np.array(states, np.int64), records))
+        if self._finder is None:
+            return StepInput(seeds, placed)
+        with (
+            user_code(f"the ids of {batch}"),
+            naming_record(
+                records[0], batch.count, name_in_batch(self._job.train, self._job.seed, batch)
+            ),
+        ):
+            # The host sums gradients up by itself, see FlatStep.
+            orders = not self._device.is_host
+            return with_ids(self._finder, self._device, seeds, placed, orders=orders)
+
+
+def with_ids(
+    finder: IdFinder, device: Device, seeds: Any, batch: Batch, *, orders: bool = False
+) -> StepInput:
+    """The input of a step on ``batch``, which is on ``device``, with what it asks of tables; with
+    ``orders`` the step can sum gradients up there.
+
+    Raises:
+        InvalidJob: its ids cannot be found, or are not in their table.
+    """
+    on_host: Batch = tf.nest.map_structure(device.send, batch, expand_composites=True)
+    ids = finder(device.send(seeds), on_host, batch_signature(batch))
+    placed = tuple(by.order for by in ids.orders) if orders else ()
+    return StepInput(seeds, batch, ids, device.place(ids.places), device.place(placed))
+
+
+def first_rows_nbytes(job: Job, plan: Plan, read: BatchReader) -> int:
+    """About how much memory the rows of a batch take, judged by the first one.
+
+    Raises:
+        InvalidJob: it cannot be read, or its ids not be found.
+    """
+    given = read(BatchId(0, 0, min(job.batch_size, job.train.num_records)))
+    assert given.needed is not None  # the plan has tables
+    return int(HEADROOM * rows_nbytes(plan.tables, given.needed))
+
+
+class Compute:
+    """The model's step, its data and its parameters. One thread uses it, but for :meth:`waiting`.
+
+    Parameters are received into ``spare`` while the results of the last step, which may alias
+    the current ones, are still on their way; ``swap`` then makes the spare set current. Both are
+    sets of a workspace: ``renew`` comes before anything that has to do with parameters.
+    """
+
+    spare: ParameterBuffers
+
+    def __init__(
+        self,
+        replica: Replica,
+        plan: Plan,
+        device: Device,
+        read: Callable[[BatchId], Any],
+        waits: Waits,
+        sgd: LocalSgd | None = None,
+    ) -> None:
+        """Args:
+        read: a :class:`BatchReader`; with ``sgd`` a ``worker.step.local_steps.LocalReader``.
+        sgd: takes the local steps; None is a gradient at a time.
+        """
+        job = replica.job
+        self._tables = plan.tables
+        self._waits = waits
+        self._compiling = f"{COMPILING} {counted(len(plan.variables), 'variable')}"
+        self._shards = range(plan.shards)
+        self._compressor = Compressor(plan, job.compression, job.topk) if job.compression else None
+        wire = wire_encoding(job.wire_dtype)
+        step = replica.make_step(plan, counts=True)
+        self._step: FlatStep | None = None
+        self._local: LocalSteps | None = None
+        if sgd is None:
+            self._step = FlatStep(step, plan, device, wire, self._compressor)
+        else:
+            steps = job.local_steps
+            self._local = LocalSteps(step, plan, device, sgd, steps, wire, self._compressor)
+        self._version = 0
+        # What local steps are given is as large as so many batches.
+        self._feed: Feed[Any] = Feed(read, depth=2 if sgd is None else 1)
+        self._current: ParameterBuffers
+        self._rows: RowSets
+        self._sums = RowSums(plan.tables)
+
+    def __enter__(self) -> Compute:
+        self._feed.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._feed.__exit__(kind, error, traceback)
+
+    def renew(self, workspace: Workspace) -> None:
+        """Receives parameters there from now on."""
+        self._current, self.spare = map(ParameterBuffers, workspace.sets)
+        self._rows = RowSets(self._tables, workspace.row_sets)
+        self._sums = RowSums(self._tables, workspace.row_outbox)
+
+    def leave(self) -> None:
+        """Lets go of the workspace and of what was expected, to join anew.
+
+        What compression has left out is dropped: nobody can say whether the last gradient was
+        used, and batches that shards have lost will be done again.
+        """
+        self._current = self.spare = ParameterBuffers({})
+        self._rows = RowSets(self._tables)
+        self._sums = RowSums(self._tables)
+        self.forget()
+        if self._compressor is not None:
+            self._compressor.forget()
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        """The last gradient was used by all shards but ``unused``, which never will use it. To be
+        said before the next is computed, since what compression left out goes into that."""
+        if self._compressor is not None:
+            self._compressor.settle(unused)
+
+    def take_back(self) -> None:
+        """No shard has used the last gradient, if it was not settled, and none will."""
+        self.settle(self._shards)
+
+    def swap(self, version: int = 0) -> None:
+        """The spare parameters have been received: compute with them from now on. ``version`` is
+        theirs, from which local steps are counted."""
+        self._current, self.spare = self.spare, self._current
+        self._version = version
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        """These batches come next; they are read ahead."""
+        self._feed.expect(batches)
+
+    def forget(self) -> None:
+        """What was expected does not come."""
+        self._feed.forget()
+
+    def waiting(self, now: bool) -> None:
+        """Whether the trainer waits for the shards; to read ahead disturbs nobody then."""
+        self._feed.waiting(now)
+
+    def read(self, batch: BatchId) -> Any:
+        """The data of ``batch``, waited for where it was not read ahead.
+
+        Raises:
+            InvalidJob: the data source failed; the message says how.
+        """
+        with self._waits.on("the training data"):
+            return self._feed.get(batch)
+
+    def ahead(self, batch: BatchId) -> Any | None:
+        """What ``read`` will give, if it has been read by now."""
+        return self._feed.peek(batch)
+
+    def place(self, given: Any) -> ReceivedRows | None:
+        """Where the rows are received that a batch needs, as ``read`` gave it; None where it needs
+        none. Valid until the second call after."""
+        needed = given.needed if isinstance(given, StepInput) else None
+        return None if needed is None else self._rows.place(needed)
+
+    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
+        """The gradient of ``batch``, as ``read`` gave it, at the current parameters and its
+        ``rows``. Valid until the second ``swap``, gradients of rows until the next call.
+
+        Raises:
+            InvalidJob: the step failed; the message says how.
+        """
+        try:
+            with nullcontext() if self._compiled(given) else self._waits.on(self._compiling):
+                return self._run(given, rows)
+        except Exception:
+            with user_code(f"the training step on {batch}"):
+                raise
+
+    def _compiled(self, given: Any) -> bool:
+        if self._step is not None:
+            return self._step.compiled(given)
+        assert self._local is not None  # one of the two
+        return self._local.compiled(given)
+
+    def _run(self, given: Any, rows: ReceivedRows | None) -> StepResult:
+        if self._step is not None:
+            tensors = () if rows is None else tuple(map(tensor_of, rows.values))
+            return self._step(self._current.tensors, given, tensors, self._sums)
+        assert self._local is not None  # one of the two
+        return self._local(self._current.tensors, given, self._version)

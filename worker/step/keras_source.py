@@ -1,0 +1,163 @@
+"""Gradients of a job's model, Keras or ``tf.Module``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from pserver.transport.workspace import Workspace
+from psrpc.core.batch import BatchId
+from psrpc.core.encoding import Encoding, wire_encoding
+from psrpc.core.plan import Plan
+from psrpc.v1 import coordinator_pb2 as pb
+from worker.data.source import Array
+from worker.embedding.record_names import not_finite
+from worker.embedding.row_sets import ReceivedRows
+from worker.job.job import Job
+from worker.model.build import serialized_optimizer
+from worker.model.inputs import whole_inputs
+from worker.runtime.devices import Device
+from worker.runtime.waits import Waits
+from worker.step.compute import BatchReader, Compute, first_rows_nbytes
+from worker.step.evaluator import Evaluator
+from worker.step.flat import StepResult
+from worker.step.gradient_source import Pull
+from worker.step.initializer import initial_values
+from worker.step.local_sgd import LocalSgd
+from worker.step.local_steps import LocalReader
+from worker.step.replica import Replica
+
+
+class KerasSource:
+    """A :class:`worker.step.gradient_source.GradientSource`. What depends on the plan is made
+    once."""
+
+    def __init__(
+        self,
+        job: Job,
+        device: Device,
+        waits: Waits,
+        optimizer_arguments: Mapping[str, str] | None = None,
+    ) -> None:
+        """``optimizer_arguments``: overrides ``optimizer.*``, as text, for local steps."""
+        self.wire: Encoding = wire_encoding(job.wire_dtype)
+        self._job = job
+        self._device = device
+        self._waits = waits
+        self._optimizer_arguments = optimizer_arguments or {}
+        self._opened = ExitStack()
+        self._plan: Plan | None = None
+        self._evaluator: Evaluator | None = None
+        self._replica: Replica
+        self._read: tuple[Plan, BatchReader] | None = None
+        self._compute: Compute | None = None
+
+    def __enter__(self) -> KerasSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._opened.__exit__(kind, error, traceback)
+
+    @property
+    def spare(self) -> Mapping[str, Array]:
+        """See GradientSource, as for all methods here."""
+        return self._made.spare.arrays
+
+    def build(self) -> None:
+        self._replica = Replica(self._job)
+
+    def rows_nbytes(self, plan: Plan) -> int:
+        return first_rows_nbytes(self._job, plan, self._reader(plan)) if plan.tables else 0
+
+    def prepare(self, plan: Plan, workspace: Workspace) -> None:
+        if self._plan != plan:
+            compute = self._make_compute(plan)
+            self._compute = self._opened.enter_context(compute)
+            self._evaluator = None
+            self._plan = plan
+        self._made.renew(workspace)
+
+    def _make_compute(self, plan: Plan) -> Compute:
+        # What the model is compiled with is part of it.
+        job, device = self._replica.job, self._device
+        read = self._reader(plan)
+        if job.local_steps == 1:
+            return Compute(self._replica, plan, device, read, self._waits)
+        # The job's optimizer is this worker's; shards only add up how far it came.
+        sgd = LocalSgd.of(serialized_optimizer(job, self._optimizer_arguments, []))
+        local = LocalReader(read, job.batch_size)
+        return Compute(self._replica, plan, device, local, self._waits, sgd)
+
+    def _reader(self, plan: Plan) -> BatchReader:
+        if self._read is None or self._read[0] != plan:
+            finder = self._replica.make_finder(plan)
+            seeds = self._replica.num_seeds()
+            inputs = whole_inputs(self._replica.model)
+            self._read = plan, BatchReader(self._job, self._device, seeds, finder, inputs)
+        return self._read[1]
+
+    def leave(self) -> None:
+        if self._compute is not None:
+            self._compute.leave()
+
+    def initial_values(self, first_rows: str = "", /) -> Mapping[str, Array]:
+        assert self._plan is not None  # prepare has set it
+        return initial_values(self._replica, self._plan, first_rows)
+
+    def expect(self, batches: Iterable[BatchId]) -> None:
+        self._made.expect(batches)
+
+    def forget(self) -> None:
+        self._made.forget()
+
+    def waiting(self, now: bool) -> None:
+        self._made.waiting(now)
+
+    def read(self, batch: BatchId) -> Any:
+        return self._made.read(batch)
+
+    def ahead(self, batch: BatchId) -> Any | None:
+        return self._made.ahead(batch)
+
+    def place(self, given: Any) -> ReceivedRows | None:
+        return self._made.place(given)
+
+    def gradient(self, batch: BatchId, given: Any, rows: ReceivedRows | None = None) -> StepResult:
+        return self._made.gradient(batch, given, rows)
+
+    def swap(self, version: int) -> None:
+        self._made.swap(version)
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        self._made.settle(unused)
+
+    def not_finite(self, batch: BatchId) -> str:
+        return not_finite(self._job.train, self._job.seed, batch)
+
+    def take_back(self) -> None:
+        self._made.take_back()
+
+    def evaluate(self, task: pb.EvaluateTask, generation: int, pull: Pull) -> pb.EvaluateDone:
+        return self._evaluates.evaluate(task, generation, pull)
+
+    def merge(self, merge: pb.MergeEvaluation) -> pb.MergeDone:
+        return self._evaluates.merge(merge)
+
+    @property
+    def _made(self) -> Compute:
+        assert self._compute is not None  # prepare has made it
+        return self._compute
+
+    @property
+    def _evaluates(self) -> Evaluator:
+        if self._evaluator is None:
+            assert self._plan is not None  # prepare has set it
+            self._evaluator = Evaluator(self._replica, self._plan, self._device)
+        return self._evaluator

@@ -1,0 +1,94 @@
+"""The step of a plain ``tf.Module``, as a function of its variables' values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from worker.data.source import Batch
+from worker.embedding.lookups import FetchedRows, LookUps, look_up
+
+
+class ModuleStep:
+    """A module whose variables are given their values inside the compiled step."""
+
+    counted: Sequence[tf.Tensor] = ()
+    """See :class:`worker.step.flat.GradientStep`; a module has no metrics."""
+
+    def __init__(
+        self,
+        module: tf.Module,
+        loss: Callable[..., Any],
+        variables: Sequence[tf.Variable],
+        trainable: Sequence[bool],
+    ) -> None:
+        """``loss`` is ``f(module, x, y[, sample_weight])``, the mean over the batch; ``variables``
+        are in the order of the plan, ``trainable`` the same."""
+        self._module = module
+        self._loss = loss
+        self._variables = variables
+        self._trainable = trainable
+
+    def differentiate(
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,  # noqa: ARG002  # of the interface; a module has no seed generators
+        batch: Batch,
+        tables: FetchedRows | None = None,
+    ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+        """See :class:`worker.step.flat.GradientStep`."""
+        self._assign(values)
+        trained = [v for v, train in zip(self._variables, self._trainable, strict=True) if train]
+        watched = [*trained, *([] if tables is None else tables.rows)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape, look_up(tables):
+            tape.watch(watched)
+            loss = self._loss(self._module, *batch)
+        gradients = iter(tape.gradient(loss, watched))
+        changes = [
+            next(gradients) if train else variable.read_value()
+            for variable, train in zip(self._variables, self._trainable, strict=True)
+        ]
+        return loss, [*changes, *gradients]
+
+    def loss(
+        self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
+    ) -> tuple[tf.Tensor, None]:
+        """See :class:`worker.step.flat.GradientStep`."""
+        self._assign(values)
+        with look_up(tables):
+            return self._loss(self._module, *batch), None
+
+    def run(
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,  # noqa: ARG002  # as above
+        batch: Batch,
+        tables: LookUps,
+        *,
+        training: bool,  # noqa: ARG002  # a module does not know
+    ) -> None:
+        """See :class:`worker.embedding.id_finder.Model`."""
+        self._assign(values)
+        with look_up(tables):
+            _converted(self._loss)(self._module, *batch)
+
+    def handles(self) -> Sequence[tf.Tensor]:
+        """See :class:`worker.embedding.id_finder.Model`."""
+        return [variable.handle for variable in self._variables]
+
+    def _assign(self, values: Sequence[tf.Tensor]) -> None:
+        # Where a value is a view of the received parameters, an assignment may alias it; the
+        # variables are read within this step only, so later writes there do no harm.
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+
+def _converted(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """``loss`` with the conditions and loops of Python that ``tf.function`` takes."""
+    try:
+        converted: Callable[..., Any] = tf.autograph.to_graph(loss)
+    except Exception:  # its own error is private; tf.function goes on, too
+        return loss
+    return converted
