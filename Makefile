@@ -22,7 +22,7 @@ help:
 	@echo "make planted      plant bugs and see every one caught: ten minutes"
 	@echo "make mistakes     what users do wrong, and whether they are told so"
 	@echo "make keras        what of Keras trains, and what does not"
-	@echo "make job-fields   the reference of a job's fields, from the docstring of worker.Job"
+	@echo "make job-fields   the reference of a job's fields, from the docstring of pserver.Job"
 	@echo "make matrix       who may call what, asked of real servers"
 	@echo "make soak         ten minutes of training with a kill every ten seconds"
 	@echo "make lint types   ruff, mypy"

@@ -85,7 +85,7 @@ def measure_ours(variables: int) -> dict[str, float]:
     import_tensorflow()
     import tensorflow as tf
 
-    from worker import Arrays, Job
+    from pserver import Arrays, Job
     from worker.model.variables import model_variables
     from worker.runtime.buffers import ParameterBuffers
     from worker.runtime.devices import configure_devices

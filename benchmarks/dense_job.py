@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.workloads import Dense
-from worker import Arrays, Job
+from pserver import Arrays, Job
 
 
 class Variables(keras.Model):  # type: ignore[misc]  # Keras has no types

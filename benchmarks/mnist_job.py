@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from benchmarks.workloads import Mnist
-from worker import Batch, Job, Npz
+from pserver import Batch, Job, Npz
 
 DATA = Path(__file__).resolve().parent.parent / "examples" / "data" / "mnist.npz"
 

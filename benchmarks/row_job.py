@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.dense_job import output
 from benchmarks.workloads import RowsDrawn
-from worker import Arrays, Batch, Embedding, Job
+from pserver import Arrays, Batch, Embedding, Job
 
 
 class Drawn(keras.Model):  # type: ignore[misc]  # Keras has no types

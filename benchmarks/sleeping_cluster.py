@@ -16,7 +16,7 @@ from types import TracebackType
 from benchmarks.cluster import ROOT, RunFailed
 from coordinator.client.client import CoordinatorClient
 from psrpc.core.errors import PsError
-from psrpc.ops.process import with_malloc_settings
+from psrpc.ops.process import child_environment
 from psrpc.v1 import coordinator_pb2 as pb
 
 JOB = ROOT / "benchmarks" / "jobs" / "sleeping.py"
@@ -162,7 +162,7 @@ class SleepingCluster:
                 subprocess.Popen(
                     [sys.executable, "-m", module, *arguments],
                     cwd=ROOT,
-                    env=with_malloc_settings({**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}),
+                    env=child_environment({**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}),
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )

@@ -23,8 +23,8 @@ from criteo.records import CATEGORICAL, NUMERIC  # type: ignore[import-not-found
 from criteo.truth import Truth  # type: ignore[import-not-found]
 from criteo.tsv import TsvFile  # type: ignore[import-not-found]
 
+from pserver import Batch, Embedding, Function, Job, RowwiseAdagrad, setting
 from psrpc.core.errors import InvalidJob
-from worker import Batch, Embedding, Function, Job, RowwiseAdagrad, setting
 
 FACTORS = 8
 HIDDEN = (64, 64)

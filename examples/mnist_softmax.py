@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from worker import Batch, Job, Npz
+from pserver import Batch, Job, Npz
 
 MNIST = Path(__file__).parent / "data" / "mnist.npz"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from worker import Arrays, Job
+from pserver import Arrays, Job
 
 SLOPES = np.array([2.0, -3.0, 0.5], np.float32)
 INTERCEPT = np.float32(1.0)

@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 from ratings import Ratings, load_ratings  # type: ignore[import-not-found]  # beside this file
 
+from pserver import Arrays, Embedding, Job, setting
 from psrpc.core.errors import InvalidJob
-from worker import Arrays, Embedding, Job, setting
 
 FACTORS = 32
 L2 = 0.1

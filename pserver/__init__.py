@@ -1,0 +1,91 @@
+"""What a job file imports: ``from pserver import Job, Npz``.
+
+Each name is looked up on first use, so ``import pserver`` loads no TensorFlow. A module of the
+user's that is called ``worker`` or ``coordinator`` does not stand in for ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker.data.arrays import Arrays, Npz
+    from worker.data.csv import Csv
+    from worker.data.function import Function
+    from worker.data.ragged import Ragged
+    from worker.data.source import Batch, DataSource
+    from worker.data.tfrecord import TfRecords
+    from worker.embedding.embedding import Embedding, string_ids
+    from worker.embedding.rowwise_adagrad import RowwiseAdagrad
+    from worker.job.job import Job
+    from worker.job.settings import setting
+
+__all__ = [
+    "Arrays",
+    "Batch",
+    "Csv",
+    "DataSource",
+    "Embedding",
+    "Function",
+    "Job",
+    "Npz",
+    "Ragged",
+    "RowwiseAdagrad",
+    "TfRecords",
+    "setting",
+    "string_ids",
+]
+
+_HOMES = {
+    "Arrays": "worker.data.arrays",
+    "Batch": "worker.data.source",
+    "Csv": "worker.data.csv",
+    "DataSource": "worker.data.source",
+    "Embedding": "worker.embedding.embedding",
+    "Function": "worker.data.function",
+    "Job": "worker.job.job",
+    "Npz": "worker.data.arrays",
+    "Ragged": "worker.data.ragged",
+    "RowwiseAdagrad": "worker.embedding.rowwise_adagrad",
+    "TfRecords": "worker.data.tfrecord",
+    "setting": "worker.job.settings",
+    "string_ids": "worker.embedding.embedding",
+}
+
+_PACKAGES = Path(__file__).resolve().parents[1]
+"""The directory that holds this package and its siblings."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for sibling in ("psrpc", "coordinator", "worker"):
+        _load(sibling)
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def _load(package: str) -> None:
+    """Imports a sibling of this package from beside it, whatever else ``sys.path`` has.
+
+    Raises:
+        ImportError: another module of that name is imported already.
+    """
+    there = sys.modules.get(package)
+    if there is None:
+        spec = PathFinder.find_spec(package, [str(_PACKAGES)])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[package] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    elif Path(str(there.__file__)).resolve().parents[1] != _PACKAGES:
+        raise ImportError(
+            f"{there.__file__} is called {package!r} like a package of tf-pserver, and was"
+            " imported first; rename it"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from worker import Arrays, Job
+from pserver import Arrays, Job
 
 BATCHES = 720
 """Of an epoch; divisible by the micro-batches of every round that is measured."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from psrpc.core.run_names import CHECKPOINTS, JOB
 from psrpc.files.remote_copies import written_to
 from psrpc.files.run_paths import read_summary
 from psrpc.files.storage import cause_of, read_bounded, read_json
+from psrpc.ops.process import child_environment, module_command
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,18 +97,13 @@ def _same(one: Path | str, other: Path | str) -> bool:
 
 
 def _export_model(source: Source, to: str) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "worker.cli",
-        "export",
-        source.job,
-        str(source.checkpoint),
-    ]
+    command = module_command("worker.cli", "export", source.job, str(source.checkpoint))
     command += ["--to", to]
     for override in source.overrides:
         command += ["--set", override]
-    status = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
+    environment = child_environment(os.environ)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=False)
+    status = ended.returncode
     if status == 0:
         _say(f"wrote {to} from {source.checkpoint} (step {source.global_step})")
     return 2 if status else 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import string
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.core.run_names import CERTS
-from psrpc.ops.process import PARENT_PID, with_malloc_settings
+from psrpc.ops.process import PARENT_PID, child_environment, module_command
 from psrpc.options import config_tf
 from psrpc.options.config_keys import is_a_setting
 from psrpc.security.credentials import PLAINTEXT, Security
@@ -145,7 +144,7 @@ def letters(number: int) -> str:
 
 
 def _coordinator(options: UpOptions, address: str) -> list[str]:
-    command = _module("coordinator.cli", "serve", "--job", options.job)
+    command = module_command("coordinator.cli", "serve", "--job", options.job)
     command += ["--shards", str(options.shards), "--run-dir", str(options.run_dir)]
     command += ["--bind", address]
     if options.resume:
@@ -156,14 +155,14 @@ def _coordinator(options: UpOptions, address: str) -> list[str]:
 
 
 def _shard(options: UpOptions, address: str, shard: int) -> list[str]:
-    command = _module("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
+    command = module_command("pserver.cli", "serve", "--shard", str(shard), "--bind", "127.0.0.1:0")
     if not options.data_connections:
         command += ["--data-connections", "off"]
     return command + _of_every_member(options, address)
 
 
 def _worker(options: UpOptions, address: str, name: str, slow_down: float) -> list[str]:
-    command = _module("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
+    command = module_command("worker.cli", "run", "--job", options.job, "--gpu", options.gpu)
     if options.gpu_memory_fraction is not None:
         command += ["--gpu-memory-fraction", str(options.gpu_memory_fraction)]
     if options.intra_op_threads is not None:
@@ -190,16 +189,12 @@ def _child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         if not is_a_setting(name) and name != config_tf.NAME
     }
     return {
-        **with_malloc_settings(own),
+        **child_environment(own),
         # So that a child that is slow to start can tell that its parent is gone already.
         PARENT_PID: str(os.getpid()),
         # A log is read while it is written.
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _module(name: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", name, *arguments]
 
 
 def _of_the_job(options: UpOptions) -> list[str]:

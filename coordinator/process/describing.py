@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coordinator.core.description import JobDescription, parse_description
 from psrpc.core.errors import PsError
 from psrpc.core.sanitize import told_lines
-from psrpc.ops.process import with_malloc_settings
+from psrpc.ops.process import child_environment, module_command
 from psrpc.options.config_keys import variable as variable_of
 
 _NOT_FOR_JOBS = {variable_of(key) for key in ("certs", "token_file", "config")}
@@ -30,7 +29,7 @@ def describe_command(
     job: Path, mode: str | None, replicas: int | None, overrides: Sequence[str]
 ) -> list[str]:
     """The command line of the child. ``--replicas`` comes last, so it beats an override."""
-    command = [sys.executable, "-m", "worker.cli", "describe", str(job)]
+    command = module_command("worker.cli", "describe", str(job))
     if mode is not None:
         command += ["--mode", mode]
     for override in overrides:
@@ -58,7 +57,7 @@ async def describe_job(command: Sequence[str], environment: dict[str, str]) -> J
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=with_malloc_settings(without_keys(environment)),
+        env=child_environment(without_keys(environment)),
     )
     try:
         out, err = await child.communicate()

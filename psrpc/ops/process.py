@@ -8,10 +8,11 @@ import os
 import secrets
 import select
 import signal
+import site
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +28,7 @@ PARENT_PID = "PSRPC_PARENT_PID"
 """In the environment of a child with --die-with-parent: the process id of its parent."""
 
 _PR_SET_PDEATHSIG = 1
+_PACKAGES = Path(__file__).resolve().parents[2]
 
 
 def incarnation() -> int:
@@ -34,9 +36,22 @@ def incarnation() -> int:
     return secrets.randbits(62) + 1
 
 
-def with_malloc_settings(environment: dict[str, str]) -> dict[str, str]:
-    """``environment`` for a child, with the allocator settings that it does not set itself."""
-    return {**MALLOC_SETTINGS, **environment}
+def module_command(name: str, *arguments: str) -> list[str]:
+    """The command line that runs one of our modules in a child with :func:`child_environment`.
+
+    A ``worker.py`` in the working directory does not stand in for our package of that name.
+    """
+    return [sys.executable, "-P", "-m", name, *arguments]
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` for a child: finds our packages where this process found them, and has the
+    allocator settings that it does not set itself."""
+    found = {**MALLOC_SETTINGS, **environment}
+    if str(_PACKAGES) not in site.getsitepackages():
+        paths = [str(_PACKAGES), environment.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return found
 
 
 def apply_malloc_settings() -> None:
@@ -47,7 +62,7 @@ def apply_malloc_settings() -> None:
     """
     if sys.platform != "linux" or all(key in os.environ for key in MALLOC_SETTINGS):
         return
-    os.environ.update(with_malloc_settings(dict(os.environ)))
+    os.environ.update({**MALLOC_SETTINGS, **os.environ})
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

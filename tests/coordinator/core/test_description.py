@@ -99,7 +99,7 @@ def test_what_is_no_json_is_shown() -> None:
 def test_replicas_come_last_so_that_they_win() -> None:
     command = describe_command(Path("j.py"), "sync", 4, ["epochs=1", "replicas=2"])
     assert command[1:] == [
-        *("-m", "worker.cli", "describe", "j.py", "--mode", "sync"),
+        *("-P", "-m", "worker.cli", "describe", "j.py", "--mode", "sync"),
         *("--set", "epochs=1", "--set", "replicas=2", "--set", "replicas=4"),
     ]
 

@@ -30,8 +30,8 @@ ALL = UpOptions(
 
 def line(arguments: object) -> str:
     assert isinstance(arguments, list)
-    assert arguments[:2] == [sys.executable, "-m"]
-    return " ".join(arguments[2:])
+    assert arguments[:3] == [sys.executable, "-P", "-m"]
+    return " ".join(arguments[3:])
 
 
 def test_every_option_reaches_its_process() -> None:

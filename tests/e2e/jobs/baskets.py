@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from worker import Arrays, Embedding, Job, Ragged, TfRecords, setting
+from pserver import Arrays, Embedding, Job, Ragged, TfRecords, setting
 
 WIDTH, THINGS, RECORDS = 4, 200, 410
 INITIAL = 0.1

@@ -7,7 +7,7 @@ records in batches of 20 leave a short last batch and a short last round.
 import keras
 import numpy as np
 
-from worker import Arrays, Job
+from pserver import Arrays, Job
 
 rng = np.random.default_rng(7)
 x = rng.normal(size=(1230, 12)).astype("float32")

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pserver import Embedding, Job
 from tests.e2e.gated_arrays import GatedArrays
-from worker import Embedding, Job
 
 RECORDS, BATCH, THINGS = 320, 16, 400
 

@@ -4,8 +4,8 @@ them."""
 import keras
 import numpy as np
 
+from pserver import Arrays, Job
 from tests.e2e.gated_arrays import GatedArrays
-from worker import Arrays, Job
 
 rng = np.random.default_rng(7)
 x = rng.normal(size=(1230, 12)).astype("float32")

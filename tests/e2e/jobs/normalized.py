@@ -7,7 +7,7 @@ right, and the accuracies of two well-trained models lie close together.
 import keras
 import numpy as np
 
-from worker import Arrays, Job
+from pserver import Arrays, Job
 
 rng = np.random.default_rng(11)
 scales = np.logspace(-1, 1, 20)

@@ -5,7 +5,7 @@ import os
 import keras
 import numpy as np
 
-from worker import Arrays, Job
+from pserver import Arrays, Job
 
 rng = np.random.default_rng(3)
 x = rng.normal(size=(400, 3)).astype("float32")

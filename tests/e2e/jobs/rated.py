@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pserver import Arrays, Embedding, Job, RowwiseAdagrad
 from tests.e2e.gated_arrays import GatedArrays
-from worker import Arrays, Embedding, Job, RowwiseAdagrad
 
 WIDTH, THINGS = 4, 300
 INITIAL = 0.1
