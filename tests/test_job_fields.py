@@ -1,4 +1,4 @@
-"""``docs/job-fields.md`` is made from the source of ``worker.Job``: ``make job-fields``."""
+"""``docs/job-fields.md`` is made from the source of ``pserver.Job``: ``make job-fields``."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def document() -> str:
 HEAD = """\
 # Fields of a job
 
-`make job-fields` makes this page from the docstring of `worker.Job`. [jobs.md](jobs.md) shows how
+`make job-fields` makes this page from the docstring of `pserver.Job`. [jobs.md](jobs.md) shows how
 to write a job, [consistency.md](consistency.md) explains the fields from `mode` to `warmup_epochs`.
 
 `--set FIELD=VALUE` overrides a field, `--set optimizer.ARGUMENT=VALUE` an argument of the
