@@ -87,8 +87,7 @@ def measure_ours(variables: int) -> dict[str, float]:
 
     from pserver import Arrays, Job
     from worker.model.variables import model_variables
-    from worker.runtime.buffers import ParameterBuffers
-    from worker.runtime.devices import configure_devices
+    from worker.runtime.devices import ParameterBuffers, configure_devices
     from worker.step.flat import FlatStep, StepInput
     from worker.step.replica import Replica
 

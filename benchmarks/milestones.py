@@ -11,7 +11,7 @@ from typing import Any
 
 from psrpc.checkpoint.checkpoint import load_variables
 from psrpc.checkpoint.manifest import MANIFEST, read_manifest
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 
 Evaluate = Callable[[Path], float]
 """The test accuracy of a checkpoint's parameters."""

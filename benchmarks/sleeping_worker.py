@@ -30,7 +30,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from worker.data.source import Array
 from worker.loop.performer import Performer
 from worker.loop.session import Standing
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.step.gradient_source import Pull, WithoutTables
 
 log = get_logger()

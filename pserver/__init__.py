@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worker.data.source import Batch, DataSource
     from worker.data.tfrecord import TfRecords
     from worker.embedding.embedding import Embedding, string_ids
-    from worker.embedding.rowwise_adagrad import RowwiseAdagrad
+    from worker.embedding.table_options import RowwiseAdagrad
     from worker.job.job import Job
     from worker.job.settings import setting
 
@@ -51,7 +51,7 @@ _HOMES = {
     "Job": "worker.job.job",
     "Npz": "worker.data.arrays",
     "Ragged": "worker.data.ragged",
-    "RowwiseAdagrad": "worker.embedding.rowwise_adagrad",
+    "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",
     "setting": "worker.job.settings",
     "string_ids": "worker.embedding.embedding",

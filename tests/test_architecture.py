@@ -23,7 +23,7 @@ ALLOWED = {
         "psrpc",
         "coordinator.client",
         "pserver.client",
-        "pserver.core.rows_wanted",
+        "pserver.core.table_ids",
         "pserver.tables.initial",
         "pserver.tables.rules",
         "pserver.transport.workspace",
@@ -39,7 +39,6 @@ MAY_USE_TENSORFLOW = {
     "pserver.updates.keras_engine",
     "pserver.updates.keras_function",
     "pserver.updates.keras_objects",
-    "pserver.updates.keras_pieces",
     "pserver.updates.keras_slots",
 }
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from psrpc.core.document import LARGEST
-from psrpc.core.sanitize import told
+from psrpc.core.text import told
 from psrpc.files.storage import read_bounded
 from psrpc.ops.logs import get_logger
 from psrpc.security.peer_certificate import NO_CERTIFICATE, Peer

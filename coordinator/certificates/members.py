@@ -27,7 +27,7 @@ from coordinator.certificates.authority import (
 )
 from coordinator.certificates.issued import read_issued
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from psrpc.security.certificates import (
     CA_CERTIFICATE,
     authorities_of,

@@ -29,9 +29,9 @@ from psrpc.checkpoint.manifest import TEMPORARY
 from psrpc.checkpoint.rows_chain import compare_tables
 from psrpc.core.errors import CheckpointError, InvalidJob, disk_code
 from psrpc.core.intervals import IntervalSet
+from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan
-from psrpc.core.plural import counted
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.text import counted
 from psrpc.files.durable import give_names_back, make_directory, make_last
 from psrpc.files.storage import DISK, Storage
 

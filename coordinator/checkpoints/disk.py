@@ -18,7 +18,7 @@ from coordinator.core.run import Run
 from coordinator.core.work import SnapshotOrder
 from psrpc.checkpoint.manifest import TEMPORARY
 from psrpc.core.errors import CheckpointError, InvalidJob
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger
 from psrpc.ops.tracing import span

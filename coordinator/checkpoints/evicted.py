@@ -17,7 +17,7 @@ from coordinator.records.store import RestoredGeneration, Store, unreadable_ledg
 from psrpc.checkpoint.evicted_file import Source
 from psrpc.checkpoint.manifest import MANIFEST, TEMPORARY, Manifest, find_checkpoints, read_manifest
 from psrpc.core.errors import CheckpointError
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.files.durable import give_name, give_names_back, make_directory, make_last
 from psrpc.files.storage import DISK, Storage
 

@@ -15,7 +15,7 @@ from coordinator.core.run import Run
 from coordinator.core.work import Command, Release, SnapshotOrder
 from coordinator.schedule.evaluation import Evaluations
 from psrpc.core.errors import CheckpointError
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.ops.logs import get_logger
 
 log = get_logger()

@@ -12,11 +12,11 @@ from collections import deque
 from coordinator.checkpoints.cadence import Cadence
 from coordinator.checkpoints.snapshots import Failed, Snapshots
 from coordinator.core.work import SnapshotOrder
-from coordinator.records.job_warnings import NotEvaluated
+from coordinator.records.notes import NotEvaluated
 from coordinator.schedule.evaluation import FINAL, Evaluations, evaluation_of
 from psrpc.checkpoint.manifest import TEMPORARY
 from psrpc.core.errors import CheckpointError
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.core.tables import FULL_EVERY
 
 MAX_WRITTEN = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from coordinator.core.history import Followed
+from coordinator.core.run import Followed
 from coordinator.core.wording import shards
 from coordinator.core.work import SnapshotOrder
 from psrpc.checkpoint.manifest import RowsFileEntry

@@ -11,7 +11,21 @@ from typing import Any
 from psrpc.core.errors import JobFailed, PsError, error_line
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.process import quiet_grpc, while_read
+from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines the options of ``coordinator completion``."""
+    completion.add_arguments(parser, "coordinator")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the script; returns 0."""
+
+    print(completion.script(make_parser(), args.shell))  # noqa: T201
+    return 0
+
 
 COMMANDS = {
     "serve": ("coordinator.cli.serve", "serve one job until it is done"),
@@ -28,7 +42,7 @@ COMMANDS = {
     "export": ("coordinator.cli.export", "turn a run's checkpoint into Keras files"),
     "checkpoint": ("coordinator.cli.checkpoint_options", "look after a run's checkpoints"),
     "healthcheck": ("coordinator.cli.healthcheck", "say whether a coordinator serves"),
-    "completion": ("coordinator.cli.completion", "print a script for a shell's completion"),
+    "completion": ("coordinator.cli.__main__", "print a script for a shell's completion"),
 }
 """Each command: its module, which has ``add_arguments(parser)`` and ``run(args)``, and its help.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.run_names import CERTS
+from psrpc.core.names import CERTS
 from psrpc.options.command_line import run_path
 
 _WHO = ("name", "serial", "user", "address")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_text(line: dict[str, Any]) -> str:
     """A line for people: when, what, who, and the rest. No terminal obeys it."""
-    from psrpc.core.sanitize import told
+    from psrpc.core.text import told
 
     who = " ".join(f"{key}={line[key]}" for key in _WHO if key in line)
     rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in _SHOWN)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from psrpc.security.identity import Role, job_name
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.checkpoints.checkpoints import WRITTEN_UTC
-from coordinator.checkpoints.kept import (
+from coordinator.checkpoints.pruning import (
+    Pruner,
     as_kept,
     described_job,
     objective_of,
     run_checkpoints,
     scores_of,
 )
-from coordinator.checkpoints.pruning import Pruner
 from coordinator.core.retention import Objective, best_of
 from coordinator.core.wording import duration
 from coordinator.export.checkpoint_diff import diff_checkpoints
@@ -34,8 +34,8 @@ from psrpc.checkpoint.evicted_file import check_evicted, evicted_sizes
 from psrpc.checkpoint.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
 from psrpc.checkpoint.rows_chain import check_chain, table_sizes
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError, error_line
-from psrpc.core.run_names import CHECKPOINTS
-from psrpc.core.sanitize import told
+from psrpc.core.names import CHECKPOINTS
+from psrpc.core.text import told
 from psrpc.files.run_paths import newest_run
 
 UNLIMITED = 1 << 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from psrpc.core.run_names import RUNS
+from psrpc.core.names import RUNS
 from psrpc.options.command_line import run_path
 
 

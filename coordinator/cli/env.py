@@ -16,8 +16,8 @@ from typing import Any
 
 from psrpc.core.document import anything, mapped
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.redact import HIDDEN, document_without_secrets, is_secret_name, without_secrets
-from psrpc.core.run_names import JOB
+from psrpc.core.names import JOB
+from psrpc.core.text import HIDDEN, document_without_secrets, is_secret_name, without_secrets
 from psrpc.core.version import SOFTWARE
 from psrpc.files.storage import cause_of, read_json
 from psrpc.options.command_line import run_path

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.run_names import ADDRESS, JOB, RUNS
-from psrpc.core.sanitize import told, told_lines
+from psrpc.core.names import ADDRESS, JOB, RUNS
+from psrpc.core.text import told, told_lines
 from psrpc.files.run_paths import newest_run
 from psrpc.files.storage import open_regular, unreadable
 from psrpc.options.command_line import run_path

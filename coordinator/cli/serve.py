@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from coordinator.dashboard.options import add_dashboard_argument
-from coordinator.launch.override_options import add_override_arguments
+from psrpc.core.policy import MODES
 from psrpc.metrics.address import add_metrics_argument, add_reflection_argument, add_trace_argument
 from psrpc.options.command_line import run_path
 from psrpc.options.config import Configuration
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from psrpc.ops.logs import configure
     from psrpc.ops.process import die_with_parent
     from psrpc.ops.tracing import tracing
-    from psrpc.options.job_file import UserCodeFailed
+    from psrpc.options.job_keys import UserCodeFailed
     from psrpc.options.job_source import first_look
 
     if args.die_with_parent:
@@ -79,3 +79,19 @@ def run(args: argparse.Namespace) -> int:
     except DescribeFailed as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
+
+
+def add_override_arguments(parser: argparse.ArgumentParser) -> None:
+    """Defines ``--mode``, ``--replicas`` and ``--set``."""
+    parser.add_argument("--mode", choices=MODES, help="overrides the job's mode")
+    parser.add_argument(
+        "--replicas", type=int, metavar="K", help="sync: micro-batches of one round"
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a field of the job; may be repeated",
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from coordinator.cli.serve import add_override_arguments
 from coordinator.dashboard.options import add_dashboard_arguments
-from coordinator.launch.override_options import add_override_arguments
 from coordinator.launch.restarts import MAX_RESTARTS
 from psrpc.metrics.address import OFF, add_trace_argument
 from psrpc.options.command_line import run_path

@@ -25,9 +25,8 @@ from psrpc.core.errors import (
 )
 from psrpc.net.channel import open_channel
 from psrpc.net.reach import why_unreachable
-from psrpc.ops.retry import GaveUp, RetryPolicy, persist
+from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, persist
 from psrpc.ops.threads import THREADS, Threads
-from psrpc.ops.waiting import Announcer
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from coordinator.core.plateau import ReduceLr, StopEarly
-from coordinator.core.retention import Objective
+from coordinator.core.retention import Objective, ReduceLr, StopEarly
 from psrpc.core.batch import batches_per_epoch
 from psrpc.core.checkpoint_every import SaveInterval, read_checkpoint_every
 from psrpc.core.document import (
@@ -28,10 +27,10 @@ from psrpc.core.document import (
 )
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import Placement, VariableSpec
-from psrpc.core.plural import counted
 from psrpc.core.policy import Mode, Policy
 from psrpc.core.tables import FULL_EVERY, TableSpec
 from psrpc.core.tensor_form import variable
+from psrpc.core.text import counted
 
 FORMAT = 1
 """Of the JSON. Load-bearing."""

@@ -20,7 +20,7 @@ MAX_COUNTS = 256
 @dataclass(frozen=True, slots=True)
 class EpochTotals:
     """Sums over the ``records`` of an epoch that a shard has applied, see
-    :mod:`psrpc.core.totals`."""
+    :mod:`psrpc.core.batch`."""
 
     epoch: int
     records: int

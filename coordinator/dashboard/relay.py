@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.core.lifecycle import ENDED
-from coordinator.dashboard.subscribers import PAGE, Audience
+from coordinator.dashboard.snapshots import PAGE, Audience
 from coordinator.display.status_page import as_json
 from psrpc.core.errors import CoordinatorUnreachable, PsError
 from psrpc.v1.coordinator_pb2 import GetDashboardResponse

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from coordinator.dashboard.options import DEFAULT_PORT
 from psrpc.core.errors import InvalidArgument, PortInUse
 from psrpc.net.channel import format_address, parse_address
@@ -35,7 +37,6 @@ GRACE_S = 1
 """What answers get that are under way when it stops."""
 
 _BACKLOG = 64
-
 _OPTION = "--dashboard"
 
 
@@ -92,7 +93,6 @@ class DashboardServer:
         import uvicorn
 
         from coordinator.dashboard.app import make_app
-        from coordinator.dashboard.connection import bounded
 
         host, port = parse_address(self._address, default_port=DEFAULT_PORT)
         self._socket = _listen(host, port, self._insecure, self._option, self._instead)
@@ -173,3 +173,42 @@ def _listen(host: str, port: int, insecure: bool, option: str, instead: str) -> 
             f"cannot serve the dashboard at {where}: {error.strerror}; say another {option}"
         ) from None
     return listener
+
+
+def bounded(patience_s: Callable[[], float], most: int) -> type[H11Protocol]:
+    """The protocol of a server that closes a connection on which no answer was completed in time.
+
+    The time runs from the beginning of the connection, and again from each answer that is whole,
+    whatever comes meanwhile: who sends nothing, a head or a body byte by byte, or does not read
+    what was asked for, is gone after it.
+
+    Args:
+        patience_s: that time, in seconds.
+        most: connections at once; one more is closed before it has said anything.
+    """
+
+    class Connection(H11Protocol):
+        _end: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+            super().connection_made(transport)
+            self._wait()
+            if len(self.connections) > most:
+                transport.abort()
+
+        def on_response_complete(self) -> None:
+            self._wait()
+            super().on_response_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._end is not None:
+                self._end.cancel()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._end is not None:
+                self._end.cancel()
+            # Not `close`, which waits until everything has been read.
+            self._end = self.loop.call_later(patience_s(), lambda: self.transport.abort())
+
+    return Connection

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.dashboard.recorder import Recorder
 from coordinator.dashboard.series import Point, columns
-from coordinator.dashboard.subscribers import PAGE, Audience
 from coordinator.display.status_page import as_json
 from psrpc.files.storage import read_json, replace_text
 from psrpc.ops.logs import get_logger
@@ -22,6 +23,23 @@ from psrpc.v1.coordinator_pb2 import (
     GetDashboardResponse,
     GetJobStatusResponse,
 )
+
+LOOK_EVERY_S = 0.9
+"""Between two looks at the job, at least: a bit less than two of the coordinator's ticks."""
+
+LAST_LOOK_S = 4.0
+"""How long the coordinator stays for those who look on to see how the job has ended."""
+
+SAVE_EVERY_S = 10.0
+"""Seconds of history that a coordinator that is killed loses at most."""
+
+
+WATCHED_S = 5.0
+"""Whoever has asked within this time is taken to look on."""
+
+PAGE = "page"
+"""All browsers that ask this process, as one viewer."""
+
 
 log = get_logger()
 
@@ -156,3 +174,77 @@ def _read(path: Path) -> Any:
         return read_json(path, LARGEST)
     except (OSError, ValueError):
         return None
+
+
+class Audience:
+    """Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock``: seconds, since whenever."""
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._asked: dict[str, float] = {}
+        self._waits: set[str] = set()
+
+    def asked(self, viewer: str) -> None:
+        """Somebody is shown the newest state."""
+        with self._changed:
+            self._asked = self._watching()
+            self._asked[viewer] = self._clock()
+            self._waits.discard(viewer)
+            self._changed.notify_all()
+
+    def changed(self) -> None:
+        """There is a newer state, which nobody has seen yet."""
+        with self._changed:
+            self._waits = set(self._watching())
+
+    def wait_until_seen(self, timeout_s: float) -> bool:
+        """Waits until all who looked on have seen the newest state; returns whether they have."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waits, timeout_s)
+
+    def _watching(self) -> dict[str, float]:
+        now = self._clock()
+        return {who: at for who, at in self._asked.items() if now - at < WATCHED_S}
+
+
+class Chronicle:
+    """Writes a board from ``open`` to ``close``, and does nothing before. Used within one event
+    loop."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._status: Callable[[], GetJobStatusResponse] | None = None
+        self._look_due = self._save_due = 0.0
+        self._saving: asyncio.Future[None] | None = None
+
+    def open(self, run_id: str, run_dir: Path, status: Callable[[], GetJobStatusResponse]) -> None:
+        """The job has been read; ``status`` says how it stands."""
+        self._board.open(run_id, run_dir)
+        self._status = status
+        self._save_due = time.monotonic() + SAVE_EVERY_S
+
+    def tick(self) -> None:
+        """Looks at the job if it is time to; the disk is written to on another thread."""
+        if self._status is None:
+            return
+        now = time.monotonic()
+        if now >= self._look_due:
+            self._look_due = now + LOOK_EVERY_S
+            self._board.show(self._status())
+        if now >= self._save_due and (self._saving is None or self._saving.done()):
+            self._save_due = now + SAVE_EVERY_S
+            self._saving = asyncio.get_running_loop().run_in_executor(None, self._board.save)
+
+    async def close(self) -> None:
+        """Looks at the job for the last time, waits for a moment until those who look on have seen
+        it, and keeps the history. May be called twice."""
+        if self._status is None:
+            return
+        self._board.show(self._status())
+        self._status = None
+        await asyncio.to_thread(self._board.audience.wait_until_seen, LAST_LOOK_S)
+        if self._saving is not None:
+            await self._saving
+        await asyncio.to_thread(self._board.save)

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from coordinator.core.wording import duration
 from coordinator.display.terminal import ProgressLog, render
-from psrpc.core.sanitize import told
-from psrpc.ops.waiting import FIRST_S, Announcer
+from psrpc.core.text import told
+from psrpc.ops.retry import FIRST_S, Announcer
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 
 

@@ -20,8 +20,7 @@ from coordinator.core.wording import (
     whence,
 )
 from coordinator.display.timeline import newest_evaluations
-from psrpc.core.plural import counted
-from psrpc.core.sanitize import told
+from psrpc.core.text import counted, told
 from psrpc.v1.coordinator_pb2 import (
     GetJobStatusResponse,
     ShardStatus,

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from coordinator.core.wording import batches, duration, loss_known, state, step, whence
 from coordinator.display.timeline import events_between, goes_on, newest_evaluations
-from psrpc.ops.waiting import BUILDING, COMPILING
+from psrpc.ops.retry import BUILDING, COMPILING
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 WARNINGS_SHOWN = 3

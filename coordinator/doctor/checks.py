@@ -24,7 +24,7 @@ from psrpc.core.errors import (
     disk_code,
     disk_reason,
 )
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from psrpc.core.version import SOFTWARE
 from psrpc.net.health import why_unhealthy
 from psrpc.net.reach import Step, reach

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from psrpc.core.errors import PsError
-from psrpc.core.run_names import CERTS
+from psrpc.core.names import CERTS
 from psrpc.options import locate as whereabouts
 from psrpc.options.command_line import run_path
 from psrpc.options.security_options import (

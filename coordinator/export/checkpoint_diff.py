@@ -17,7 +17,7 @@ from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.plan import make_plan
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 
 
 @dataclass(frozen=True)

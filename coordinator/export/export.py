@@ -14,15 +14,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.checkpoints.kept import best_checkpoint
+from coordinator.checkpoints.pruning import best_checkpoint
 from coordinator.export.tables import export_evicted, export_tables, export_variables
 from psrpc.checkpoint.checkpoint import Manifest, newest_good, read_manifest, verify
 from psrpc.checkpoint.manifest import MANIFEST, find_checkpoints
 from psrpc.core.document import record, text
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
-from psrpc.core.file_name import check_file_name
-from psrpc.core.plural import counted
-from psrpc.core.run_names import CHECKPOINTS, JOB
+from psrpc.core.names import CHECKPOINTS, JOB, check_file_name
+from psrpc.core.text import counted
 from psrpc.files.remote_copies import written_to
 from psrpc.files.run_paths import read_summary
 from psrpc.files.storage import cause_of, read_bounded, read_json

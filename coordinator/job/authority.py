@@ -10,8 +10,10 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from coordinator.core.run import Run
 from coordinator.core.work import Attempt, Report
-from psrpc.core.errors import AccessDenied
+from psrpc.core.errors import AccessDenied, JobMismatch
+from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import (
     DECISION,
     INITIALIZE,
@@ -96,3 +98,32 @@ class Authority:
     def grant_initialize(self, worker: str, generation: int) -> bytes:
         """The proof that ``worker`` was told to initialize the shards in ``generation``."""
         return self.grant(worker, generation, Attempt(INITIALIZE, 0))
+
+
+def check_software(who: str, software: str) -> None:
+    """Raises JobMismatch if ``who`` runs another version than this process."""
+    if software != SOFTWARE:
+        raise JobMismatch(
+            f"{who} runs version {software or 'unknown'} of this software, the coordinator "
+            f"{SOFTWARE}; install the same on both",
+            code="PS131",
+        )
+
+
+def check_job(run: Run, who: str, job_sha256: str, settings_sha256: str) -> None:
+    """Raises JobMismatch if ``who`` has loaded another job file than the coordinator's, or the
+    same with other settings; empty ones are not compared."""
+    if job_sha256 != run.description.job_sha256:
+        raise JobMismatch(
+            f"the job file of {who} has SHA-256 {job_sha256}, the coordinator's {run.job_path} "
+            f"has {run.description.job_sha256}; give every worker the same file, with --job "
+            "where it lies elsewhere",
+            code="PS132",
+        )
+    if settings_sha256 not in ("", run.settings_sha256):
+        now = " ".join(run.overrides) or "no --set"
+        raise JobMismatch(
+            f"{who} has loaded the job as it was before: the run goes on with other settings or "
+            f"data ({now}; mode {run.description.mode}); start the worker again",
+            code="PS132",
+        )

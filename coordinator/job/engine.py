@@ -16,10 +16,9 @@ from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.figures import EpochTotals, ShardFigures, Transport, WorkerTimes
 from coordinator.core.lifecycle import ENDED, FORMING
 from coordinator.core.run import Run
-from coordinator.core.standstill import Position
+from coordinator.core.wording import Position
 from coordinator.core.work import Command, Ended, MetricVariable, Report, Wait, Work
-from coordinator.job.admission import check_job, check_software
-from coordinator.job.authority import Authority
+from coordinator.job.authority import Authority, check_job, check_software
 from coordinator.job.job_run import Course
 from coordinator.job.policy_settings import changed_policy, parse_settings
 from coordinator.membership.membership import Shard, Worker

@@ -8,8 +8,8 @@ from typing import Any
 
 from coordinator.core.description import JobDescription
 from psrpc.core.errors import InvalidSetting
-from psrpc.core.plural import counted
 from psrpc.core.policy import SETTINGS, Policy, fitting
+from psrpc.core.text import counted
 from psrpc.options.config_keys import did_you_mean
 
 OF_THE_JOB = ("epochs", "scale_lr", "warmup_epochs", "then", "then_after")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.launch.restarts import MAX_RESTARTS
-from psrpc.core.run_names import CERTS
+from psrpc.core.names import CERTS
 from psrpc.ops.process import PARENT_PID, child_environment, module_command
 from psrpc.options import config_tf
 from psrpc.options.config_keys import is_a_setting

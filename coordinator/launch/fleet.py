@@ -13,7 +13,7 @@ from coordinator.launch.commands import Cluster
 from coordinator.launch.process_health import COORDINATOR, Vitals, registrations
 from coordinator.launch.status_poller import Look, Lookout
 from coordinator.records.run_directory import Starting
-from psrpc.core.run_names import ADDRESS
+from psrpc.core.names import ADDRESS
 
 SAMPLE_S = 1.0
 """Between two looks at what the system says of processes that start."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from psrpc.core.exit_status import BAD_INPUT
 
@@ -21,7 +21,6 @@ SAME_WORDS_S = 600.0
 
 PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
-
 _SIGKILL = -9
 
 
@@ -116,3 +115,28 @@ def _crash_loop(lives: deque[Life]) -> str:
 def _pause_s(short: int) -> float:
     """None after a life of some length, or after one short one; then twice as long each time."""
     return 0.0 if short < 2 else min(PAUSE_S * 2 ** (short - 2), LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_status: 0 done, 1 failed, 2 bad input, 130 interrupted.
+        reason: one line; empty when the job is done, or was refused.
+        details: what else to show of a failure: the user's traceback, the last lines of a log.
+        own: the supervisor ended the job, so the coordinator cannot know the reason. Otherwise
+            the coordinator's own word, in its summary, comes before ``reason``.
+        restarts: how often each process was started again; those that never were are left out.
+    """
+
+    exit_status: int
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    own: bool = False
+    restarts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the job was refused before it began; ``details`` are all that is to be said."""
+        return self.exit_status != 0 and not self.reason

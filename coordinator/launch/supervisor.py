@@ -12,11 +12,10 @@ from coordinator.display.screen import Screen
 from coordinator.launch.children import Exited
 from coordinator.launch.commands import Cluster
 from coordinator.launch.fleet import Death, Fleet, is_worker, stamp
-from coordinator.launch.outcome import Outcome
 from coordinator.launch.process_health import COORDINATOR
-from coordinator.launch.restarts import MAX_RESTARTS, Life, Restart, Restarts
+from coordinator.launch.restarts import MAX_RESTARTS, Life, Outcome, Restart, Restarts
 from psrpc.core.exit_status import BAD_INPUT, DONE, DRAINED, FAILED, INTERRUPTED
-from psrpc.core.run_names import SUMMARY
+from psrpc.core.names import SUMMARY
 from psrpc.files.run_paths import read_summary
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from coordinator.launch.commands import Cluster, Command
-from coordinator.launch.reserved_ports import reserved_address
 
 TARGETS = "metrics.json"
 """In the run directory, in the form of Prometheus's ``file_sd_configs``. Load-bearing."""
@@ -55,3 +55,17 @@ def as_targets(job: str, addresses: dict[str, str]) -> str:
 def _remove(path: Path) -> None:
     with suppress(OSError):
         path.unlink()
+
+
+@contextmanager
+def reserved_address() -> Iterator[str]:
+    """An address of this host that a server can have each time it is started.
+
+    The kernel gives the port of a bound socket to nobody who asks for any port, be it to listen or
+    to connect from. A server that allows addresses to be used again, as gRPC's do, can bind to it
+    nevertheless while the socket does not listen.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"

@@ -29,10 +29,9 @@ from coordinator.display.screen import open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters, resume_command, start_command
 from coordinator.launch.crowding import check_counts, crowded
 from coordinator.launch.fleet import Stamp, stamp
-from coordinator.launch.outcome import Outcome
-from coordinator.launch.reserved_ports import reserved_address
+from coordinator.launch.restarts import Outcome
 from coordinator.launch.supervisor import Supervisor
-from coordinator.launch.targets import with_metrics
+from coordinator.launch.targets import reserved_address, with_metrics
 from coordinator.process.result import show_result, write_failure, write_restarts
 from coordinator.process.settling import check_ledger
 from coordinator.records.run_directory import (
@@ -50,12 +49,12 @@ from psrpc.core.errors import (
     error_line,
 )
 from psrpc.core.exit_status import INTERRUPTED
-from psrpc.core.run_names import CERTS, CHECKPOINTS, SUMMARY
+from psrpc.core.names import CERTS, CHECKPOINTS, SUMMARY
 from psrpc.files.durable import ensure_directory, make_directory
 from psrpc.files.run_paths import read_summary, unfinished_run
 from psrpc.metrics.address import OFF
 from psrpc.ops.process import available_nbytes, on_stop_signals
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from psrpc.options.security_options import from_arguments, is_insecure
 from psrpc.security.certificates import CA_KEY

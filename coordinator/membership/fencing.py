@@ -14,6 +14,12 @@ from collections.abc import Sequence
 from coordinator.core.wording import shards
 from coordinator.core.work import Attempt, Revocation
 
+OFTEN = 3
+"""Lapses in a row that are worth a warning."""
+
+KEPT = 200
+"""Processes that are remembered."""
+
 
 class Revocations:
     """The revocations of one generation that not every shard has obeyed. Not thread-safe.
@@ -58,3 +64,24 @@ class Revocations:
             late = [shard for shard, n in enumerate(self._obeyed) if n < revocation.number]
             parts.append(f"{shards(late)} to refuse {revocation.worker}")
         return "; ".join(parts)
+
+
+class Lapses:
+    """Counts by incarnation: a process that was taken for gone and comes back is the same one under
+    another name. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, incarnation: int) -> bool:
+        """A process has fallen silent; whether it has done so :data:`OFTEN` times by now, with no
+        batch done in between."""
+        count = self._counts.pop(incarnation, 0) + 1
+        self._counts[incarnation] = count  # the newest last
+        if len(self._counts) > KEPT:
+            del self._counts[next(iter(self._counts))]
+        return count == OFTEN
+
+    def done(self, incarnation: int) -> None:
+        """A process has done batches."""
+        self._counts.pop(incarnation, None)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from coordinator.core.figures import ShardFigures, Transport, WorkerTimes
-from coordinator.core.standstill import Position
-from coordinator.core.wording import shards
+from coordinator.core.wording import Position, shards
 from coordinator.membership.newcomers import gives_way
 from coordinator.membership.progress import TotalsMeter
 from psrpc.core.errors import (

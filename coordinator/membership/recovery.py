@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from coordinator.core.wording import shards, step_of
 from coordinator.core.work import Begin, Decision
 from psrpc.core.errors import CheckpointError
-from psrpc.core.plural import counted
 from psrpc.core.policy import Policy
+from psrpc.core.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.core.description import JobDescription, parse_description
 from psrpc.core.errors import PsError
-from psrpc.core.sanitize import told_lines
+from psrpc.core.text import told_lines
 from psrpc.ops.process import child_environment, module_command
 from psrpc.options.config_keys import variable as variable_of
 

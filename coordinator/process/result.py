@@ -16,7 +16,7 @@ from rich.text import Text
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.wording import duration
 from coordinator.process.summary import write_summary
-from psrpc.core.sanitize import told
+from psrpc.core.text import told
 from psrpc.v1 import coordinator_pb2 as pb
 
 

@@ -22,16 +22,14 @@ from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.core.description import JobDescription, check_for_shards
 from coordinator.core.lifecycle import ENDED, STOPPED
 from coordinator.dashboard.options import DEFAULT_PORT as DASHBOARD_PORT
-from coordinator.dashboard.sampler import Chronicle
 from coordinator.dashboard.server import DashboardServer
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import Board, Chronicle
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import Course
 from coordinator.process.describing import describe_command, describe_job
 from coordinator.process.metrics import families
 from coordinator.process.settling import check_ledger, settle
 from coordinator.process.summary import still_holds, summarize, write_summary
-from coordinator.records.remembered import remembered
 from coordinator.records.run_directory import (
     LEDGER,
     RunDirectory,
@@ -39,13 +37,14 @@ from coordinator.records.run_directory import (
     check_holds_run,
     new_run_directory,
     newest_run_directory,
+    remembered,
 )
 from coordinator.records.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
 from coordinator.rpc.server import Server
 from psrpc.core.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code, disk_reason
 from psrpc.core.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
+from psrpc.core.names import CERTS, HISTORY, SUMMARY
 from psrpc.core.plan import Plan, make_plan
-from psrpc.core.run_names import CERTS, HISTORY, SUMMARY
 from psrpc.files.run_paths import newest_run, read_summary, unfinished_run
 from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
@@ -53,7 +52,7 @@ from psrpc.net.channel import check_metrics, format_address, parse_address
 from psrpc.ops.clock import Clock, MonotonicClock
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import StopSignals
-from psrpc.ops.waiting import Announcer
+from psrpc.ops.retry import Announcer
 from psrpc.options.security_options import from_arguments
 from psrpc.security.certificates import CA_KEY
 from psrpc.security.credentials import PLAINTEXT, Security

@@ -11,10 +11,8 @@ from typing import Any, Protocol
 
 from coordinator.checkpoints.checkpoints import Chosen, choose_checkpoint, remove_unfinished
 from coordinator.core.description import JobDescription
-from coordinator.core.history import Followed
-from coordinator.core.run import Run
-from coordinator.records.remembered import started_with
-from coordinator.records.run_directory import LEDGER, RunDirectory
+from coordinator.core.run import Followed, Run
+from coordinator.records.run_directory import LEDGER, RunDirectory, started_with
 from coordinator.records.store import (
     ENDED,
     FIRST,
@@ -29,9 +27,9 @@ from coordinator.records.store import (
 )
 from psrpc.checkpoint.manifest import find_checkpoints
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob, JobDone
+from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan
 from psrpc.core.policy import SETTINGS, Policy
-from psrpc.core.run_names import CHECKPOINTS
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger
 

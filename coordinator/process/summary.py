@@ -15,7 +15,7 @@ from coordinator.job.job_run import Course
 from coordinator.membership.membership import Worker
 from coordinator.membership.progress import WorkerProgress
 from coordinator.training.gauges import counts, counts_of_worker, refused, staleness_counts
-from psrpc.core.run_names import CHECKPOINTS, SUMMARY
+from psrpc.core.names import CHECKPOINTS, SUMMARY
 from psrpc.files.storage import replace_text
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.core.history import global_step
-from coordinator.core.run import Run
-from coordinator.records.job_warnings import JobWarnings
+from coordinator.core.run import Run, global_step
+from coordinator.records.notes import JobWarnings
 from coordinator.records.store import Store
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from psrpc.files.storage import replace_text
 
 ROWS_PER_S = 2000.0

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from coordinator.core.description import JobDescription, read_description
+from psrpc.core.document import anything, mapped
 from psrpc.core.errors import AlreadyExists, InvalidJob, disk_code
-from psrpc.core.run_names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKEN
+from psrpc.core.names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKEN
+from psrpc.core.version import SOFTWARE
 from psrpc.files.durable import ensure_directory
 from psrpc.files.run_paths import LONGEST_TOKEN, is_running, newest_run
-from psrpc.files.storage import make_private, read_bounded, replace_text
+from psrpc.files.storage import make_private, read_bounded, read_json, replace_text
 
 LEDGER = "ledger.sqlite"
 
@@ -178,3 +184,43 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def started_with(
+    job: Path,
+    overrides: Sequence[str],
+    mode: str | None,
+    replicas: int | None,
+    description: JobDescription,
+) -> dict[str, Any]:
+    """What is kept in the run directory."""
+    return {**_command(job, overrides, mode, replicas), "description": description.document}
+
+
+def remembered(
+    run_dir: Path, job: Path, overrides: Sequence[str], mode: str | None, replicas: int | None
+) -> JobDescription | None:
+    """The job of the run in ``run_dir``, if it was started just so, from the same bytes of the job
+    file and by the same software; None where it has to be described."""
+    try:
+        kept = mapped(anything)(read_json(run_dir / JOB), "")
+        sha256 = hashlib.sha256(job.read_bytes()).hexdigest()
+        same = _command(job, overrides, mode, replicas)
+        if any(kept.get(key) != value for key, value in same.items()):
+            return None
+        description = read_description(kept.get("description"))
+    except (OSError, ValueError, InvalidJob):
+        return None
+    return description if description.job_sha256 == sha256 else None
+
+
+def _command(
+    job: Path, overrides: Sequence[str], mode: str | None, replicas: int | None
+) -> dict[str, Any]:
+    return {
+        "job": str(job),
+        "overrides": list(overrides),
+        "mode": mode,
+        "replicas": replicas,
+        "software": SOFTWARE,
+    }

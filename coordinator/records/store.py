@@ -31,7 +31,7 @@ from psrpc.core.document import (
     wrong,
 )
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
-from psrpc.core.file_name import check_file_name
+from psrpc.core.names import check_file_name
 from psrpc.core.policy import Policy
 from psrpc.files.storage import check_regular, make_private
 

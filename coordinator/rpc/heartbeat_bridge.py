@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from coordinator.membership.membership import MAX_ACTIVE
 from psrpc.core.errors import PsError
-from psrpc.net.health_service import AioHealthServicer
+from psrpc.net.health import AioHealthServicer
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 

@@ -16,7 +16,7 @@ from coordinator.core.figures import (
     Transport,
     WorkerTimes,
 )
-from coordinator.core.standstill import Phase, Position
+from coordinator.core.wording import Phase, Position
 from coordinator.core.work import (
     Attempt,
     Begin,
@@ -40,12 +40,11 @@ from coordinator.job.authority import Authority
 from coordinator.membership.recovery import Holding
 from coordinator.training.generations import Standing
 from psrpc.checkpoint.manifest import RowsFileEntry
-from psrpc.core.batch import BatchId
+from psrpc.core.batch import LOSS, MAX_VALUES, BatchId
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.file_name import check_file_name
 from psrpc.core.intervals import IntervalSet
-from psrpc.core.sanitize import told
-from psrpc.core.totals import LOSS, MAX_VALUES
+from psrpc.core.names import check_file_name
+from psrpc.core.text import told
 from psrpc.security.signatures import Keys
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types

@@ -14,16 +14,18 @@ from coordinator.dashboard.snapshots import Board
 from coordinator.job.engine import Engine
 from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.heartbeat_bridge import Crossing, HealthServicer, LoopThread, Pulse
-from coordinator.rpc.refusal import refusal
 from coordinator.rpc.servicer import Servicer
-from psrpc.core.errors import Preparing, PsError
+from psrpc.core.errors import CoordinatorRefuses, InvalidJob, JobDone, Preparing, PsError
 from psrpc.net.channel import bind, make_aio_server
-from psrpc.net.health_service import LIVES
-from psrpc.net.reflection import describe
+from psrpc.net.health import LIVES, describe
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
 from psrpc.wire.interceptor import AioErrorInterceptor
+
+FIRST_WORDS = {"GetJob", "RegisterShard"}
+"""What a process asks first, before it holds anything."""
+
 
 SERVICE = "psrpc.v1.Coordinator"
 """The name by which the health service knows it."""
@@ -142,3 +144,13 @@ class Server:
         traceback: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def refusal(why: PsError, method: str) -> PsError:
+    """What a call of ``method`` hears. A process that holds part of the run waits for a coordinator
+    that serves it: a corrected command finds its state."""
+    if isinstance(why, JobDone):
+        return why
+    if method in FIRST_WORDS:
+        return InvalidJob(f"the coordinator refuses to start: {why}", code=why.code)
+    return CoordinatorRefuses(f"the coordinator refuses to start: {why.coded}")

@@ -32,7 +32,7 @@ from coordinator.rpc.messages import (
 )
 from coordinator.rpc.status import write_status
 from psrpc.core.errors import InvalidArgument, NotReady
-from psrpc.core.sanitize import NAME_CHARS, told
+from psrpc.core.text import NAME_CHARS, told
 from psrpc.core.version import SOFTWARE
 from psrpc.security.peer_certificate import peer_of
 from psrpc.security.signatures import SECRET_BYTES

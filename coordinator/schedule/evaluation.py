@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from coordinator.core.wording import of
 from coordinator.core.work import Evaluate, Merge, MetricVariable
+from psrpc.core.batch import LOSS
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.plural import counted
-from psrpc.core.totals import LOSS
+from psrpc.core.text import counted
 
 FINAL = "final"
 """Name of the last evaluation."""
@@ -70,7 +70,7 @@ class Evaluations:
         self._queue.append(_Evaluation(name, snapshot, global_step, self._ranges))
 
     def add_training(self, name: str, global_step: int, totals: tuple[float, ...]) -> None:
-        """Queues the merge of an epoch's totals, see :mod:`psrpc.core.totals`; once for each
+        """Queues the merge of an epoch's totals, see :mod:`psrpc.core.batch`; once for each
         name."""
         if name in self._finished or any(e.name == name for e in self._queue):
             return

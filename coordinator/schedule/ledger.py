@@ -9,10 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.core.work import Attempt, Report, Span, Train, Wait
-from coordinator.schedule.clocks import Clocks
+from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.open_batches import OpenBatches
-from coordinator.schedule.pace import Pace
-from coordinator.schedule.tally import Tally
+from coordinator.schedule.pace import Clocks, Pace
 from psrpc.core.batch import BatchId
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import ASYNC, Policy

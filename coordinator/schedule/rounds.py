@@ -25,13 +25,11 @@ from dataclasses import dataclass, replace
 
 from coordinator.core.wording import of
 from coordinator.core.work import Attempt, Decision, Report, Round, SnapshotOrder, Span, Wait
-from coordinator.schedule.deadline import Deadline
-from coordinator.schedule.micro_batch import Held, MicroBatch
+from coordinator.schedule.micro_batch import Held, MicroBatch, Tally
 from coordinator.schedule.open_batches import OpenBatches
 from coordinator.schedule.open_round import OpenRound
 from coordinator.schedule.pace import Speeds
-from coordinator.schedule.speculation import Speculation
-from coordinator.schedule.tally import Tally
+from coordinator.schedule.speculation import Deadline, Speculation
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy

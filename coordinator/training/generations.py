@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from coordinator.checkpoints.checkpoints import Chosen
 from coordinator.checkpoints.disk import Choice, DiskWork
 from coordinator.core.figures import EpochTotals
-from coordinator.core.history import Followed
-from coordinator.core.run import Run
+from coordinator.core.run import Followed, Run
 from coordinator.core.work import Begin, Command, Decision, Positions
 from coordinator.membership.formation import Formation
 from coordinator.membership.recovery import Holding, Origin, choose_origin, go_over, why_restore

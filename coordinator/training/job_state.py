@@ -15,11 +15,10 @@ from coordinator.core.run import Run
 from coordinator.core.work import Ended
 from coordinator.membership.membership import LEASE_S, known_members
 from coordinator.records.curves import Curves
-from coordinator.records.job_warnings import JobWarnings
+from coordinator.records.notes import JobWarnings
 from coordinator.records.store import BARRED, Store
 from coordinator.training.generations import Generations
-from coordinator.training.notifier import Bell
-from coordinator.training.streams import CommandStreams
+from coordinator.training.streams import Bell, CommandStreams
 from coordinator.training.training import Training
 from psrpc.core.errors import StaleGeneration
 from psrpc.ops.clock import Clock

@@ -15,8 +15,7 @@ from coordinator.checkpoints.disk import DiskWork
 from coordinator.checkpoints.orders import Orders
 from coordinator.checkpoints.saving import is_checkpoint
 from coordinator.core.figures import EpochTotals
-from coordinator.core.plateau import Review, Stopped, best_epoch, results_of, review
-from coordinator.core.retention import Objective
+from coordinator.core.retention import Objective, Review, Stopped, best_epoch, results_of, review
 from coordinator.core.run import Run
 from coordinator.core.work import (
     Attempt,
@@ -32,17 +31,16 @@ from coordinator.core.work import (
 from coordinator.membership.progress import Progress, mean_loss
 from coordinator.records.curves import Curves
 from coordinator.records.epochs import EpochHistory, EpochRow, first_learning_rate
-from coordinator.records.job_warnings import JobWarnings, NotEvaluated
-from coordinator.records.notes import Notes
+from coordinator.records.notes import JobWarnings, Notes, NotEvaluated
 from coordinator.records.store import Store
 from coordinator.schedule.evaluation import TRAINING, epoch_of, training_of
 from coordinator.schedule.guard import Guard
 from coordinator.schedule.initial_work import Outset
 from coordinator.schedule.ledger import Ledger
+from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
-from coordinator.schedule.tally import Tally
+from psrpc.core.batch import LOSS
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.totals import LOSS
 from psrpc.ops.clock import Clock
 from psrpc.ops.logs import get_logger
 

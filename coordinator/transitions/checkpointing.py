@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from coordinator.checkpoints.disk import Committed, DiskWork
 from coordinator.checkpoints.snapshots import Failed, Taken
 from coordinator.training.job_state import JobState
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.ops.logs import get_logger
 
 log = get_logger()

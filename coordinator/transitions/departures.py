@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from coordinator.core.lifecycle import ENDED
 from coordinator.core.work import Revocation
-from coordinator.membership.fencing import Revocations
-from coordinator.membership.flap_detector import OFTEN, Lapses
+from coordinator.membership.fencing import OFTEN, Lapses, Revocations
 from coordinator.training.job_state import JobState
-from coordinator.transitions.save_request import SaveRequest
+from coordinator.transitions.stopping import SaveRequest
 from psrpc.ops.logs import get_logger
 
 log = get_logger()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from coordinator.checkpoints.saving import pause_s
 from coordinator.core.wording import step_of
 from coordinator.training.job_state import JobState
 from coordinator.training.training import Training
-from coordinator.transitions.save_request import SaveRequest
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 
 DRAINED = "drained by a signal: the run has not ended, and the same command goes on with it"
-
 FINISH_S = 8.0
 """Time for the work that is leased."""
 
@@ -67,3 +66,29 @@ class Stopping:
         orders = training.orders
         saving = orders.snapshots.waiting_for() or orders.saving.waiting_for()
         return saving or orders.awaited_commit()
+
+
+class SaveRequest:
+    """A checkpoint of what training has come to, or of what it comes to later, in one generation.
+    One that fails is ordered again after a pause, for as long as its owner asks. Not
+    thread-safe."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._failures = 0
+        self._again_at = 0.0
+
+    def saved(self, training: Training, now: float) -> bool:
+        """Whether that state is on the disk; orders it if it is time to. Call it at every change
+        and tick, or now and then."""
+        if self._number is None:
+            if now < self._again_at:
+                return False
+            self._number = training.request_checkpoint()
+        training.order_due()
+        if training.is_lost(self._number):
+            self._number = None
+            self._failures += 1
+            self._again_at = now + pause_s(self._failures)
+            return False
+        return training.is_saved(self._number)

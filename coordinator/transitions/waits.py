@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from coordinator.core.lifecycle import ENDED, FORMING
+from coordinator.core.work import Initialize, Wait, Work
 from coordinator.training.job_state import JobState
 from coordinator.transitions.changes import Changes
 from coordinator.transitions.departures import Departures
 from coordinator.transitions.stopping import Stopping
 from coordinator.transitions.stuck import Stuck
 from psrpc.ops.logs import get_logger
-from psrpc.ops.waiting import FIRST_S, Announcer
+from psrpc.ops.retry import FIRST_S, Announcer
 
 log = get_logger()
 
@@ -80,3 +83,40 @@ class Waits:
     def waited_s(self, now: float) -> float:
         """How long that has been awaited, in seconds; 0 when nothing is."""
         return self._announcer.waited_s(now)
+
+
+class Assignments:
+    """Finds work by the phase of the job. Not thread-safe."""
+
+    def __init__(self, job: JobState, stuck: Stuck, waiting_for: Callable[[], str]) -> None:
+        self._job = job
+        self._stuck = stuck
+        self._waiting_for = waiting_for
+
+    def find(self, name: str, received: int) -> Work:
+        """What ``name`` should do now; ``received`` as in LeaseWork."""
+        job = self._job
+        if job.phase in ENDED:
+            return job.end()
+        reason, until = "", None
+        broken = self._stuck.why_no_lease(name)
+        if broken:
+            return Wait(broken)
+        if job.phase == "initializing" and not job.generations.formation.initialized:
+            if job.initializer in (None, name):
+                job.initializer = name
+                return Initialize()
+        elif job.phase in ("training", "finishing"):
+            task = job.training.orders.evaluations.lease(name)
+            if task is not None:
+                job.training.idle_worker(name)
+                # Those who waited for its clock need not.
+                job.bell.ring()
+                return task
+            if job.phase == "training":
+                active = job.members.active_workers
+                work = job.training.lease(name, job.now(), received, active)
+                if not isinstance(work, Wait):
+                    return work
+                reason, until = work.reason, work.until
+        return Wait(self._waiting_for() or reason or "work", until)

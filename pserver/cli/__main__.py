@@ -20,7 +20,8 @@ from psrpc.ops.process import (
     quiet_grpc,
     while_read,
 )
-from psrpc.options import completion, healthcheck
+from psrpc.options import command_line as completion
+from psrpc.options import healthcheck
 from psrpc.options import locate as whereabouts
 from psrpc.options.command_line import Parser, run_path
 from psrpc.options.config import Configuration

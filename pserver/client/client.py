@@ -14,8 +14,7 @@ import numpy.typing as npt
 from pserver.client.exchanger import Exchanger, Target, Transport
 from pserver.core.assembly import GRADIENTS, VALUES, Extent, check_extents, shard_extents
 from pserver.core.requests import Outcome, PushResult
-from pserver.core.rows_wanted import RowsWanted, pushed_pairs
-from pserver.core.table_ids import add_table_ids, count, row_extents
+from pserver.core.table_ids import RowsWanted, add_table_ids, count, pushed_pairs, row_extents
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from psrpc.core.batch import BatchId
@@ -77,7 +76,7 @@ class Push:
 
     ``gradients`` is None when it was not finite: recorded as skipped. ``rows`` has the gradients of
     rows by table, all of the shard, duplicates summed: ids that ascend. ``totals`` are what the
-    batch adds to those of its epoch, see :mod:`psrpc.core.totals`; none of a gradient that was not.
+    batch adds to those of its epoch, see :mod:`psrpc.core.batch`; none of a gradient that was not.
     ``grant`` came with the lease of the attempt.
     """
 

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from pserver.client.row_outbox import RowOutbox
 from pserver.client.session import Session
 from pserver.core.assembly import VALUES, Extent, check_extents
-from pserver.core.rows_wanted import RowsWanted
-from pserver.core.table_ids import check_row_extents, pairs
-from pserver.transport import futex
+from pserver.core.table_ids import RowsWanted, check_row_extents, pairs
+from pserver.transport import mailbox as futex
 from pserver.transport.arrival import Arrival
 from pserver.transport.data_connection import connect
 from pserver.transport.mailbox import WorkerBox

@@ -44,11 +44,9 @@ from psrpc.core.errors import (
     ShardUnreachable,
 )
 from psrpc.core.plan import Plan
-from psrpc.core.string_ids import hashed
-from psrpc.core.tables import Ids, TableSpec, shard_of
+from psrpc.core.tables import Ids, TableSpec, hashed, shard_of
 from psrpc.net.channel import open_channel
-from psrpc.ops.retry import GaveUp, RetryPolicy, persist
-from psrpc.ops.waiting import FIRST_S, Announcer
+from psrpc.ops.retry import FIRST_S, Announcer, GaveUp, RetryPolicy, persist
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, NotRequired, TypedDict
 
-from psrpc.core.batch import BatchId
+from psrpc.core.batch import KEPT_VALUES, LOSS, MAX_VALUES, BatchId, add_totals
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet
-from psrpc.core.totals import KEPT_VALUES, LOSS, MAX_VALUES, add_totals
 
 NEWEST = 4
 """Epochs that a heartbeat says the totals of."""
@@ -43,7 +42,7 @@ class AppliedSet:
         self._applied: dict[int, IntervalSet] = {}
         self._skipped: dict[int, IntervalSet] = {}
         self._totals: dict[int, tuple[float, ...]] = {}
-        """See :mod:`psrpc.core.totals`; of the newest epochs."""
+        """See :mod:`psrpc.core.batch`; of the newest epochs."""
         self._told: dict[int, EpochTotals] = {}
         """The same with the records of the same moment, for other threads: each is replaced as a
         whole."""

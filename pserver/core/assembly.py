@@ -5,17 +5,29 @@ The shard uses it for what is pushed, the client for what is pulled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pserver.core.finite import LOOK, Seen
 from psrpc.core.encoding import Encoding, check_nbytes, wire_dtype
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import ArenaPlan, Plan
 from psrpc.wire.codec import MAX_CHUNK_BYTES, Piece
+
+NDArray = npt.NDArray[Any]
+
+PIECE_BYTES = 1 << 20
+"""Of a tensor at a time: to look at 16 MB later takes 0.7 ms."""
+
+LOOK = 1 << 16
+"""Elements looked at by one call."""
+
+_EXPONENTS = {"bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
+"""The bits that only infinities and NaN have all of."""
+
 
 NDArray = npt.NDArray[Any]
 
@@ -228,3 +240,46 @@ class Assembly:
         if index < len(arenas):
             return arenas[index].name
         return f"{index}, rows of table {self._plan.tables[index - len(arenas)].name!r}"
+
+
+Seen = Callable[[int, NDArray], object]
+"""Is given the number of an extent (an arena, or a table behind all arenas) and elements of it."""
+
+
+def is_finite(part: NDArray) -> bool:
+    """Whether no element of a contiguous array is infinite or NaN; integers never are, and bytes
+    that have yet to be decoded are looked at then."""
+    exponent = _EXPONENTS.get(part.dtype.name)
+    if exponent is not None:
+        return bool(np.bitwise_and(part.view(np.uint16), exponent).max(initial=0) != exponent)
+    if part.dtype.kind != "f":
+        return True
+    flat = part.reshape(-1)
+    with np.errstate(all="ignore"):
+        # What came last first: a core's own cache has it still.
+        for start in reversed(range(0, flat.size, LOOK)):
+            few = flat[start : start + LOOK]
+            # The sum of squares of finite elements may be infinite where they are large; that of
+            # others is never finite.
+            if not math.isfinite(np.dot(few, few)) and not np.isfinite(few).all():
+                return False
+    return True
+
+
+def pieces(flat: NDArray) -> Iterator[NDArray]:
+    """A flat array by pieces of :data:`PIECE_BYTES`."""
+    step = PIECE_BYTES // flat.itemsize
+    return (flat[start : start + step] for start in range(0, len(flat), step))
+
+
+def check_finite(what: str, part: NDArray) -> None:
+    """Passes elements of ``what`` that are finite.
+
+    Raises:
+        InvalidArgument: one is not; a worker has such a batch recorded as skipped instead.
+    """
+    if not is_finite(part):
+        raise InvalidArgument(
+            f"{what} has an element that is not finite; expected none: a batch with such a gradient"
+            " is pushed as skipped"
+        )

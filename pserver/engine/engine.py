@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from pserver.core.applied import AppliedSet, EpochTotals
 from pserver.core.assembly import check_values
-from pserver.core.counters import Counters, ShardReport
+from pserver.core.counters import Counters, Rates, ShardReport
 from pserver.core.fence import ShardIdentity
-from pserver.core.rates import Rates
 from pserver.core.requests import (
     Begin,
     Begun,
@@ -32,13 +31,12 @@ from pserver.core.requests import (
 )
 from pserver.engine.authority import Credentials
 from pserver.engine.first_rows import FirstRows
-from pserver.engine.gate import Gate
+from pserver.engine.gate import Gate, RoundWaits
 from pserver.engine.held_snapshots import SnapshotShelf, SnapshotSink
 from pserver.engine.intake import Intake, buffers_for
 from pserver.engine.parameters import Parameters
 from pserver.engine.pulls import Pulls
 from pserver.engine.pushes import Pushes
-from pserver.engine.round_waits import RoundWaits
 from pserver.engine.rounds import Rounds
 from pserver.tables.tables import TableFigures, Tables
 from pserver.transport.arrival import Arrival, Arrived
@@ -329,7 +327,7 @@ class ShardEngine:
             return self._pulls.newest(request, request.encoding, rows)
 
     def look_up(self, table: str, ids: Ids) -> LookedUp:
-        """See :meth:`pserver.engine.row_reads.RowReads.look_up`. Raises NotReady before the
+        """See :meth:`pserver.engine.pulls.RowReads.look_up`. Raises NotReady before the
         beginning."""
         with self._changed:
             return self._pulls.look_up(table, ids)

@@ -10,14 +10,13 @@ import numpy as np
 from pserver.tables.part import TablePart
 from pserver.tables.row_update import RowUpdate, Scratch
 from pserver.tables.tables import Tables
-from psrpc.checkpoint.first_rows import load_first_rows
-from psrpc.checkpoint.remote_checkpoint import checkpoint_here, row_files
+from psrpc.checkpoint.initial_values import checkpoint_here, load_first_rows, row_files
 from psrpc.checkpoint.rows_chain import Removed
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.core.errors import NotReady
 from psrpc.core.plan import Plan
+from psrpc.files.remote import is_url
 from psrpc.files.storage import DISK, Storage
-from psrpc.files.urls import is_url
 
 
 class FirstRows:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from pserver.core.requests import Snapshot, SnapshotOrder, Values
-from pserver.engine.freeze import Freeze
 from pserver.engine.parameters import Parameters
 from pserver.tables.tables import FrozenTables
 from psrpc.core.errors import RoundPassed
@@ -123,3 +122,33 @@ class SnapshotShelf:
 
 def _nothing() -> None:
     """What lets go of nothing."""
+
+
+class Freeze:
+    """Tables as they were at one moment, closed by the last of those who hold them.
+
+    Thread-safe by ``lock``, which is the shard's: the tables change under it, and may only be read
+    under it. It may be taken again by a thread that has it.
+    """
+
+    def __init__(self, tables: FrozenTables, lock: AbstractContextManager[object]) -> None:
+        self.tables = tables
+        self.lock = lock
+        self._holders = 0
+
+    def hold(self) -> Callable[[], None]:
+        """One more who reads them. Returns what lets go of them again; more than once is no
+        error."""
+        self._holders += 1
+        held = True
+
+        def let_go() -> None:
+            nonlocal held
+            with self.lock:
+                if held:
+                    held = False
+                    self._holders -= 1
+                    if not self._holders:
+                        self.tables.close()
+
+        return let_go

@@ -5,16 +5,19 @@ So pushes arrive side by side, and only what is done with them is done one at a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pserver.core.assembly import PLAIN, check_extents
+from pserver.core.assembly import GRADIENTS, PLAIN, check_extents
 from pserver.core.requests import InitializeRequest, PushRequest
-from pserver.engine.admission import check_push
+from pserver.core.table_ids import check_row_extents
 from pserver.engine.gate import Gate
 from pserver.engine.parameters import Parameters
 from pserver.transport.arrival import Arrival, Arrived, arriving
 from pserver.transport.buffers import BufferPool, pool_size
+from psrpc.core.batch import LOSS, MAX_VALUES
+from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
 
@@ -96,3 +99,44 @@ class Intake:
         if arrived.loan is not None:
             arrived.loan.keep = True
             self.pool.forget()
+
+
+def check_push(request: PushRequest, plan: Plan, shard: int, version: int) -> None:
+    """Refuses what cannot be applied to ``shard`` at ``version``, before anything is allocated.
+
+    Raises:
+        InvalidArgument: wrong counts, a base version from the future, or extents that are not
+            the plan's.
+    """
+    if request.examples != request.batch.count:
+        raise InvalidArgument(
+            f"a push of {request.batch} says it has {request.examples} examples;"
+            f" expected {request.batch.count}"
+        )
+    if request.base_version > version:
+        raise InvalidArgument(
+            f"a push of {request.batch} has base version {request.base_version};"
+            f" shard {shard} is at {version}"
+        )
+    if request.totals and not (
+        LOSS <= len(request.totals) <= MAX_VALUES and all(map(math.isfinite, request.totals))
+    ):
+        raise InvalidArgument(
+            f"a push of {request.batch} has {len(request.totals)} totals; expected none, or"
+            f" {LOSS} to {MAX_VALUES} finite numbers"
+        )
+    if request.skipped:
+        if request.extents or request.rows:
+            raise InvalidArgument(
+                f"a skipped push of {request.batch} announces {len(request.extents)} arenas;"
+                " expected none"
+            )
+        if request.totals:
+            raise InvalidArgument(f"a skipped push of {request.batch} has totals; expected none")
+        return
+    extents = request.extents
+    if request.rows:
+        cut = max(0, len(extents) - len(request.rows))
+        check_row_extents(plan, extents[cut:], request.rows)
+        extents = extents[:cut]
+    check_extents(plan, shard, extents, GRADIENTS)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from pserver.core.applied import AppliedSet
-from pserver.core.rates import Rates
+from pserver.core.counters import Rates
 from pserver.core.requests import RestoredState, Snapshot, Values
 from pserver.engine.compensation import Compensation
 from pserver.tables.tables import Tables

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from pserver.core.assembly import check_values
 from pserver.core.requests import LookedUp, PullRequest, PushRequest, RowsRequest, Values
+from pserver.core.table_ids import check_tables, look_up_ids
 from pserver.engine.gate import Gate
-from pserver.engine.held_snapshots import SnapshotShelf
+from pserver.engine.held_snapshots import Kept, SnapshotShelf
 from pserver.engine.parameters import Parameters
 from pserver.engine.pushes import Pushes
-from pserver.engine.row_reads import RowReads
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Plan
@@ -46,7 +48,7 @@ class Pulls:
         return self.check_rows(RowsRequest(request.rows, into, request.rows_only))
 
     def check_rows(self, rows: RowsRequest) -> RowsRequest:
-        """See :meth:`pserver.engine.row_reads.RowReads.checked`."""
+        """See :meth:`pserver.engine.pulls.RowReads.checked`."""
         return self._reads.checked(rows)
 
     def of_snapshot(self, name: str, encoding: Encoding, rows: RowsRequest | None) -> Values:
@@ -74,8 +76,75 @@ class Pulls:
         return values
 
     def look_up(self, table: str, ids: Ids) -> LookedUp:
-        """See :meth:`pserver.engine.row_reads.RowReads.look_up`. Raises NotReady before the
+        """See :meth:`pserver.engine.pulls.RowReads.look_up`. Raises NotReady before the
         beginning."""
         self._gate.need_sound()
         self._gate.need_values()
         return self._reads.look_up(table, ids)
+
+
+class RowReads:
+    """Reads rows into the arrays of a request. Not thread-safe: the shard's engine holds its lock,
+    but for :meth:`checked`, which is asked without."""
+
+    def __init__(self, plan: Plan, held: Parameters) -> None:
+        self._plan = plan
+        self._held = held
+
+    def checked(self, rows: RowsRequest) -> RowsRequest:
+        """``rows`` with arrays to put them into.
+
+        Raises:
+            InvalidArgument: an unknown table, or ids that do not ascend or are not this shard's.
+        """
+        check_tables(self._plan, rows.ids)
+        self._held.tables.check_ids(rows.ids)
+        if rows.into is not None:
+            return rows
+        widths = [self._plan.tables[table].width for table, _ in rows.ids]
+        made = (
+            np.empty((len(ids), width), np.float32)
+            for (_, ids), width in zip(rows.ids, widths, strict=True)
+        )
+        return replace(rows, into=tuple(made))
+
+    def newest(self, rows: RowsRequest, encoding: Encoding) -> Values:
+        """The rows as they are now, with the values of the arenas if those are wanted."""
+        assert rows.into is not None
+        held = self._held
+        held.tables.read(rows.ids, rows.into)
+        if rows.only:
+            return Values(held.version, held.standing.generation, {}, encoding, rows.into)
+        return replace(held.values(encoding), rows=rows.into)
+
+    @staticmethod
+    def of_kept(rows: RowsRequest, kept: Kept) -> Values:
+        """The same of a snapshot."""
+        assert rows.into is not None
+        if kept.tables is not None:
+            kept.tables.read(rows.ids, rows.into)
+        arrays = {} if rows.only else kept.values.arrays
+        return replace(kept.values, arrays=arrays, rows=rows.into)
+
+    def look_up(self, name: str, ids: Ids) -> LookedUp:
+        """The newest rows of a table.
+
+        Raises:
+            InvalidArgument: there is no such table, more rows than a message holds, or ids that do
+                not ascend or are not this shard's.
+        """
+        names = [table.name for table in self._plan.tables]
+        if name not in names:
+            raise InvalidArgument(
+                f"there is no table {name!r}; the job's tables are: {', '.join(names) or 'none'}"
+            )
+        table = names.index(name)
+        most = look_up_ids(self._plan.tables[table].width)
+        if len(ids) > most:
+            raise InvalidArgument(
+                f"{len(ids)} ids of table {name!r} are looked up; expected at most {most}"
+            )
+        rows = self.checked(RowsRequest(((table, ids),), only=True))
+        values = self.newest(rows, "plain")
+        present = self._held.tables[table].present(ids)
+        return LookedUp(values.version, values.generation, values.rows[0], present)

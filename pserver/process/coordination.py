@@ -31,9 +31,8 @@ from psrpc.core.exit_status import DONE, INTERRUPTED
 from psrpc.core.plan import Plan
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.logs import get_logger
-from psrpc.ops.retry import RetryPolicy
+from psrpc.ops.retry import Announcer, RetryPolicy
 from psrpc.ops.threads import THREADS, Threads
-from psrpc.ops.waiting import Announcer
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()

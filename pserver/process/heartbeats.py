@@ -19,8 +19,8 @@ from psrpc.core.errors import (
 )
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import resident_nbytes
+from psrpc.ops.retry import Announcer
 from psrpc.ops.threads import THREADS, Threads
-from psrpc.ops.waiting import Announcer
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()

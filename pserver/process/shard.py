@@ -10,8 +10,7 @@ from typing import Literal, cast
 from coordinator.client.client import CoordinatorClient
 from pserver.core.fence import ShardIdentity
 from pserver.engine.engine import ShardEngine
-from pserver.process.address import advertised_address
-from pserver.process.config import ServeConfig
+from pserver.process.config import ServeConfig, advertised_address
 from pserver.process.coordination import Coordination
 from pserver.process.ending import Ending
 from pserver.process.metrics import families
@@ -21,8 +20,8 @@ from pserver.updates.engine import UpdateEngine
 from pserver.updates.factory import make_engine
 from psrpc.core.encoding import wire_encoding
 from psrpc.core.errors import InvalidJob
+from psrpc.core.names import TOKEN
 from psrpc.core.plan import Plan
-from psrpc.core.run_names import TOKEN
 from psrpc.files.run_paths import LONGEST_TOKEN
 from psrpc.files.storage import cause_of, read_bounded
 from psrpc.metrics.address import OFF

@@ -13,7 +13,7 @@ from pserver.core.assembly import check_values, value_dtype
 from pserver.core.requests import PushResult, RowsRequest, Values
 from pserver.core.table_ids import TableIds, check_tables, from_table_ids, row_extents
 from pserver.engine.engine import ShardEngine
-from pserver.transport import futex
+from pserver.transport import mailbox as futex
 from pserver.transport.arrival import Arrival, Chunks, Shared, Streamed
 from pserver.transport.data_connection import DataConnection
 from pserver.transport.data_listener import DataListener, Expected

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pserver.engine.engine import ShardEngine
-from pserver.server.handlers import handlers
 from pserver.server.servicer import ParameterServerServicer
 from pserver.transport.data_listener import DataListener
 from pserver.wire.messages import SERVICE
 from psrpc.core.errors import NotReady
 from psrpc.net.channel import bind, make_server, parse_address
-from psrpc.net.health_service import LIVES, HealthServicer
+from psrpc.net.health import LIVES, HealthServicer, describe
 from psrpc.net.limits import CONVERSATIONS, MORE_THREADS
-from psrpc.net.reflection import describe
 from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.wire.interceptor import ErrorInterceptor
 
 
@@ -133,3 +133,31 @@ class ShardServer:
     ) -> None:
         for name in services:
             self._health.set(name, status)
+
+
+def handlers(servicer: ParameterServerServicer) -> grpc.GenericRpcHandler[Any, Any]:
+    """All methods of one servicer."""
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Initialize": grpc.stream_unary_rpc_method_handler(
+            servicer.initialize, response_serializer=pb.InitializeResponse.SerializeToString
+        ),
+        "Pull": grpc.unary_stream_rpc_method_handler(
+            servicer.pull, request_deserializer=pb.PullRequest.FromString
+        ),
+        "PushGradients": grpc.stream_unary_rpc_method_handler(
+            servicer.push_gradients,
+            response_serializer=pb.PushGradientsResponse.SerializeToString,
+        ),
+        "Exchange": grpc.stream_stream_rpc_method_handler(servicer.exchange),
+        "LookUp": grpc.unary_unary_rpc_method_handler(
+            servicer.look_up,
+            request_deserializer=pb.LookUpRequest.FromString,
+            response_serializer=pb.LookUpResponse.SerializeToString,
+        ),
+        "GetStatus": grpc.unary_unary_rpc_method_handler(
+            servicer.get_status,
+            request_deserializer=pb.GetStatusRequest.FromString,
+            response_serializer=pb.GetStatusResponse.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)

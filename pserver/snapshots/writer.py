@@ -24,7 +24,7 @@ from psrpc.checkpoint.checkpoint import (
 )
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError
-from psrpc.core.file_name import inside
+from psrpc.core.names import inside
 from psrpc.core.plan import Plan
 from psrpc.files.storage import DISK, Storage
 from psrpc.ops.logs import get_logger

@@ -5,20 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pserver.tables.candidates import Candidates
-from pserver.tables.evicted import Evicted
-from pserver.tables.eviction import victims
-from pserver.tables.frozen import FrozenTable
+from pserver.tables.candidates import Candidates, victims
+from pserver.tables.frozen import FrozenTable, Removals
 from pserver.tables.hash_index import Slots
 from pserver.tables.initial import InitialRows
 from pserver.tables.part import Counted, Counts, Floats, TablePart, check_part
-from pserver.tables.removals import Removals
 from pserver.tables.request_check import check_gradients, check_ids
-from pserver.tables.row_store import RowStore
+from pserver.tables.row_store import Evicted, RowStore
 from pserver.tables.row_update import RowUpdate, Scratch
 from psrpc.core.errors import ResourceExhausted, TableFull
 from psrpc.core.tables import Ids, Rows, TableSpec
-from psrpc.ops.lanes import in_lanes
+from psrpc.ops.threads import in_lanes
 
 MAX_CANDIDATES = 1 << 22
 """Ids that a shard counts without rows."""
@@ -252,7 +249,7 @@ class Table:
     @property
     def evicted_dropped(self) -> int:
         """Evicted rows that were to be kept and had to go before a checkpoint had them: more than
-        :data:`pserver.tables.evicted.MAX_NBYTES` were evicted between two of them."""
+        :data:`pserver.tables.row_store.MAX_NBYTES` were evicted between two of them."""
         return self._evicted.dropped
 
     @property

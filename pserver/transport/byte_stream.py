@@ -12,8 +12,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from pserver.transport.buffers import Progress
 from pserver.transport.data_keys import following_key
-from pserver.transport.progress import Progress
 
 RECORD_BYTES = 1 << 20
 """Of plaintext in one record, at most. TLS has 2^14, and Python's ``ssl`` a system call and a fight

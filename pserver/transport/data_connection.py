@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from pserver.transport.buffers import Progress
 from pserver.transport.byte_stream import ByteStream, PlainStream, SealedStream
 from pserver.transport.data_keys import PROOF_BYTES, data_keys
-from pserver.transport.progress import Progress
 from psrpc.core.errors import InvalidArgument, Unreachable
 from psrpc.net.limits import MAX_MESSAGE_BYTES
 
@@ -38,7 +38,7 @@ class DataConnection:
         connected: blocking, without a timeout; it is closed with this object.
         peer: how errors call the other side.
         sealing: keys of what is sent and of what comes; None for plaintext.
-        limit_s: what was announced has to come as :class:`pserver.transport.progress.Progress`
+        limit_s: what was announced has to come as :class:`pserver.transport.buffers.Progress`
         demands, with
             this limit; None if it may take any time.
         """

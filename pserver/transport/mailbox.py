@@ -3,15 +3,29 @@ on beside. docs/design/0012-mailbox.md."""
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import secrets
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pserver.transport import futex
+from pserver.transport import mailbox as futex
 from psrpc.core.errors import InvalidArgument
+
+Word = npt.NDArray[np.uint32]
+"""``[1]``, in shared memory."""
+
+_NUMBERS = {"x86_64": 202}
+"""Of the system call. Only where processors keep the order of writes: nothing here makes them."""
+
+_WAIT, _WAKE = 0, 1
+
+_EVERYBODY = 2**31 - 1
+
 
 NDArray = npt.NDArray[Any]
 
@@ -156,3 +170,62 @@ class ShardBox(_Box):
         """Lets go of the memory; nobody may wait any more."""
         self._words = np.zeros(HEAD_BYTES // 4, np.uint32)
         self._room = memoryview(b"")
+
+
+_NUMBER = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+class _System(NamedTuple):
+    call: Any
+    number: int
+
+
+def _system() -> _System | None:
+    if _NUMBER is None:
+        return None
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    return _System(call, _NUMBER)
+
+
+_SYSTEM = _system()
+
+
+def available() -> bool:
+    """Whether this system has it."""
+    return _SYSTEM is not None
+
+
+def wait(word: Word, expected: int, timeout_s: float) -> None:
+    """Sleeps while ``word`` is ``expected``, until it is woken; or for less, for no reason. Other
+    threads of Python go on meanwhile."""
+    assert _SYSTEM is not None
+    seconds = int(timeout_s)
+    timeout = _Timespec(seconds, int((timeout_s - seconds) * 1e9))
+    _SYSTEM.call(
+        ctypes.c_long(_SYSTEM.number),
+        ctypes.c_void_p(word.ctypes.data),
+        ctypes.c_int(_WAIT),
+        ctypes.c_uint32(expected),
+        ctypes.byref(timeout),
+        None,
+        0,
+    )
+
+
+def wake(word: Word) -> None:
+    """Wakes whoever waits for ``word``, in any process."""
+    assert _SYSTEM is not None
+    _SYSTEM.call(
+        ctypes.c_long(_SYSTEM.number),
+        ctypes.c_void_p(word.ctypes.data),
+        ctypes.c_int(_WAKE),
+        ctypes.c_int(_EVERYBODY),
+        None,
+        None,
+        0,
+    )

@@ -27,8 +27,7 @@ from pserver.updates.keras_function import (
     widened,
     zeros,
 )
-from pserver.updates.keras_objects import rebuild
-from pserver.updates.keras_pieces import make_variable, pieces_of
+from pserver.updates.keras_objects import make_variable, pieces_of, rebuild
 from pserver.updates.keras_slots import SlotVariables
 from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidJob

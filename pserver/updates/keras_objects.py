@@ -6,7 +6,10 @@ in this source calls them; a test over the syntax trees sees to that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import keras
@@ -18,6 +21,7 @@ from pserver.updates.allowlist import (
     check_schedule,
 )
 from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import ArenaPlan, Plan
 
 Kind = Literal["optimizer", "schedule", "constraint", "initializer"]
 
@@ -45,3 +49,40 @@ def rebuild(kind: Kind, document: Mapping[str, Any]) -> Any:
         return getattr(classes, name)(**config)
     except (TypeError, ValueError) as error:
         raise InvalidJob(f"Keras refuses the arguments of {kind} {name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What becomes one Keras variable: elements ``[offset, offset + size)`` of a shard's arena."""
+
+    arena: str
+    offset: int
+    name: str
+    shape: tuple[int, ...]
+    constraint: Mapping[str, Any] | None
+
+    @property
+    def place(self) -> slice:
+        """Its elements in the shard's part of the arena."""
+        return slice(self.offset, self.offset + prod(self.shape))
+
+
+def pieces_of(plan: Plan, arena: ArenaPlan, shard: int) -> list[Piece]:
+    """The variables that a shard makes of its part of an arena."""
+    if plan.placement == "cut":
+        return [Piece(arena.name, 0, arena.name, (arena.shard_length(shard),), None)]
+    return [
+        Piece(arena.name, s.offset, s.variable.name, s.variable.shape, s.variable.constraint)
+        for s in plan.shard_slices(arena, shard)
+    ]
+
+
+def make_variable(piece: Piece, value: Any) -> Any:
+    """The Keras variable of ``piece`` with this value, a tensor."""
+    # Optimizers read a variable's path (Muon's exclude_layers) and name their own after it, in
+    # letters that TensorFlow allows; the constructor takes no path.
+    variable = keras.Variable(value, dtype=value.dtype.name, name="slice")
+    variable._path = re.sub(r"[^\w./-]", "_", piece.name, flags=re.ASCII)
+    if piece.constraint is not None:
+        variable.constraint = rebuild("constraint", piece.constraint)
+    return variable

@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from pserver.updates.keras_function import DEVICE
-from pserver.updates.keras_objects import rebuild
-from pserver.updates.keras_pieces import make_variable, pieces_of
+from pserver.updates.keras_objects import make_variable, pieces_of, rebuild
 from psrpc.core.plan import Plan
 
 _OWN_SHAPE = {("Adafactor", "r"), ("Adafactor", "c")}

@@ -29,7 +29,7 @@ from pserver.core.requests import (
 )
 from pserver.core.staging import Attempt
 from pserver.core.table_ids import TableIds, from_table_ids, row_extents
-from pserver.transport.progress import AwaitedMessages, Progress
+from pserver.transport.buffers import AwaitedMessages, Progress
 from pserver.wire.row_messages import pulled_parts
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient
@@ -81,7 +81,7 @@ def read_stream(
     Args:
         announced: how many bytes follow a header, where another header may come after them;
             otherwise the stream ends with its last chunk.
-        paced: chunks have to come as :class:`pserver.transport.progress.Progress` demands, from
+        paced: chunks have to come as :class:`pserver.transport.buffers.Progress` demands, from
         when the
             first is asked for.
 

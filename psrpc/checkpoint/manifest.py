@@ -25,9 +25,9 @@ from psrpc.core.document import (
     whole,
 )
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob, disk_code
-from psrpc.core.file_name import check_file_name
+from psrpc.core.names import check_file_name
 from psrpc.core.plan import Plan
-from psrpc.core.sanitize import told
+from psrpc.core.text import told
 from psrpc.files.durable import RENAMED, give_name
 from psrpc.files.storage import DISK, Storage, read_bounded
 

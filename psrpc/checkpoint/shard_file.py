@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.checkpoint.safetensors_form import Placed, header_bytes
+from psrpc.core.batch import LOSS, MAX_VALUES
 from psrpc.core.document import choice, listed, mapped, real, record, text, whole, wrong
 from psrpc.core.errors import CheckpointError, disk_code
 from psrpc.core.plan import Plan
 from psrpc.core.tensor_form import shape
-from psrpc.core.totals import LOSS, MAX_VALUES
 from psrpc.files.storage import DISK, Storage
 
 NDArray = npt.NDArray[Any]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+LOSS = 2
+"""Numbers that the mean loss is made of; they come first. Load-bearing."""
+
+MAX_VALUES = 1024
+"""Numbers of a row. What has more metrics than that has totals of its loss alone."""
+
+KEPT_VALUES = 1 << 14
+"""Numbers that a shard keeps, of all epochs together: the coordinator has the older ones."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -33,3 +43,11 @@ def cut_batch(epoch: int, index: int, records: int, batch_size: int) -> BatchId:
     if not 0 <= first < records:
         raise ValueError(f"batch {index} lies outside an epoch of {records} records")
     return BatchId(epoch, first, min(batch_size, records - first))
+
+
+def add_totals(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """The sum of two rows; of the loss alone where their metrics are not the same, since a job was
+    resumed with others."""
+    if len(one) != len(other):
+        one, other = one[:LOSS], other[:LOSS]
+    return tuple([mine + its for mine, its in zip(one, other, strict=True)])

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 
 CheckpointEvery: TypeAlias = int | str | None
 """As a job says it: steps (500), time ("60s", "2m", "1.5h"), or None for the default."""

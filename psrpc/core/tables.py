@@ -5,14 +5,19 @@ See docs/design/0010-embedding-tables.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from farmhash import Fingerprint64
 
 from psrpc.core.document import anything, choice, flag, mapped, maybe, record, text, whole
+
+STRINGS = (1 << 63) - 25
+"""Strings of a table without a vocabulary come to ids below this, a prime. Load-bearing."""
+
 
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -31,7 +36,6 @@ OPTIMIZERS = ("SGD", "Adagrad", "RowwiseAdagrad", "Adam", "Ftrl")
 """Classes that update rows. Keras's, but for row-wise Adagrad, which Keras has not."""
 
 INITIALIZERS = ("uniform", "normal", "constant")
-
 MAX_WIDTH = 1 << 24
 """Elements of a row: 64 MiB, more than any message has."""
 
@@ -80,7 +84,7 @@ class TableSpec:
         eviction: which rows make room for others; None: there is an error when the table is full.
         keep_evicted: checkpoints hold the rows that had to make room, to be exported.
         id_kind: what the layers of the table are given: numbers, strings, which come to ids by
-            :mod:`psrpc.core.string_ids`, or both.
+            :mod:`psrpc.core.tables`, or both.
     """
 
     name: str
@@ -137,3 +141,15 @@ def shard_of(ids: Ids, shards: int) -> npt.NDArray[np.uint64]:
     """The shard of each id, in the shape of ``ids``: the upper half of its hash modulo
     ``shards``."""
     return (mix(ids) >> _32) % np.uint64(shards)
+
+
+def hashed(strings: Iterable[str | bytes], vocabulary: int | None = None) -> Ids:
+    """The id of each string, int64 ``[n]``, in a table of ``vocabulary`` ids, or of any. A ``str``
+    counts as its UTF-8, as in TensorFlow."""
+    below = STRINGS if vocabulary is None else vocabulary
+    return np.array([Fingerprint64(_bytes(one)) % below for one in strings], np.int64)
+
+
+def _bytes(string: str | bytes) -> bytes:
+    # What is not UTF-8 on a command line reaches Python as surrogates.
+    return string if isinstance(string, bytes) else string.encode(errors="surrogateescape")

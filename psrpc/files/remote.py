@@ -6,14 +6,21 @@ this machine never pass through it; ``file://`` is a path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from glob import has_magic
+from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidData
 from psrpc.files.remote_calls import CODE, NotThere, call, translated
+
+# Several with :: between them are fsspec's, as in simplecache::s3://bucket/key.
+_URL = re.compile(r"(?:[A-Za-z][\w+.-]*::)*[A-Za-z][\w+.-]*://")
+_LOST_SLASH = re.compile(r"[A-Za-z][\w+.-]+:/[^/]")
+
 
 WINDOW_NBYTES = 32 << 20
 """Read at a time of what is read from one end to the other, in pieces that come side by side."""
@@ -177,3 +184,22 @@ def _shown(ranges: Sequence[tuple[RemoteFile, int, int]]) -> str:
     urls = dict.fromkeys(file.url for file, _, _ in ranges)
     first = next(iter(urls))
     return first if len(urls) == 1 else f"{first} and {len(urls) - 1} more"
+
+
+def is_url(name: object) -> bool:
+    """Whether it names something by a URL, ``file://`` among them."""
+    return isinstance(name, str) and _URL.match(name) is not None
+
+
+def location(name: str | Path) -> Path | str:
+    """A path of this machine, or the URL as it is.
+
+    Raises:
+        InvalidData: it is a URL in a ``Path``, which has taken a slash away.
+    """
+    text = str(name)
+    if isinstance(name, Path) and _LOST_SLASH.match(text):
+        raise InvalidData(f"{text!r} is a URL in a Path, which takes a slash away; give a string")
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    return text if is_url(text) else Path(text)

@@ -11,8 +11,7 @@ from typing import TypeVar
 from psrpc.core.errors import InvalidData, PsError, Unreachable
 from psrpc.ops.clock import MonotonicClock
 from psrpc.ops.logs import get_logger
-from psrpc.ops.retry import GaveUp, RetryPolicy, persist
-from psrpc.ops.waiting import Announcer
+from psrpc.ops.retry import Announcer, GaveUp, RetryPolicy, persist
 
 Result = TypeVar("Result")
 

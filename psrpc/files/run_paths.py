@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.core.document import anything, flag, listed, mapped, maybe, real, record, text, whole
-from psrpc.core.run_names import JOB, LOCK, RUNS, STARTING, SUMMARY
-from psrpc.core.sanitize import told
+from psrpc.core.names import JOB, LOCK, RUNS, STARTING, SUMMARY
+from psrpc.core.text import told
 from psrpc.files.storage import read_json, unreadable
 
 LONGEST_TOKEN = 1024

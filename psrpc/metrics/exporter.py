@@ -4,7 +4,7 @@ Nothing is counted for it: the figures that a process keeps anyway are read when
 training does not pay for being watched. It can be read and nothing else, and tells figures and
 names, never values of parameters. On loopback it is plain HTTP. Elsewhere it is HTTPS that asks for
 a certificate of the job, of a role that may read it
-(:func:`psrpc.security.permissions.may_read_metrics`), or, where there are none, nothing unless it
+(:func:`psrpc.security.identity.may_read_metrics`), or, where there are none, nothing unless it
 was said to be insecure."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from psrpc.metrics.http_server import BOUNDS, Answer, Bounds, HttpServer
 from psrpc.net.channel import check_metrics, format_address, is_loopback, parse_address
 from psrpc.ops.logs import get_logger
 from psrpc.security.credentials import PLAINTEXT, Security
+from psrpc.security.identity import may_read_metrics
 from psrpc.security.peer_certificate import peer_of_der
-from psrpc.security.permissions import may_read_metrics
 
 log = get_logger()
 

@@ -3,9 +3,9 @@ connection.
 
 Neither slow clients nor many of them keep others out: all connections are on one thread and cost no
 other; TLS handshake and request head have one deadline together, the answer has another; and a new
-connection takes the place of the oldest that has asked for nothing yet
-(:mod:`psrpc.metrics.seats`). uvicorn, which the dashboard has, has no deadline before the first
-answer, and where it has too many connections it answers 503 to all."""
+connection takes the place of the oldest that has asked for nothing yet. uvicorn, which serves the
+dashboard, has no deadline before the first answer, and with too many connections it answers 503 to
+all."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ import functools
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 from psrpc.metrics.http_head import BadRequest, Head, parse_head
-from psrpc.metrics.seats import Seats
 from psrpc.ops.logs import get_logger
 
 log = get_logger()
 
 BACKLOG = 128
-
 _OVERLOADED_S = 0.1
 """A pause where the process has no descriptors left."""
 
@@ -219,3 +217,46 @@ def _encoded(answer: Answer, bodiless: bool) -> bytes:
     ]
     head = "\r\n".join([*lines, "", ""]).encode("latin-1")
     return head if bodiless else head + answer.body
+
+
+class Seats:
+    """At most ``most`` connections, ``most_of_one`` of them from one address. Not thread-safe.
+
+    A new one always gets its seat, so clients that connect and say nothing keep no others out:
+    where none is free, the oldest gives way that has not asked for anything yet; where all have
+    asked, the oldest of them. An address that has too many loses one of its own.
+    """
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self._most, self._most_of_one = most, most_of_one
+        self._seats: dict[Hashable, tuple[str, bool]] = {}
+        """Address and whether it has asked, by connection, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def take(self, connection: Hashable, address: str) -> Hashable | None:
+        """A new connection; which one has to be closed for it, and has no seat any more, if any."""
+        mine = [one for one, (where, _) in self._seats.items() if where == address]
+        leaves = None
+        if len(mine) >= self._most_of_one:
+            leaves = self._first(mine)
+        elif len(self._seats) >= self._most:
+            leaves = self._first(list(self._seats))
+        if leaves is not None:
+            del self._seats[leaves]
+        self._seats[connection] = (address, False)
+        return leaves
+
+    def asked(self, connection: Hashable) -> None:
+        """Its request is here."""
+        if connection in self._seats:
+            address, _ = self._seats[connection]
+            self._seats[connection] = (address, True)
+
+    def leave(self, connection: Hashable) -> None:
+        """It is over; may be said of one that had to give way."""
+        self._seats.pop(connection, None)
+
+    def _first(self, among: list[Hashable]) -> Hashable:
+        return next((one for one in among if not self._seats[one][1]), among[0])

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from psrpc.core.errors import InvalidArgument, error_line
-from psrpc.files.urls import is_url
+from psrpc.files.remote import is_url
 from psrpc.options.config_keys import did_you_mean
 from psrpc.options.job_keys import setting_meant
 
-EXIT_BAD_INPUT = 2
+SHELLS = ("bash", "zsh", "tcsh")
 
+
+EXIT_BAD_INPUT = 2
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
@@ -56,3 +58,26 @@ class Parser(argparse.ArgumentParser):
             message += did_you_mean(choice[1], re.findall(r"[\w.-]+", choice[2]))
         error = InvalidArgument(f"{self.prog}: {message}", code="PS113")
         self.exit(EXIT_BAD_INPUT, f"{self.format_usage()}{error_line(error)}\n")
+
+
+def add_completion(commands: argparse._SubParsersAction[Any], program: str) -> None:
+    """Adds the command to those of ``program``."""
+    parser = commands.add_parser("completion", help="print a script for a shell's completion")
+    add_arguments(parser, program)
+
+
+def add_arguments(parser: argparse.ArgumentParser, program: str) -> None:
+    """Defines the options of ``completion``."""
+    parser.description = (
+        "Prints a script that completes this command. bash: put its output into "
+        f"~/.local/share/bash-completion/completions/{program}; zsh: into a file _{program} in a "
+        "directory of $fpath."
+    )
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script for all commands and options of ``parser``."""
+    import shtab
+
+    return str(shtab.complete(parser, shell=shell))

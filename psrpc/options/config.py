@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.redact import HIDDEN, is_secret_name, without_secrets
+from psrpc.core.text import HIDDEN, is_secret_name, without_secrets
 from psrpc.options import config_tf
 from psrpc.options.config_keys import KEYS, KEYS_OF, SECTIONS, check_names, did_you_mean, variable
 from psrpc.options.config_value import NotThis, Option, option_of

@@ -6,16 +6,28 @@ The commands that start a job cannot import ``worker.Job``. A test compares this
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from psrpc.core.errors import InvalidJob, InvalidSetting
-from psrpc.options.job_file import read_job_file
-from psrpc.options.job_instead import INSTEAD
+
+_EVALUATION = "eval= takes the evaluation data, a data source: eval=Arrays(x, y)"
+_RATE = (
+    "it is an argument of the optimizer: optimizer=keras.optimizers.Adam(0.001), or "
+    "--set optimizer.learning_rate=0.001"
+)
+
+_TRAINING = "train= takes the training data, a data source: train=Arrays(x, y)"
+_WORKERS = "`coordinator up --workers N` says how many there are"
+_GPUS = "workers take the GPUs that there are; `coordinator up --gpu` says which"
+_RUN_DIR = "`coordinator up --run-dir RUN_DIR` says where the run is kept"
+_READS_AHEAD = "a worker reads its next batches ahead by itself"
+_ALL_OF_EVAL = "evaluations take all of eval, in batches of batch_size"
+
 
 OPTIMIZER = "optimizer."
-
 _FIELDS = """
     loss optimizer eval metrics batch_size epochs mode replicas aggregate speculate
     round_deadline_s balance staleness max_staleness staleness_lr delay_compensation dc_lambda
@@ -102,3 +114,82 @@ def unknown_key(setting: str, key: str, known: Sequence[str]) -> InvalidSetting:
 
 def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_"))
+
+
+def read_job_file(path: Path) -> bytes:
+    """What is in it; also a quick look whether it is there, before a process is started for it.
+
+    Raises:
+        InvalidJob: there is none, it cannot be read, or it is a notebook.
+    """
+    try:
+        source = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidJob(
+            f"there is no job file {str(path)!r} (in {Path.cwd()})", code="PS102"
+        ) from None
+    except OSError as error:
+        raise InvalidJob(
+            f"the job file {str(path)!r} cannot be read: {error.strerror}", code="PS102"
+        ) from None
+    if path.suffix == ".ipynb":
+        raise InvalidJob(
+            f"the job file {str(path)!r} is a notebook; expected a Python file: `jupyter nbconvert "
+            f"--to script {shlex.quote(str(path))}` writes {str(path.with_suffix('.py'))!r}"
+        )
+    return source
+
+
+class UserCodeFailed(InvalidJob):
+    """Code of the job file raised. The message is one line; ``user_traceback`` is the text of the
+    traceback from the user's first frame on, to be shown before it."""
+
+    code = "PS103"
+
+    def __init__(self, message: str, user_traceback: str) -> None:
+        super().__init__(message)
+        self.user_traceback = user_traceback
+
+
+INSTEAD = {
+    "callbacks": "stop_early and reduce_lr stand for EarlyStopping and ReduceLROnPlateau, keep_best"
+    " and checkpoint_every for ModelCheckpoint; history.csv and TensorBoard's files are in the run "
+    "directory; others are not run",
+    "checkpoint_dir": _RUN_DIR,
+    "data": _TRAINING,
+    "dataset": _TRAINING,
+    "gpu": _GPUS,
+    "gpus": _GPUS,
+    "initial_epoch": "`coordinator up --resume --run-dir RUN_DIR` goes on with a run; init_from "
+    "starts from the values of another one",
+    "initial_weights": "init_from= takes a Keras file, a checkpoint or a run directory",
+    "learning_rate": _RATE,
+    "lr": _RATE,
+    "max_queue_size": _READS_AHEAD,
+    "num_workers": _WORKERS,
+    "output_dir": _RUN_DIR,
+    "resume": "`coordinator up --resume --run-dir RUN_DIR` goes on with a run",
+    "run_dir": _RUN_DIR,
+    "run_eagerly": "workers compile the training step",
+    "sample_weight": "weights are part of the data: train=Arrays(x, y, sample_weight)",
+    "save_best_only": 'keep_best="min:loss" keeps the best checkpoint',
+    "shards": "`coordinator up --shards K` says how many there are",
+    "shuffle": "records are shuffled anew for each epoch, from seed",
+    "steps_per_epoch": "an epoch is one pass over train; epochs says how many",
+    "strategy": "the job's mode says how workers train together: async, sync or ssp",
+    "train_data": _TRAINING,
+    "use_multiprocessing": _READS_AHEAD,
+    "validation_batch_size": _ALL_OF_EVAL,
+    "validation_data": _EVALUATION,
+    "validation_freq": "each epoch is evaluated; with evaluate_every_epoch=True none is left out",
+    "validation_split": "eval= takes data of its own: train=Arrays(x[:900], y[:900]), "
+    "eval=Arrays(x[900:], y[900:])",
+    "validation_steps": _ALL_OF_EVAL,
+    "verbose": "`coordinator up` shows the progress, `coordinator status` more",
+    "weighted_metrics": "metrics weigh all records alike, the loss by their sample_weight",
+    "weights": "init_from= takes a Keras file, a checkpoint or a run directory",
+    "workers": _WORKERS,
+    "x": _TRAINING,
+    "y": _TRAINING,
+}
+"""What there is instead, in a sentence; of none of these a job has a field."""

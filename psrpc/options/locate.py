@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from psrpc.core.errors import CoordinatorUnreachable, PsError
-from psrpc.core.run_names import ADDRESS, CERTS, JOB, PLAINTEXT, RUNS, SUMMARY
+from psrpc.core.names import ADDRESS, CERTS, JOB, PLAINTEXT, RUNS, SUMMARY
 from psrpc.files.run_paths import (
     ending_in_words,
     is_starting,

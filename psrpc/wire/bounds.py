@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from psrpc.core.batch import MAX_VALUES
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.tables import MAX_IDS
 from psrpc.core.tensor_form import MAX_SHARDS
-from psrpc.core.totals import MAX_VALUES
 from psrpc.wire.codec import MAX_CHUNK_BYTES
 
 NAME = 255
@@ -26,7 +26,7 @@ become file names. No bound of what is sent with every step is less: see :func:`
 
 TEXT = 16_384
 """Characters in words: what is awaited, why something failed. Servers show fewer
-(:data:`psrpc.core.sanitize.WORDS_CHARS`); our own clients cut what is longer, see
+(:data:`psrpc.core.text.WORDS_CHARS`); our own clients cut what is longer, see
 :func:`shorten`."""
 
 EXTENTS = 1 << 14

@@ -9,7 +9,7 @@ import grpc
 
 from psrpc.core import errors
 from psrpc.core.errors import PsError
-from psrpc.core.sanitize import told
+from psrpc.core.text import told
 
 METADATA_KEY = "psrpc-error"
 """Trailing metadata that names the class. Load-bearing."""

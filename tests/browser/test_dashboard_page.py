@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from coordinator.dashboard.sampler import Chronicle
 from coordinator.dashboard.server import DashboardServer
-from coordinator.dashboard.snapshots import Board
+from coordinator.dashboard.snapshots import Board, Chronicle
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.browser.conftest import WAIT_MS, Open
 from tests.e2e.cluster import JOBS, Process, members, until, wait_until_gone

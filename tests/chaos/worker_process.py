@@ -39,7 +39,7 @@ from tests.chaos.witness import (
 from worker.embedding.row_sets import ReceivedRows, RowSets, rows_nbytes
 from worker.loop.performer import Performer
 from worker.loop.session import Standing
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.step.gradient_source import Pull
 
 log = get_logger()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.launch.commands import Cluster, Command
-from coordinator.launch.outcome import Outcome
+from coordinator.launch.restarts import Outcome
 from coordinator.launch.supervisor import Supervisor
-from psrpc.ops.waiting import Announcer
+from psrpc.ops.retry import Announcer
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import (
     CoordinatorServicer,

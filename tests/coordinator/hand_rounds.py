@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coordinator.core.work import Decision, Report, Round, Wait
+from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
-from coordinator.schedule.tally import Tally
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy
 

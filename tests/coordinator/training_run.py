@@ -17,7 +17,7 @@ from coordinator.core.work import (
     Train,
 )
 from coordinator.records.curves import Curves
-from coordinator.records.job_warnings import JobWarnings
+from coordinator.records.notes import JobWarnings
 from coordinator.records.store import Store
 from coordinator.training.training import Training
 from psrpc.ops.clock import ManualClock

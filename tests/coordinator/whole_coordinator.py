@@ -10,8 +10,7 @@ from typing import Any
 
 from coordinator.checkpoints.snapshots import ShardFile
 from coordinator.core.figures import ShardFigures
-from coordinator.core.history import Followed
-from coordinator.core.run import Run
+from coordinator.core.run import Followed, Run
 from coordinator.core.work import (
     Attempt,
     Begin,

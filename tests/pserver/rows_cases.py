@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pserver.client.client import Push, ShardClient, Source
-from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import RowsWanted
 from pserver.tables.table import Table
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient

@@ -25,7 +25,7 @@ from pserver.client.client import (
 )
 from pserver.core.fence import ShardIdentity
 from pserver.core.requests import Snapshot, SnapshotOrder
-from pserver.core.rows_wanted import RowsWanted
+from pserver.core.table_ids import RowsWanted
 from pserver.engine.engine import ShardEngine
 from pserver.server.server import ShardServer
 from pserver.transport.workspace import Workspace

@@ -43,7 +43,7 @@ from tests.coordinator.builders import Served, serving
 from worker.embedding.row_sets import ReceivedRows
 from worker.loop.performer import Performer
 from worker.loop.session import Standing
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.step.gradient_source import Pull
 
 ASYNC = Policy(mode="async")

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import grpc
 
-from psrpc.security.identity import Role
-from psrpc.security.permissions import PERMISSIONS
+from psrpc.security.identity import PERMISSIONS, Role
 from tests.security.rpcs import Answer
 
 UNANSWERED = {"/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
-"""Who may call them is told that there is no such thing: see psrpc.net.health_service."""
+"""Who may call them is told that there is no such thing: see psrpc.net.health."""
 
 NO_CONNECTION = "—"
 NOBODY = "?"

@@ -24,8 +24,7 @@ from psrpc.core.errors import (
 )
 from psrpc.core.version import SOFTWARE
 from psrpc.security.credentials import PLAINTEXT, Security
-from psrpc.security.identity import Role
-from psrpc.security.permissions import PERMISSIONS
+from psrpc.security.identity import PERMISSIONS, Role
 from psrpc.security.signatures import grant_of, receipt_of
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types

@@ -16,8 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from psrpc.security.credentials import Security
-from psrpc.security.identity import Role
-from psrpc.security.permissions import PERMISSIONS
+from psrpc.security.identity import PERMISSIONS, Role
 from tests.security.conftest import SEEN
 from tests.security.forgery import Forgery, Pair, read_pair
 from tests.security.matrix import document, expected, symbol, when_let_through

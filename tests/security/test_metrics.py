@@ -18,8 +18,7 @@ from psrpc.core.errors import InvalidArgument
 from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.security.certificates import certificate_name, key_name
 from psrpc.security.credentials import PLAINTEXT, Security
-from psrpc.security.identity import Identity, Role, server_name
-from psrpc.security.permissions import may_read_metrics
+from psrpc.security.identity import Identity, Role, may_read_metrics, server_name
 from tests.security.conftest import JOB
 from tests.security.test_certificates import NOW
 

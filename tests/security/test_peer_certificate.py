@@ -13,9 +13,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from psrpc.net.channel import bind, make_server, open_channel
 from psrpc.security.credentials import PLAINTEXT, Security
-from psrpc.security.identity import Identity, Role
+from psrpc.security.identity import PERMISSIONS, Identity, Role
 from psrpc.security.peer_certificate import NO_CERTIFICATE, Peer, peer_of, peer_of_der, peer_of_pem
-from psrpc.security.permissions import PERMISSIONS
 from tests.security.conftest import JOB
 from tests.security.forgery import forge
 

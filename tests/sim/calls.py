@@ -12,8 +12,7 @@ from coordinator.client.client import CommandStream, CoordinatorClient
 from pserver.client.client import ShardClient
 from pserver.client.exchanger import Target
 from pserver.core.requests import PushRequest, Values
-from pserver.core.rows_wanted import RowsWanted
-from pserver.core.table_ids import from_table_ids
+from pserver.core.table_ids import RowsWanted, from_table_ids
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
 from psrpc.core.encoding import Gradient

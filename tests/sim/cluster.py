@@ -17,7 +17,7 @@ from coordinator.job.job_run import Course
 from coordinator.records.epochs import EpochRow
 from pserver.engine.engine import ShardEngine
 from pserver.tables.tables import Tables
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from tests.coordinator.builders import describe
 from tests.sim.coordinator import Coordinator
 from tests.sim.disk import Disk, View

@@ -75,13 +75,13 @@ class NoCurves(Curves):
 
 
 class SimulatedBell:
-    """A :class:`coordinator.training.notifier.Bell` that only says whether it was rung."""
+    """A :class:`coordinator.training.streams.Bell` that only says whether it was rung."""
 
     def __init__(self) -> None:
         self.rung = False
 
     def ring(self) -> None:
-        """See :class:`coordinator.training.notifier.Bell`."""
+        """See :class:`coordinator.training.streams.Bell`."""
         self.rung = True
 
 

@@ -18,7 +18,7 @@ from greenlet import (  # type: ignore[import-untyped]
 from psrpc.core.errors import PsError
 from psrpc.ops.threads import Threads
 from tests.sim.schedule import Effect, Process, Signal, Steps, Waiter
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 
 Result = TypeVar("Result")
 

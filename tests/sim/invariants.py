@@ -14,7 +14,7 @@ from pserver.core.requests import PushRequest, PushResult, Snapshot, SnapshotOrd
 from psrpc.checkpoint.checkpoint import load_state, newest_good
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 from tests.sim.policy_book import PolicyBook

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from coordinator.core.history import Followed
-from coordinator.core.run import Run
+from coordinator.core.run import Followed, Run
 from coordinator.core.work import Begin, Decision, Round, Span, Train
 from coordinator.job.job_run import Course
 from coordinator.records.store import POLICIES, Store
 from coordinator.schedule.ledger import Ledger
 from psrpc.checkpoint.checkpoint import load_state, newest_good
+from psrpc.core.names import CHECKPOINTS
 from psrpc.core.policy import Policy
-from psrpc.core.run_names import CHECKPOINTS
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.sim.place import RUN_DIR
 

@@ -17,7 +17,7 @@ from worker.loop.session import Standing
 from worker.loop.step_times import StepTimes
 from worker.protocol import actions as does
 from worker.protocol.conduct import conduct, drive
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from coordinator.cli.__main__ import main as coordinator
 from pserver.engine.first_rows import FirstRows
-from psrpc.checkpoint.remote_checkpoint import checkpoint_here, dense_files
+from psrpc.checkpoint.initial_values import checkpoint_here, dense_files
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidData, InvalidJob
 from psrpc.files import remote_copies
 from psrpc.files.remote_copies import upload

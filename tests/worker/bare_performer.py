@@ -28,7 +28,7 @@ from worker.data.source import Array
 from worker.loop.performer import Performer
 from worker.loop.session import Standing
 from worker.loop.step_times import StepTimes
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.step.gradient_source import Pull, WithoutTables
 
 WITNESSES = 32

@@ -16,8 +16,7 @@ from psrpc.core.plan import Placement, Plan, make_plan
 from worker import Arrays, Job
 from worker.data.source import Array
 from worker.model.variables import model_variables
-from worker.runtime.buffers import ParameterBuffers
-from worker.runtime.devices import HOST, Device
+from worker.runtime.devices import HOST, Device, ParameterBuffers
 from worker.step.compute import BatchReader
 from worker.step.flat import FlatStep, StepResult
 from worker.step.replica import Replica

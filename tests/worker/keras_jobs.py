@@ -18,7 +18,7 @@ from worker import Job
 from worker.data.source import Array
 from worker.loop.router import Router
 from worker.model.variables import seed_variables
-from worker.runtime.seeds import python_draws_alike, seed_state
+from worker.step.keras_step import python_draws_alike, seed_state
 from worker.step.replica import Replica
 
 RATE = 0.5

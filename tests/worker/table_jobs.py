@@ -21,8 +21,7 @@ from worker.describe.describe import describe
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import LoadedJob
 from worker.model.inputs import whole_inputs
-from worker.runtime.buffers import ParameterBuffers, tensor_of
-from worker.runtime.devices import HOST, Device
+from worker.runtime.devices import HOST, Device, ParameterBuffers, tensor_of
 from worker.step.compute import BatchReader
 from worker.step.flat import FlatStep, StepResult
 from worker.step.replica import Replica

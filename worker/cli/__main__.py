@@ -14,12 +14,12 @@ from psrpc.core.policy import MODES
 from psrpc.core.version import SOFTWARE
 from psrpc.metrics.address import add_metrics_argument, add_trace_argument
 from psrpc.ops.process import leave, quiet_grpc, while_read
-from psrpc.options import completion
+from psrpc.options import command_line as completion
 from psrpc.options.command_line import Parser, run_path
 from psrpc.options.config import Configuration
 from psrpc.options.security_options import add_security_arguments, from_arguments
 from psrpc.security.identity import Role
-from worker.process import healthcheck
+from worker.process import metrics as healthcheck
 
 
 def main() -> NoReturn:

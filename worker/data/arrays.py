@@ -14,7 +14,7 @@ from numpy.lib.npyio import NpzFile
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from worker.data.files import existing_file, hash_files, local_copy
 from worker.data.permutation import RecordOrder
 from worker.data.ragged import Ragged, in_numpy, part, take

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData, InvalidJob
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from worker.data.files import DataFile, DataFiles, Found, existing_file, hash_files
 from worker.data.permutation import RecordOrder
 from worker.data.source import Array, Batch, Map, check_count, check_range

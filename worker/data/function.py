@@ -11,7 +11,7 @@ from typing import Any
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from worker.data.permutation import BlockOrder
 from worker.data.ragged import in_numpy, joined, take
 from worker.data.source import Batch, arrays_of, check_count, check_range, map_arrays

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 from worker.data.ragged import in_numpy
 
 Array: TypeAlias = npt.NDArray[Any]

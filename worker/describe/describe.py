@@ -20,21 +20,19 @@ from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob, error_line
 from psrpc.core.plan import Plan, VariableSpec, make_plan
-from psrpc.core.plural import counted
-from psrpc.files.remote import exists
+from psrpc.core.text import counted
+from psrpc.files.remote import exists, location
 from psrpc.files.remote_calls import give_up_after
-from psrpc.files.urls import location
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.data.ragged import as_tensor
 from worker.data.source import Batch, check_count, map_arrays
 from worker.job.job import Job
-from worker.job.keep_best import parse_keep_best
 from worker.job.loader import LoadedJob, load_job, user_code
 from worker.job.overrides import check_rounds
-from worker.job.plateau import parse_reduce_lr, parse_stop_early
+from worker.job.plateau import parse_keep_best, parse_reduce_lr, parse_stop_early
 from worker.job.settings import only_while_loading
-from worker.model.class_weights import weighed
+from worker.model.loss_scale import weighed
 from worker.runtime.quiet import STDERR, STDOUT, import_tensorflow, redirected
 
 if TYPE_CHECKING:

@@ -10,10 +10,8 @@ import tensorflow as tf
 
 from pserver.updates.keras_objects import rebuild
 from psrpc.core.errors import InvalidJob
-from psrpc.core.string_ids import STRINGS
-from psrpc.core.tables import Eviction
-from worker.embedding.held_tables import held
-from worker.embedding.lookups import Asked, Found, present
+from psrpc.core.tables import STRINGS, Eviction
+from worker.embedding.lookups import Asked, Found, held, present
 from worker.embedding.rows import IdRule, OutOfVocabulary
 from worker.embedding.table_options import TableOptions, table_initializer, table_optimizer
 
@@ -31,7 +29,7 @@ _OF_KERAS = {
 def string_ids(strings: Any, vocabulary: int | None = None) -> tf.Tensor:
     """The ids that a table has for strings, int64 in their shape: FarmHash's Fingerprint64, which
     never changes, modulo ``vocabulary``, or modulo ``STRINGS`` where there is none. Without
-    TensorFlow: :func:`psrpc.core.string_ids.hashed`."""
+    TensorFlow: :func:`psrpc.core.tables.hashed`."""
     return tf.strings.to_hash_bucket_fast(strings, STRINGS if vocabulary is None else vocabulary)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
-from psrpc.core.plan import VariableSpec
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import TableSpec
 from worker.data.source import Batch, map_arrays
-from worker.embedding.lookups import Asked, LookUps, NoRows
+from worker.embedding.lookups import Asked, FetchedRows, LookUps, NoRows
 from worker.embedding.rows import ByRow, Call, Places, RowsNeeded, find_rows
 from worker.embedding.table_options import TableOptions, same_tables, tables_of
 from worker.runtime.devices import HOST
@@ -243,3 +243,38 @@ def _sources(tensor: tf.Tensor) -> set[int]:
             found.add(id(each))
         todo.extend(each.op.inputs)
     return found
+
+
+def table_specs(
+    plan: Plan, ids: FoundIds, orders: Sequence[tf.Tensor] = ()
+) -> tuple[tuple[tf.TensorSpec, ...], ...]:
+    """Of the places of each call, of ``orders``, and of the rows of each table, as a step is traced
+    for them."""
+    return (
+        tuple(tf.TensorSpec(shape, tf.int32) for shape in ids.shapes),
+        tuple(tf.TensorSpec([None], tf.int32) for _ in orders),
+        tuple(tf.TensorSpec([None, table.width], tf.float32) for table in plan.tables),
+    )
+
+
+def row_gradients(plan: Plan, tables: FetchedRows, changes: Sequence[Any]) -> list[tf.Tensor]:
+    """The gradients of the rows of each table, float32: one for each row where ``tables`` has
+    orders, else one for each id of the batch."""
+    gradients = []
+    for index, (table, change) in enumerate(zip(plan.tables, changes, strict=True)):
+        if change is None:
+            raise InvalidJob(
+                f"the loss does not depend on table {table.name!r} for this batch, but did when "
+                "the job was described; let it always do so"
+            )
+        # Of one gather.
+        assert isinstance(change, tf.IndexedSlices)
+        if not tables.orders:
+            gradients.append(tf.convert_to_tensor(change.values))
+            continue
+        # By one thread, always in the same order: faster, too, than what sums up unsorted gradients
+        # with several.
+        order = tables.orders[index]
+        places = tf.gather(change.indices, order)
+        gradients.append(tf.math.segment_sum(tf.gather(change.values, order), places))
+    return gradients

@@ -7,11 +7,12 @@ there, in the order of the calls, which is the same in every run of one model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
@@ -132,3 +133,36 @@ def present() -> LookUps | None:
     """What layers ask on this thread now."""
     source: LookUps | None = getattr(_present, "source", None)
     return source
+
+
+class _Held(threading.local):
+    """Tables that layers hold which are made by this thread, and where they hold them; None where
+    they hold none."""
+
+    def __init__(self) -> None:
+        self.tables: Mapping[str, Any] | None = None
+        self.grown: Mapping[str, Any] = {}
+        self.held: list[tuple[keras.layers.Embedding, str]] = []
+
+
+held = _Held()
+"""Of this thread."""
+
+
+@contextmanager
+def holding(
+    tables: Mapping[str, Any] | None,
+    grown: Mapping[str, Any] | None = None,
+) -> Iterator[list[tuple[keras.layers.Embedding, str]]]:
+    """Layers that this thread makes within hold all rows of their tables, and work by themselves;
+    ``tables`` and the ids of those that have ``grown`` are of
+    :func:`worker.export.tables.whole_tables`. Gives the layers of Keras in which they hold the
+    rows, each with the name of its table. None is as if it were not called.
+
+    Making a layer raises InvalidJob (PS405) within, if its table is not there or has another shape.
+    """
+    held.tables, held.grown, held.held = tables, grown or {}, []
+    try:
+        yield held.held
+    finally:
+        held.tables, held.grown, held.held = None, {}, []

@@ -18,10 +18,9 @@ from psrpc.core.errors import (
     disk_reason,
     error_line,
 )
-from psrpc.files.remote import exists
+from psrpc.files.remote import exists, location
 from psrpc.files.remote_copies import upload
-from psrpc.files.urls import location
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
 from worker.data.ragged import Ragged, as_tensor
 from worker.data.source import Array, Batch, map_arrays
@@ -122,7 +121,7 @@ def export(job: str, checkpoint: Path, to: str, settings: Sequence[str] = ()) ->
 
     from psrpc.checkpoint.checkpoint import exported_variables
     from psrpc.checkpoint.manifest import read_manifest
-    from worker.embedding.held_tables import holding
+    from worker.embedding.lookups import holding
     from worker.export.check import check_held, check_written, own_names
     from worker.export.tables import plain_keras, whole_tables
     from worker.step.replica import Replica

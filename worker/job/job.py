@@ -13,7 +13,7 @@ from psrpc.core.errors import InvalidSetting
 from psrpc.core.policy import MODES, DelayCompensation, Mode, Policy, StalenessLr
 from psrpc.core.tables import FULL_EVERY
 from psrpc.options.config_keys import did_you_mean
-from psrpc.options.job_instead import INSTEAD
+from psrpc.options.job_keys import INSTEAD
 from worker.data.source import DataSource
 from worker.job.checks import (
     check_boolean,
@@ -28,9 +28,8 @@ from worker.job.checks import (
     check_source,
     show,
 )
-from worker.job.keep_best import parse_keep_best
 from worker.job.phases import phases_of
-from worker.job.plateau import parse_reduce_lr, parse_stop_early
+from worker.job.plateau import parse_keep_best, parse_reduce_lr, parse_stop_early
 
 if TYPE_CHECKING:
     import keras

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from psrpc.core.errors import InvalidSetting
+from psrpc.core.errors import InvalidJob, InvalidSetting
 from psrpc.options.config_keys import did_you_mean
 from worker.job.checks import show
-from worker.job.keep_best import MORE, parse_objective
+
+Direction = Literal["min", "max"]
+
+_LESS = ("loss", "error", "crossentropy")
+MORE = ("accuracy", "auc", "precision", "recall")
+"""Parts of the names of Keras metrics that say which way is better."""
+
 
 STOP_EARLY: Mapping[str, Any] = {"patience": 0, "min_delta": 0.0, "restore_best": False}
 """Settings and their defaults: those of ``keras.callbacks.EarlyStopping``."""
@@ -86,3 +92,32 @@ def _value(field: str, key: str, text: str, default: Any) -> Any:
         kind = "a whole number" if whole else "a number"
         raise InvalidSetting(f"{field} has {key}={text}; expected {kind} of at least 0")
     return value
+
+
+def parse_keep_best(text: object) -> tuple[str, Direction]:
+    """The name of the result and the direction in which it gets better.
+
+    Raises:
+        InvalidJob: no name, or one of which the direction is not known.
+    """
+    return parse_objective("keep_best", text)
+
+
+def parse_objective(field: str, text: object) -> tuple[str, Direction]:
+    """The same of another field."""
+    if not isinstance(text, str):
+        raise InvalidJob(
+            f"{field} is {text!r} ({type(text).__name__}); expected a name like 'min:loss'"
+        )
+    direction, colon, name = text.partition(":")
+    if colon and direction in ("min", "max") and name:
+        return name, "min" if direction == "min" else "max"
+    less = any(part in text for part in _LESS)
+    more = any(part in text for part in MORE)
+    if colon or not text or less == more:
+        plain = text.rpartition(":")[2] or "accuracy"
+        raise InvalidJob(
+            f"{field} is {text!r}; say in which direction it gets better: "
+            f"'max:{plain}' or 'min:{plain}'"
+        )
+    return text, "min" if less else "max"

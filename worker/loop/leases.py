@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 
+from pserver.client.client import ShardClient
+from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
+from psrpc.core.plan import Plan
+from psrpc.ops.logs import get_logger
 from psrpc.v1 import coordinator_pb2 as pb
+from worker.loop.router import Router
+from worker.loop.row_fetcher import RowFetcher
 from worker.loop.session import TICK_S, Standing
 from worker.loop.step_times import StepTimes
 from worker.protocol.conduct import batch_id
 from worker.step.gradient_source import GradientSource
+
+log = get_logger()
+
 
 POLL_S = 0.02
 """Least time between two requests for work while there is none. The coordinator holds a request
@@ -91,3 +102,62 @@ class Leases:
         if following.exception() is not None or not following.result().train.batches:
             return None
         return batch_id(following.result().train.batches[0].batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Connections, memory and a thread that asks for work ahead of time. One thread uses it.
+
+    Attributes:
+        shards: with the workspace that tensors go through.
+        leases: the work.
+        rows: of embedding tables.
+    """
+
+    shards: Router
+    leases: Leases
+    rows: RowFetcher
+    _held: ExitStack
+
+    def close(self, *, finish: bool) -> None:
+        """Gives everything up; with ``finish`` a request for work that is under way has ended then,
+        so that the next does not overtake it."""
+        self.leases.close(finish)
+        self._held.close()
+
+
+def join(
+    cluster: pb.GetClusterResponse,
+    source: GradientSource,
+    standing: Standing,
+    times: StepTimes,
+    *,
+    shm: bool,
+    prefetch_rows: bool,
+    connect: Callable[..., ShardClient],
+) -> Joined:
+    """Gets ready to work in ``cluster``, once all of its shards answer; see
+    :class:`worker.loop.performer.Performer`."""
+    plan = Plan.from_json(cluster.plan)
+    rows_nbytes = source.rows_nbytes(plan) if plan.tables else 0
+    with ExitStack() as stack:
+        # Anew each time: a shard that was given up may still use the last one.
+        workspace = stack.enter_context(closing(Workspace(plan, source.wire, shm, rows_nbytes)))
+        if workspace.why:
+            log.info("tensors go over the network", why=f"shared memory: {workspace.why}")
+        source.prepare(plan, workspace)
+        shards = stack.enter_context(
+            Router(cluster, plan, standing, workspace, source.waiting, connect)
+        )
+        shards.reach()
+        leases = Leases(standing, source, times)
+        rows = stack.enter_context(
+            RowFetcher(
+                source,
+                shards,
+                tables=bool(plan.tables),
+                prefetch=prefetch_rows,
+                threads=standing.threads,
+            )
+        )
+        return Joined(shards, leases, rows, stack.pop_all())

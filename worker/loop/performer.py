@@ -14,10 +14,10 @@ from psrpc.core.encoding import Gradient
 from psrpc.core.errors import RoundPassed
 from psrpc.core.tables import Rows
 from psrpc.ops.logs import get_logger
-from psrpc.ops.waiting import BUILDING
+from psrpc.ops.retry import BUILDING
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.embedding.row_sets import ReceivedRows
-from worker.loop.joined import Joined, join
+from worker.loop.leases import Joined, join
 from worker.loop.session import Standing
 from worker.loop.step_times import StepTimes
 from worker.protocol.actions import (

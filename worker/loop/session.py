@@ -14,8 +14,8 @@ from coordinator.client.client import HEARTBEAT_CALL_S, CoordinatorClient
 from psrpc.core.errors import Forming, NotReady, PsError, ShardUnreachable
 from psrpc.core.exit_status import DRAINED
 from psrpc.ops.logs import get_logger, set_role
+from psrpc.ops.retry import waiting_words
 from psrpc.ops.threads import THREADS, Threads
-from psrpc.ops.waiting import waiting_words
 from psrpc.security.signatures import SECRET_BYTES
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.loop.routes import Routes

@@ -23,9 +23,9 @@ from worker.job.loader import user_code
 from worker.job.output_names import weights_as_outputs
 from worker.job.overrides import override_optimizer
 from worker.model import keras_names
-from worker.model.adapted import check_vocabularies
 from worker.model.inputs import first_call
 from worker.model.loss_scale import SCALE, initial_scale, inner
+from worker.model.variables import check_vocabularies
 
 
 def build_model(job: Job, example: Batch) -> Any:

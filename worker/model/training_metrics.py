@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from psrpc.core.totals import LOSS, MAX_VALUES
+from psrpc.core.batch import LOSS, MAX_VALUES
 from psrpc.ops.logs import get_logger
 from worker.data.source import Batch
 from worker.job.job import Job

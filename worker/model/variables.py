@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -93,7 +94,7 @@ def _is_whole(dtype: str) -> bool:
 
 def seed_variables(model: Any) -> list[Any]:
     """The states of a Keras model's seed generators (int64 ``[2]`` each), in model order. Shards
-    do not hold them: a worker sets them before each step, see ``worker.runtime.seeds``."""
+    do not hold them: a worker sets them before each step, see ``worker.step.keras_step``."""
     if not isinstance(model, keras.Model):
         return []
     weights = {id(v) for v in model.weights}
@@ -109,3 +110,57 @@ def _module_variables(module: tf.Module) -> list[tuple[str, Any]]:
     for path, variable in walked:
         named.setdefault(id(variable), ("/".join(map(str, path)), variable))
     return list(named.values())
+
+
+def derive(model: keras.Model) -> None:
+    """Has adapted layers compute from the values that their variables have now."""
+    for layer in _normalizations(model):
+        layer.finalize_state()
+
+
+@contextmanager
+def derived(model: keras.Model) -> Iterator[None]:
+    """As :func:`derive`, for the length of a block: within a ``StatelessScope`` from the values
+    that variables have there. Otherwise each worker would normalize by what its own ``adapt()``
+    came to, whatever the shards, a checkpoint or ``init_from`` say."""
+    layers = [(layer, layer.mean, layer.variance) for layer in _normalizations(model)]
+    derive(model)
+    try:
+        yield
+    finally:
+        for layer, mean, variance in layers:
+            layer.mean, layer.variance = mean, variance
+
+
+def _normalizations(model: keras.Model) -> list[keras.layers.Normalization]:
+    # Not those that were given mean and variance: these are part of the code, not of the state.
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Normalization) and layer.input_mean is None
+    ]
+
+
+def check_vocabularies(model: keras.Model) -> None:
+    """Refuses layers without the vocabulary that they look words or numbers up in, of which
+    TensorFlow says that a table is not initialized.
+
+    Raises:
+        InvalidJob: names the layer.
+    """
+    within = set()
+    for layer in model._flatten_layers():
+        lookup = layer
+        if isinstance(layer, keras.layers.TextVectorization):
+            lookup = layer._lookup_layer
+            within.add(id(lookup))
+        elif id(layer) in within or not isinstance(
+            layer, keras.layers.StringLookup | keras.layers.IntegerLookup
+        ):
+            continue
+        if int(lookup.lookup_table.size()) == 0:
+            raise InvalidJob(
+                f"layer {layer.name!r} ({type(layer).__name__}) has no vocabulary; give it "
+                "vocabulary=[...], or call its adapt(...) in the model function, with the same "
+                "data in each process"
+            )

@@ -30,7 +30,7 @@ from psrpc.metrics.exporter import Family, MetricsServer
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import incarnation, on_stop_signals
 from psrpc.ops.tracing import tracing
-from psrpc.options.job_file import UserCodeFailed, read_job_file
+from psrpc.options.job_keys import UserCodeFailed, read_job_file
 from psrpc.options.job_source import first_look
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.v1 import coordinator_pb2 as pb
@@ -39,7 +39,7 @@ from worker.job.settings import only_while_loading
 from worker.loop.session import Standing
 from worker.loop.step_times import StepTimes
 from worker.process.metrics import families
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.runtime.quiet import import_tensorflow
 
 log = get_logger()

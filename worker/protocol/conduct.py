@@ -64,9 +64,7 @@ from worker.protocol.actions import (
     TakeBack,
     TakeLease,
 )
-from worker.protocol.done import DoneBatch
-from worker.protocol.ending import Stopped, raise_shutdown
-from worker.protocol.next_batch import NextBatch
+from worker.protocol.done import DoneBatch, Stopped, raise_shutdown
 
 Conduct: TypeAlias = Generator[Action, Any, None]
 Leased: TypeAlias = Generator[Action, Any, pb.Lease]
@@ -265,3 +263,25 @@ def _batch_of(attempt: Any) -> BatchId:
 def batch_id(message: Any) -> BatchId:
     """A ``psrpc.v1.BatchId`` as a value."""
     return BatchId(message.epoch, message.first, message.count)
+
+
+class NextBatch:
+    """Guesses which micro-batch this worker gets next: as far from this one as this one is from
+    the last. Right for one worker, and for several that go at one pace. Pure.
+
+    A guess costs reading a batch, so after a wrong one nothing is guessed until a guess would
+    have been right.
+    """
+
+    def __init__(self) -> None:
+        self._last: BatchId | None = None
+        self._guess: BatchId | None = None
+
+    def after(self, batch: BatchId) -> BatchId | None:
+        """The batch to prepare while ``batch`` is worked on, or None."""
+        trusted = batch == self._guess
+        last, self._last = self._last, batch
+        self._guess = None
+        if last is not None and last.epoch == batch.epoch and batch.first > last.first:
+            self._guess = BatchId(batch.epoch, 2 * batch.first - last.first, batch.count)
+        return self._guess if trusted else None

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from psrpc.core.batch import BatchId
+from psrpc.core.errors import JobFailed
+from psrpc.core.exit_status import DONE, INTERRUPTED
 from psrpc.v1 import coordinator_pb2, types_pb2
+from psrpc.v1 import coordinator_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +65,26 @@ class DoneBatches:
     def clear(self) -> None:
         """Forgets all: they belong to an older generation."""
         self._waiting.clear()
+
+
+class Stopped(Exception):
+    """This worker was told to leave (a signal, or the job has ended), which its text says; not an
+    error. ``status`` is the exit status."""
+
+    def __init__(self, why: str, status: int = DONE) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+def raise_shutdown(shutdown: pb.Shutdown) -> None:
+    """Ends this worker as the job has ended.
+
+    Raises:
+        JobFailed: with the job's reason.
+        Stopped: the job is done, or was stopped.
+    """
+    if shutdown.failed:
+        raise JobFailed(shutdown.reason)
+    if shutdown.reason:
+        raise Stopped(f"the job was {shutdown.reason}", INTERRUPTED)
+    raise Stopped("the job is done")

@@ -10,8 +10,7 @@ from psrpc.core.exit_status import DONE, DRAINED
 from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.protocol.actions import WorkDone
-from worker.protocol.done import DoneBatch, DoneBatches
-from worker.protocol.ending import Stopped, raise_shutdown
+from worker.protocol.done import DoneBatch, DoneBatches, Stopped, raise_shutdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from psrpc.ops.waiting import Announcer
+from psrpc.ops.retry import Announcer
 
 Reason = str | Callable[[], str]
 

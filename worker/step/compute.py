@@ -14,24 +14,22 @@ from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import wire_encoding
 from psrpc.core.plan import Plan
-from psrpc.core.plural import counted
-from psrpc.ops.waiting import COMPILING
+from psrpc.core.text import counted
+from psrpc.ops.retry import COMPILING
 from worker.data.source import Batch
 from worker.embedding.id_finder import IdFinder
 from worker.embedding.record_names import name_in_batch, naming_record
-from worker.embedding.row_sets import HEADROOM, ReceivedRows, RowSets, rows_nbytes
-from worker.embedding.row_sums import RowSums
+from worker.embedding.row_sets import HEADROOM, ReceivedRows, RowSets, RowSums, rows_nbytes
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.model.class_weights import weighed
 from worker.model.inputs import check_whole_numbers
-from worker.runtime.buffers import ParameterBuffers, tensor_of
-from worker.runtime.devices import Device
-from worker.runtime.seeds import seed_state
+from worker.model.loss_scale import weighed
+from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.waits import Waits
-from worker.step.compression import Compressor
 from worker.step.feed import Feed
 from worker.step.flat import FlatStep, StepInput, StepResult, batch_signature
+from worker.step.keras_step import seed_state
+from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalSteps
 from worker.step.replica import Replica

@@ -15,15 +15,14 @@ from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.plan import Plan
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data.source import Batch, check_count
+from worker.embedding.id_finder import table_specs
 from worker.embedding.lookups import FetchedRows, NoRows
 from worker.embedding.record_names import naming_record
-from worker.embedding.row_gradients import table_specs
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import user_code
 from worker.model.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
 from worker.model.inputs import check_whole_numbers, whole_inputs
-from worker.runtime.buffers import ParameterBuffers, tensor_of
-from worker.runtime.devices import Device
+from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.trace import TRACING, Trace
 from worker.step.compute import with_ids
 from worker.step.flat import StepInput, split_arenas

@@ -22,15 +22,13 @@ from psrpc.core.plan import ALIGNMENT_BYTES, Plan
 from psrpc.core.tables import Rows
 from psrpc.ops.logs import get_logger
 from worker.data.source import Array, Batch
-from worker.embedding.id_finder import FoundIds
+from worker.embedding.id_finder import FoundIds, row_gradients, table_specs
 from worker.embedding.lookups import FetchedRows, LookUps
-from worker.embedding.row_gradients import row_gradients, table_specs
-from worker.embedding.row_sums import RowSums, not_finite
+from worker.embedding.row_sets import RowSums, not_finite
 from worker.embedding.rows import RowsNeeded
 from worker.runtime.devices import Device
 from worker.runtime.trace import TRACING, Trace
-from worker.step.compression import Compressor
-from worker.step.layout import Layout, Span
+from worker.step.layout import Compressor, Layout, Span
 
 log = get_logger()
 
@@ -135,7 +133,7 @@ class FlatStep:
     values a ragged tensor and how many rows an embedding table has differs from batch to batch, and
     that alone is relaxed, from the first trace on. Rows are only gathered from, and their gradient
     is summed up in the order of the batch: on a device as part of the step, since that makes less
-    of it to be sent; on the host by :class:`worker.embedding.row_sums.RowSums`, where the shards
+    of it to be sent; on the host by :class:`worker.embedding.row_sets.RowSums`, where the shards
     read it."""
 
     def __init__(

@@ -12,13 +12,12 @@ from typing import Any
 import keras
 
 from psrpc.checkpoint.checkpoint import load_variables
-from psrpc.checkpoint.first_rows import shared_tables
+from psrpc.checkpoint.initial_values import checkpoint_here, dense_files, shared_tables
 from psrpc.checkpoint.manifest import MANIFEST, Manifest, newest_good, read_manifest
-from psrpc.checkpoint.remote_checkpoint import checkpoint_here, dense_files
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
+from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan, VariableSpec
-from psrpc.core.run_names import CHECKPOINTS
-from psrpc.files.urls import location
+from psrpc.files.remote import location
 from psrpc.ops.logs import get_logger
 from worker.data.files import existing_file, local_copy
 from worker.data.source import Array

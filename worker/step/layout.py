@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from psrpc.core.encoding import Encoded, Encoding, Gradient
+import numpy as np
+
+from psrpc.core.encoding import Encoded, Encoding, Gradient, decode, encode_int8, encode_topk
+from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import ArenaPlan, Plan
 from worker.data.source import Array
+from worker.job.job import Compression
 
 ALONE_NBYTES = 1 << 20
 """A variable of so many bytes has a buffer of its own: joining would cost another pass over it.
@@ -101,3 +105,99 @@ def _spans(
             joined, start = [], at
     if joined:
         yield Span(arena, tuple(joined), start, at, encoding)
+
+
+class Compressor:
+    """Compresses the gradients of encodable arenas, each shard's part by itself, with error
+    feedback. Not thread-safe.
+
+    What a compressed gradient does not say, the residual, is added to the next one (Seide et al.
+    2014, 1-bit SGD, section 3; Stich et al. 2018, Sparsified SGD with Memory, algorithm 1;
+    Karimireddy et al. 2019, Error Feedback Fixes SignSGD, algorithm 2), so nothing is lost but
+    time. It takes twice the memory of those arenas, and that of the largest part.
+
+    In NumPy on the host, where it is cheap: the largest 1 % of 230 000 elements are found in
+    0.4 ms, in 2 ms by ``tf.math.top_k``.
+    """
+
+    def __init__(self, plan: Plan, compression: Compression, topk: float) -> None:
+        """``topk`` is the fraction of elements that ``topk`` keeps."""
+        self._encoding: Encoding = compression
+        self._topk = topk
+        self._arenas = [arena for arena in plan.arenas if arena.encodable]
+        self._residual = {a.name: np.zeros(a.length, np.float32) for a in self._arenas}
+        # What it was before the last gradient, until the next one is compressed there.
+        self._former = {a.name: np.zeros(a.length, np.float32) for a in self._arenas}
+        self._open = False
+        parts = [a.shard_length(k) for a in self._arenas for k in range(plan.shards)]
+        self._decoded = np.empty(max(parts, default=0), np.float32)
+
+    def compress(self, gradients: tuple[Gradient, ...]) -> tuple[Gradient, ...]:
+        """``gradients``, one for each shard, finite and plain, as they travel. What came of them
+        is to be told by :meth:`settle` before the next are compressed.
+
+        Empty, and the residual as before, if the sum with the residual is not finite.
+        """
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                compressed = tuple(self._shard(*each) for each in enumerate(gradients))
+        except InvalidArgument:
+            return ()
+        self._residual, self._former = self._former, self._residual
+        self._open = True
+        return compressed
+
+    def settle(self, unused: Iterable[int] = ()) -> None:
+        """The shards ``unused`` have not used what was compressed last and never will, the others
+        have. What was said once stands."""
+        if not self._open:
+            return
+        self._open = False
+        for shard in unused:
+            for arena in self._arenas:
+                part = _part(arena, shard)
+                np.copyto(self._residual[arena.name][part], self._former[arena.name][part])
+
+    def forget(self) -> None:
+        """Drops the residual."""
+        self._open = False
+        for residual in self._residual.values():
+            residual.fill(0)
+
+    def _shard(self, shard: int, gradient: Gradient) -> Gradient:
+        compressed = dict(gradient)
+        for arena in self._arenas:
+            part = _part(arena, shard)
+            if part.stop - part.start > 1:
+                corrected = self._former[arena.name][part]
+                _add(self._residual[arena.name][part], gradient[arena.name].parts, corrected)
+                compressed[arena.name] = self._encoded(corrected)
+        return compressed
+
+    def _encoded(self, corrected: Array) -> Encoded:
+        """Encodes ``corrected``, and leaves there what that does not say.
+
+        Raises:
+            InvalidArgument: it is not finite.
+        """
+        if self._encoding == "int8":
+            raw = encode_int8(corrected)
+        else:
+            kept = max(1, round(self._topk * len(corrected)))
+            raw = encode_topk(corrected, min(kept, len(corrected) // 2))
+        decoded = self._decoded[: len(corrected)]
+        decode(self._encoding, raw, decoded)
+        corrected -= decoded
+        return Encoded(self._encoding, (raw,))
+
+
+def _part(arena: ArenaPlan, shard: int) -> slice:
+    return slice(arena.cuts[shard], arena.cuts[shard + 1])
+
+
+def _add(residual: Array, parts: tuple[Array, ...], into: Array) -> None:
+    at = 0
+    for part in parts:
+        end = at + len(part)
+        np.add(residual[at:end], part, out=into[at:end])
+        at = end

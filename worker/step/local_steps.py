@@ -16,7 +16,6 @@ from psrpc.core.plan import ArenaPlan, Plan
 from worker.data.source import Batch
 from worker.runtime.devices import Device
 from worker.runtime.trace import Trace
-from worker.step.compression import Compressor
 from worker.step.flat import (
     GradientStep,
     StepInput,
@@ -27,7 +26,7 @@ from worker.step.flat import (
     step_result,
     with_states,
 )
-from worker.step.layout import MOST_JOINED, Layout
+from worker.step.layout import MOST_JOINED, Compressor, Layout
 from worker.step.local_sgd import LocalSgd
 
 

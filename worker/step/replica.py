@@ -14,12 +14,11 @@ from worker.data.source import Array, Batch
 from worker.embedding.id_finder import IdFinder
 from worker.job.job import Job
 from worker.job.loader import user_code
-from worker.model.adapted import derive
 from worker.model.build import build_loss
 from worker.model.compiled import complete
 from worker.model.loss_scale import loss_scale
 from worker.model.training_metrics import TrainingMetrics
-from worker.model.variables import model_variables, seed_variables
+from worker.model.variables import derive, model_variables, seed_variables
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep
 

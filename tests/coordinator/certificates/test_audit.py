@@ -27,7 +27,7 @@ from coordinator.certificates.members import revoke
 from coordinator.cli.__main__ import main
 from coordinator.client.client import CoordinatorClient
 from psrpc.core.errors import NotReady
-from psrpc.core.run_names import CERTS
+from psrpc.core.names import CERTS
 from psrpc.core.version import SOFTWARE
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role

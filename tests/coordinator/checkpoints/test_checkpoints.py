@@ -17,8 +17,7 @@ from coordinator.checkpoints.disk import choose
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.description import JobDescription
-from coordinator.core.history import Followed
-from coordinator.core.run import RestoredCheckpoint, Run
+from coordinator.core.run import Followed, RestoredCheckpoint, Run
 from coordinator.core.work import SnapshotOrder
 from coordinator.process.serve import ServeOptions
 from coordinator.process.settling import settle

@@ -19,7 +19,7 @@ from coordinator.checkpoints.saving import temporary_directory
 from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.run import Run
 from coordinator.core.work import SnapshotOrder
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.files.storage import Disk
 from tests.coordinator.builders import make_run
 

@@ -22,7 +22,7 @@ from coordinator.process.settling import settle
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from psrpc.checkpoint.manifest import find_checkpoints
-from psrpc.core.run_names import CHECKPOINTS
+from psrpc.core.names import CHECKPOINTS
 from psrpc.files.durable import RENAMED, ensure_directory, make_directory
 from tests.coordinator.builders import make_run
 from tests.sim.disk import Disk, View

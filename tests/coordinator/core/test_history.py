@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.history import Followed, global_step, updates
+from coordinator.core.run import Followed, global_step, updates
 from psrpc.core.policy import ASYNC, Policy
 
 SYNC = Policy(mode="sync", replicas=3)

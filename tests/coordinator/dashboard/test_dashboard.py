@@ -16,9 +16,8 @@ import pytest
 import structlog.testing
 
 from coordinator.dashboard.app import PAGES, WEB
-from coordinator.dashboard.sampler import Chronicle
 from coordinator.dashboard.server import DashboardServer
-from coordinator.dashboard.snapshots import NAME, Board
+from coordinator.dashboard.snapshots import NAME, Board, Chronicle
 from psrpc.core.errors import InvalidArgument, PortInUse
 from psrpc.metrics.http_head import known_host
 from psrpc.v1 import coordinator_pb2 as pb

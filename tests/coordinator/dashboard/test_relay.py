@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.dashboard.relay import Relay
-from coordinator.dashboard.snapshots import Board
-from coordinator.dashboard.subscribers import PAGE, WATCHED_S, Audience
+from coordinator.dashboard.snapshots import PAGE, WATCHED_S, Audience, Board
 from psrpc.core.errors import CoordinatorUnreachable
 from psrpc.v1 import coordinator_pb2 as pb
 

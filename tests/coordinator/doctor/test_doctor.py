@@ -16,7 +16,7 @@ from coordinator.certificates.authority import make_certificates
 from coordinator.cli.__main__ import main
 from coordinator.client.client import CoordinatorClient
 from coordinator.doctor.cli import add_arguments, find_security
-from psrpc.core.run_names import CERTS
+from psrpc.core.names import CERTS
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.core.work import Wait
-from coordinator.schedule.tally import Tally
+from coordinator.schedule.micro_batch import Tally
 from tests.coordinator.hand_rounds import close, commit, done, lease, make, wait
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.launch import up
 from coordinator.launch.crowding import crowded
-from coordinator.launch.outcome import Outcome
+from coordinator.launch.restarts import Outcome
 from coordinator.launch.supervisor import Supervisor
 from tests.coordinator.launch.test_up import parse
 

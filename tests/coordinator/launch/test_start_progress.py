@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.launch.start_progress import LEAST_CPU_S, Sample, StartProgress
+from coordinator.launch.process_health import LEAST_CPU_S, Sample, StartProgress
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from coordinator.client.client import CoordinatorClient
-from coordinator.launch.reserved_ports import reserved_address
+from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
 from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import ENDED, Store

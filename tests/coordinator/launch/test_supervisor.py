@@ -15,8 +15,8 @@ import pytest
 
 from coordinator.launch import fleet
 from coordinator.launch import process_health as vitals
-from coordinator.launch.outcome import Outcome
-from psrpc.core.run_names import STARTING
+from coordinator.launch.restarts import Outcome
+from psrpc.core.names import STARTING
 from psrpc.files.run_paths import is_starting
 from psrpc.net.channel import bind, make_server
 from psrpc.v1 import coordinator_pb2 as pb

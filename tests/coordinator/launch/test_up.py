@@ -14,7 +14,7 @@ import structlog
 from coordinator.cli import main as cli
 from coordinator.cli import up as up_cli
 from coordinator.launch import up
-from coordinator.launch.reserved_ports import reserved_address
+from coordinator.launch.targets import reserved_address
 from coordinator.process.settling import check_ledger
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store

@@ -13,7 +13,7 @@ import pytest
 from coordinator.launch import up
 from coordinator.launch.commands import UpOptions
 from coordinator.launch.fleet import stamp
-from coordinator.launch.outcome import Outcome
+from coordinator.launch.restarts import Outcome
 from coordinator.process.result import result_table, show_result
 from tests.faults.disks import fill, mounted_disk
 

@@ -10,9 +10,9 @@ from coordinator.launch.process_health import (
     IDLE_S,
     LATE_S,
     WORKER_HUNG_S,
+    Sample,
     Vitals,
 )
-from coordinator.launch.start_progress import Sample
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse, ShardStatus, WorkerStatus
 
 LONG_S = HUNG_S + 5

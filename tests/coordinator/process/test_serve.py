@@ -23,7 +23,7 @@ from coordinator.cli import main as cli
 from coordinator.client.client import CoordinatorClient
 from coordinator.core.description import JobDescription
 from coordinator.job.job_run import Course
-from coordinator.launch.reserved_ports import reserved_address
+from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
 from coordinator.process.describing import DescribeFailed
 from coordinator.process.settling import overrides_for_workers

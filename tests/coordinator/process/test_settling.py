@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.checkpoints.checkpoints import Chosen
-from coordinator.core.history import Followed
-from coordinator.core.run import RestoredCheckpoint, Run
+from coordinator.core.run import Followed, RestoredCheckpoint, Run
 from coordinator.process.serve import ServeOptions
 from coordinator.process.settling import check_ledger, settle
 from coordinator.records.run_directory import LEDGER, RunDirectory

@@ -19,8 +19,7 @@ from coordinator.cli.__main__ import main
 from coordinator.core.applied import common_positions, partial_positions
 from coordinator.core.description import read_description
 from coordinator.dashboard.snapshots import NAME, Board
-from coordinator.records.remembered import remembered
-from coordinator.records.run_directory import LEDGER, RunDirectory, Starting
+from coordinator.records.run_directory import LEDGER, RunDirectory, Starting, remembered
 from coordinator.records.store import Store
 from coordinator.schedule.open_batches import OpenBatches
 from psrpc.checkpoint.manifest import MANIFEST, find_checkpoints

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.records.job_warnings import JobWarnings, NotEvaluated
+from coordinator.records.notes import JobWarnings, NotEvaluated
 
 
 def test_epochs_without_evaluation_are_one_line_in_its_place() -> None:

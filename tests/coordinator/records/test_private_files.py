@@ -20,7 +20,7 @@ from coordinator.dashboard.snapshots import Board
 from coordinator.launch.commands import UpOptions, cluster
 from coordinator.process.describing import DescribeFailed, describe_job
 from coordinator.process.serve import warn_of_key
-from coordinator.records.job_warnings import JobWarnings
+from coordinator.records.notes import JobWarnings
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from psrpc.security.credentials import Security

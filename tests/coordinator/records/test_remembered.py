@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.description import JobDescription
-from coordinator.records.remembered import remembered, started_with
+from coordinator.records.run_directory import remembered, started_with
 from tests.coordinator.builders import describe
 
 

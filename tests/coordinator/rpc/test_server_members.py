@@ -15,7 +15,7 @@ from psrpc.core.errors import (
     JobMismatch,
     StaleGeneration,
 )
-from psrpc.core.sanitize import WORDS_CHARS
+from psrpc.core.text import WORDS_CHARS
 from psrpc.core.version import SOFTWARE
 from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import SECRET_BYTES

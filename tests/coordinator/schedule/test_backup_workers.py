@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.schedule.tally import Tally
+from coordinator.schedule.micro_batch import Tally
 from psrpc.core.batch import BatchId
 from tests.coordinator.hand_rounds import close, commit, done, firsts, lease, make, play, wait
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.work import Attempt, Report, Train, Wait
 from coordinator.schedule.ledger import Ledger
-from coordinator.schedule.tally import Tally
+from coordinator.schedule.micro_batch import Tally
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.intervals import IntervalSet

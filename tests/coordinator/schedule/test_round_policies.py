@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.work import Decision, Round, Wait
+from coordinator.schedule.micro_batch import Tally
 from coordinator.schedule.rounds import Rounds
-from coordinator.schedule.tally import Tally
 from psrpc.core.batch import BatchId
 from psrpc.core.intervals import IntervalSet
 from psrpc.core.policy import Policy

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.core.work import Ended, Release
-from coordinator.training.notifier import Bell
-from coordinator.training.streams import QUEUE, CommandStreams
+from coordinator.training.streams import QUEUE, Bell, CommandStreams
 from psrpc.core.errors import ResourceExhausted
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.standstill import LEAST_S, Phase, Position, stands_still
+from coordinator.core.wording import LEAST_S, Phase, Position, stands_still
 from coordinator.core.work import Evaluate, Initialize, Wait
 from coordinator.membership.membership import Shard as Place
 from coordinator.membership.membership import Worker as Member
 from coordinator.rpc.status import write_status
-from coordinator.transitions.routes import read_routes
-from coordinator.transitions.stuck import GRACE_S
+from coordinator.transitions.stuck import GRACE_S, read_routes
 from psrpc.core.errors import StaleGeneration
 from tests.coordinator.sync_job import SYNC
 from tests.coordinator.whole_coordinator import Coordinator, Worker, start

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.history import Followed
+from coordinator.core.run import Followed
 from coordinator.core.work import Begin, Evaluate, Merge, Round, Wait
 from coordinator.records.store import POLICIES
 from psrpc.core.errors import InvalidJob, JobFailed, NotReady, StaleGeneration

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.checkpoints.saving import PAUSE_S
 from coordinator.checkpoints.snapshots import ShardFile
-from coordinator.core.history import Followed
+from coordinator.core.run import Followed
 from coordinator.core.work import SnapshotOrder, Train
 from coordinator.records.store import SINCE
 from psrpc.core.errors import NotReady

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.history import Followed
+from coordinator.core.run import Followed
 from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.switching_job import (
     PAIRS,

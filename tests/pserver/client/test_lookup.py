@@ -24,8 +24,7 @@ from pserver.server.server import ShardServer
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument, NotReady, ShardUnreachable
 from psrpc.core.plan import Plan
-from psrpc.core.string_ids import hashed
-from psrpc.core.tables import IdKind, TableSpec
+from psrpc.core.tables import IdKind, TableSpec, hashed
 from psrpc.security.credentials import Security
 from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
@@ -127,7 +126,7 @@ def test_many_ids_are_looked_up_in_pieces(
 def test_a_shard_refuses_a_look_up_that_no_message_holds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pserver.engine.row_reads.look_up_ids", lambda _width: 3)
+    monkeypatch.setattr("pserver.engine.pulls.look_up_ids", lambda _width: 3)
     with (
         RowReader(cluster.address) as reader,
         pytest.raises(InvalidArgument, match="of table 'user' are looked up; expected at most 3"),

@@ -20,10 +20,9 @@ from pserver.wire import messages as wire
 from psrpc.checkpoint.checkpoint import common_applied
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.checkpoint.shard_reader import ShardReader
-from psrpc.core.batch import BatchId
+from psrpc.core.batch import KEPT_VALUES, BatchId
 from psrpc.core.errors import InvalidArgument, StaleGeneration
 from psrpc.core.policy import ASYNC
-from psrpc.core.totals import KEPT_VALUES
 from tests.pserver.bare_engine import (
     ARENA,
     BACKUPS,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.core.rates import Rates
+from pserver.core.counters import Rates
 from pserver.updates.engine import EngineKind
 
 from .engine_cases import (

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from pserver.core.assembly import Extent
-from pserver.core.finite import Seen
+from pserver.core.assembly import Extent, Seen
 from pserver.core.requests import (
     Begin,
     PullRequest,
@@ -276,7 +275,7 @@ def test_a_revocation_counts_once_and_for_its_generation(rounds: ShardEngine) ->
 def test_a_revocation_that_cannot_be_remembered_is_not_obeyed(
     shard: ShardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pserver.core.fencing.MAX_REVOKED", 2)
+    monkeypatch.setattr("pserver.core.fence.MAX_REVOKED", 2)
     for number in (1, 2):
         shard.revoke(Revocation(number, f"worker-{number}"))
     with pytest.raises(ResourceExhausted, match="2 workers were revoked in generation 1"):

@@ -24,7 +24,7 @@ from pserver.core.requests import (
 from pserver.core.staging import Attempt
 from pserver.engine.compensation import EPSILON, Compensation
 from pserver.engine.engine import ShardEngine
-from pserver.engine.pulled import MAX_VERSIONS, Pulled
+from pserver.engine.pushes import MAX_VERSIONS, Pulled
 from pserver.transport.arrival import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
@@ -169,7 +169,7 @@ def test_the_oldest_of_too_many_versions_goes() -> None:
 
 
 def test_of_too_many_workers_who_pulled_first_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pserver.engine.pulled.MAX_WORKERS", 2)
+    monkeypatch.setattr("pserver.engine.pushes.MAX_WORKERS", 2)
     pulled = Pulled()
     for version, worker in enumerate("abac"):
         pulled.remember(worker, values_of(PLAN, drawn(1), version))

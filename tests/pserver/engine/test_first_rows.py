@@ -17,7 +17,7 @@ from pserver.engine import first_rows
 from pserver.engine.first_rows import FirstRows, fill_first_rows
 from pserver.tables.tables import Tables
 from pserver.wire import messages as wire
-from psrpc.checkpoint.first_rows import load_first_rows
+from psrpc.checkpoint.initial_values import load_first_rows
 from psrpc.core.encoding import plain
 from psrpc.core.errors import CheckpointError, InvalidJob, NotReady
 from psrpc.core.tables import TableSpec, shard_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pserver.process.address import advertised_address
-from pserver.process.config import ServeConfig
+from pserver.process.config import ServeConfig, advertised_address
 from psrpc.core.errors import CoordinatorUnreachable, InvalidArgument
 
 

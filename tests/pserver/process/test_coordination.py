@@ -172,7 +172,7 @@ def test_a_revocation_is_obeyed_and_said_at_once(coordinator: FakeCoordinator) -
 def test_a_shard_that_cannot_remember_a_revocation_leaves(
     coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pserver.core.fencing.MAX_REVOKED", 0)
+    monkeypatch.setattr("pserver.core.fence.MAX_REVOKED", 0)
     with shard(coordinator) as future:
         coordinator.commands.put(
             pb.WatchResponse(revocation=pb.Revocation(number=1, worker="worker-3"))

@@ -12,7 +12,7 @@ import pytest
 from pserver.client.client import ShardClient
 from pserver.core.requests import Begin, RestoredState, Snapshot, SnapshotOrder
 from pserver.engine.engine import ShardEngine
-from pserver.engine.freeze import Freeze
+from pserver.engine.held_snapshots import Freeze
 from pserver.engine.parameters import Parameters
 from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots

@@ -7,8 +7,8 @@ from mmap import PAGESIZE
 import numpy as np
 import pytest
 
-from pserver.tables.direct_index import DirectIndex
 from pserver.tables.hash_index import HashIndex
+from pserver.tables.id_store import DirectIndex
 from pserver.tables.part import TablePart
 from pserver.tables.table import Table
 from psrpc.core.errors import CheckpointError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pserver.tables import removals
+from pserver.tables import frozen as removals
 from pserver.tables.table import Table
 from tests.pserver.tables.table_cases import gradients, ids_of, spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pserver.tables.mean import weighted_sum
+from pserver.core.staging import weighted_sum
 from psrpc.core.tables import Rows
 from tests.pserver.tables.table_cases import gradients
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pserver.tables import candidates, evicted
+from pserver.tables import candidates
+from pserver.tables import row_store as evicted
 from pserver.tables import table as table_module
 from pserver.tables.table import Table
 from psrpc.core.errors import CheckpointError, InvalidArgument, ResourceExhausted

@@ -11,7 +11,7 @@ from pserver.snapshots.writer import SnapshotFiles
 from psrpc.checkpoint.checkpoint import shard_file_name
 from psrpc.checkpoint.rows_file import rows_file_name
 from psrpc.core.errors import CheckpointError, InvalidArgument
-from psrpc.core.file_name import LONGEST, check_file_name, inside
+from psrpc.core.names import LONGEST, check_file_name, inside
 from psrpc.security.identity import check_job_name
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import identity_of, plan_of

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.cli import env as env_cli
 from coordinator.cli.__main__ import main
-from psrpc.core.redact import HIDDEN, document_without_secrets, is_secret_name, without_secrets
+from psrpc.core.text import HIDDEN, document_without_secrets, is_secret_name, without_secrets
 from psrpc.options.config import Configuration
 
 SECRET = "hunter2"

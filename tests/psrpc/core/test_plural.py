@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psrpc.core.plural import counted
+from psrpc.core.text import counted
 
 
 @pytest.mark.parametrize(

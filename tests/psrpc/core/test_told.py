@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from psrpc.core.sanitize import WORDS_CHARS, told
+from psrpc.core.text import WORDS_CHARS, told
 
 
 @pytest.mark.parametrize(

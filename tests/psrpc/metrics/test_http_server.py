@@ -18,8 +18,7 @@ import worker.cli.__main__
 from coordinator.certificates.authority import make_certificates
 from psrpc.metrics.exporter import Family, MetricsServer, _Pages
 from psrpc.metrics.http_head import BadRequest, parse_head
-from psrpc.metrics.http_server import Answer, Bounds, HttpServer
-from psrpc.metrics.seats import Seats
+from psrpc.metrics.http_server import Answer, Bounds, HttpServer, Seats
 from psrpc.security.credentials import PLAINTEXT, Security
 from psrpc.security.identity import Role, server_name
 

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from psrpc.net.channel import bind, make_aio_server, make_server, open_channel
-from psrpc.net.health_service import AioHealthServicer, HealthServicer
+from psrpc.net.health import AioHealthServicer, HealthServicer
 from psrpc.wire.interceptor import AioErrorInterceptor, ErrorInterceptor
 
 LONG_S = 30.0

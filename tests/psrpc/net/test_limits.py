@@ -20,10 +20,9 @@ from psrpc.net import limits
 from psrpc.net import overload as load
 from psrpc.net.channel import bind, make_aio_server, make_server, open_channel
 from psrpc.net.limits import SERVER_OPTIONS, VITAL, VITAL_THREADS, VITAL_UNREAD
-from psrpc.net.overload import AioLoadInterceptor, CountingPool, LoadInterceptor
-from psrpc.net.peers import Peers
+from psrpc.net.overload import AioLoadInterceptor, CountingPool, LoadInterceptor, Peers
 from psrpc.net.request import RequestReader, read_request
-from psrpc.security.permissions import PERMISSIONS
+from psrpc.security.identity import PERMISSIONS
 from psrpc.wire.interceptor import AioErrorInterceptor, ErrorInterceptor
 from psrpc.wire.status import error_from_rpc
 

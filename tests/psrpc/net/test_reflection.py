@@ -7,7 +7,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from psrpc.net.channel import make_server, open_channel
-from psrpc.net.reflection import describe
+from psrpc.net.health import describe
 
 
 @pytest.mark.parametrize(

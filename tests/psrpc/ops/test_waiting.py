@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psrpc.ops.waiting import Announcer
+from psrpc.ops.retry import Announcer
 
 
 def test_a_wait_is_announced_after_three_seconds() -> None:

@@ -8,7 +8,7 @@ import pytest
 import coordinator.cli.__main__
 import pserver.cli.__main__
 import worker.cli.__main__
-from psrpc.options.completion import script
+from psrpc.options.command_line import script
 
 PARSERS = {
     "coordinator": coordinator.cli.__main__.make_parser,

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidJob
-from psrpc.core.string_ids import hashed
+from psrpc.core.tables import hashed
 from tests.worker.table_jobs import (
     BATCH,
     FIRST,

@@ -10,7 +10,7 @@ from pserver.updates.allowlist import check_schedule
 from pserver.updates.schedules import make_schedule
 from psrpc.core.errors import InvalidJob
 from psrpc.core.tables import TableSpec
-from worker.embedding.rowwise_adagrad import RowwiseAdagrad
+from worker.embedding.table_options import RowwiseAdagrad
 
 
 def test_both_sides_have_the_same_defaults() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from psrpc.core.errors import InvalidJob
-from worker.job.keep_best import parse_keep_best
+from worker.job.plateau import parse_keep_best
 
 
 @pytest.mark.parametrize(

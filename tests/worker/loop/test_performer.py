@@ -34,7 +34,7 @@ from tests.worker.bare_performer import (
 from tests.worker.scripted_coordinator import FINISHED, ScriptedCoordinator
 from tests.worker.shards import SGD, NoSink, Shards
 from worker.loop.session import Standing
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 
 both = pytest.mark.parametrize("shm", [False, True])
 

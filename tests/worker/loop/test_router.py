@@ -23,7 +23,7 @@ from worker.embedding.row_sets import ReceivedRows
 from worker.embedding.rows import RowsNeeded
 from worker.loop.router import KINDS, Router
 from worker.loop.session import Standing
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 
 
 def make_cut_plan(shards: int) -> Plan:

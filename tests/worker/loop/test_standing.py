@@ -22,8 +22,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from tests.pserver.shards import session_of
 from tests.worker.scripted_coordinator import ScriptedCoordinator, serve_script
 from worker.loop.session import Standing
-from worker.protocol.done import DoneBatch
-from worker.protocol.ending import Stopped
+from worker.protocol.done import DoneBatch, Stopped
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pserver.wire.messages import from_decision
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobFailed, JobMismatch, StaleGeneration
 from psrpc.core.plan import make_plan
-from psrpc.options.job_file import UserCodeFailed
+from psrpc.options.job_keys import UserCodeFailed
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import signed
@@ -31,7 +31,7 @@ from worker.job.loader import LoadedJob
 from worker.loop.session import Standing
 from worker.model.variables import model_variables
 from worker.process.trainer import Trainer
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.step.evaluator import Evaluator
 from worker.step.replica import Replica
 
@@ -177,7 +177,7 @@ def test_the_memory_of_the_last_workspace_is_given_back_before_there_is_another(
                 memory = memory.base
             made.append(weakref.ref(memory))
 
-    monkeypatch.setattr("worker.loop.joined.Workspace", Watched)
+    monkeypatch.setattr("worker.loop.leases.Workspace", Watched)
     with cluster(make_job(dense_model)) as (coordinator, shards, trainer, _):
 
         def take_for_gone() -> pb.Lease:

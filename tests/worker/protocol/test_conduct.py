@@ -44,8 +44,7 @@ from worker.protocol.actions import (
     TakeBack,
     TakeLease,
 )
-from worker.protocol.done import DoneBatch
-from worker.protocol.ending import Stopped
+from worker.protocol.done import DoneBatch, Stopped
 
 
 def test_a_task_is_run_in_order_and_the_next_is_asked_for_at_its_half() -> None:

@@ -45,7 +45,7 @@ from worker.protocol.actions import (
     TakeLease,
 )
 from worker.protocol.conduct import batch_id, conduct
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 
 Held = tuple[BatchId, int]
 

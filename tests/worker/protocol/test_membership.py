@@ -7,8 +7,7 @@ import pytest
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobFailed, StaleGeneration
 from psrpc.v1 import coordinator_pb2 as pb
-from worker.protocol.done import DoneBatch
-from worker.protocol.ending import Stopped
+from worker.protocol.done import DoneBatch, Stopped
 from worker.protocol.membership import Beat, Membership
 
 SECRET = bytes(range(32))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psrpc.core.encoding import Encoded, Gradient, decode, plain
 from psrpc.core.plan import Plan, VariableSpec, make_plan
 from worker.job.job import Compression
-from worker.step.compression import Compressor
+from worker.step.layout import Compressor
 
 NDArray = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.flat_jobs import CLASSES, CPU, Line, line_loss, make_job, noisy_model
 from worker import Arrays, Job
 from worker.model.variables import model_variables
-from worker.runtime.buffers import ParameterBuffers
+from worker.runtime.devices import ParameterBuffers
 from worker.step.evaluator import Evaluator
 from worker.step.replica import Replica
 

@@ -18,8 +18,8 @@ from tests.pserver.shards import fence_of, leased, signed
 from tests.worker.flat_jobs import Bench, dense_model, make_job
 from tests.worker.process.test_trainer import BATCHES, INITIALIZE, attempt, cluster, task
 from tests.worker.shards import Shards, pull_values
-from worker.protocol.ending import Stopped
-from worker.step.compression import Compressor
+from worker.protocol.done import Stopped
+from worker.step.layout import Compressor
 
 pytestmark = pytest.mark.slow
 

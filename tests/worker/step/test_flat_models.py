@@ -29,10 +29,10 @@ from tests.worker.flat_jobs import (
 from worker import Arrays
 from worker.data.source import Array
 from worker.model.variables import model_variables
-from worker.runtime.buffers import ParameterBuffers
-from worker.step.compression import Compressor
+from worker.runtime.devices import ParameterBuffers
 from worker.step.compute import BatchReader
 from worker.step.flat import FlatStep
+from worker.step.layout import Compressor
 from worker.step.replica import Replica
 
 pytestmark = pytest.mark.slow

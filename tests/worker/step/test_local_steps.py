@@ -15,8 +15,8 @@ from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidJob
 from tests.worker.flat_jobs import CPU, RECORDS, Bench, dense_model, make_job, noisy_model, whole
 from worker.data.source import Array
-from worker.step.compression import Compressor
 from worker.step.flat import StepResult
+from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalReader, LocalSteps, sub_batches
 

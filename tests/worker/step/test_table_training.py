@@ -34,7 +34,7 @@ from worker.embedding.rows import Call, IdRule, find_rows
 from worker.loop.router import Router
 from worker.loop.session import Standing
 from worker.process.trainer import Trainer
-from worker.protocol.ending import Stopped
+from worker.protocol.done import Stopped
 from worker.step.feed import Feed
 from worker.step.replica import Replica
 

@@ -1,6 +1,4 @@
-"""The one check between a name that somebody else chose and the file system: names never become
-paths. Files of jobs, tables and variables are named by numbers; what else is named by a peer or by
-a file (snapshots, a checkpoint's files) passes here."""
+"""Names of the files and directories of a run."""
 
 from __future__ import annotations
 
@@ -13,6 +11,28 @@ LONGEST = 200
 
 DEEPEST = 4
 """Parts of a place in a run directory; there are two."""
+
+
+RUNS = Path("runs")
+ADDRESS = "address"
+JOB = "job.json"
+CERTS = "certs"
+"""Certificates of the run, where it made them itself."""
+
+PLAINTEXT = "plaintext"
+"""There while a coordinator answers without certificates, whether or not the run has some."""
+
+CHECKPOINTS = "checkpoints"
+"""The directory of a run's checkpoints. Load-bearing."""
+
+SUMMARY = "summary.json"
+HISTORY = "history.csv"
+TOKEN = "token"
+LOCK = "lock"
+"""Held by the coordinator of the run."""
+
+STARTING = "starting"
+"""Locked by who starts the run, until its coordinator serves."""
 
 
 def check_file_name(name: str, what: str) -> str:

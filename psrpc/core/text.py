@@ -1,22 +1,55 @@
-"""Hides secrets in settings that are shown to people. Imports nothing that takes long."""
+"""Counts and their nouns, as messages say them. Pure."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any
 
 HIDDEN = "(not shown)"
 """In place of the whole value."""
 
 _STARS = "***"
-
 _SECRET = r"pass|pwd|auth|secret|token|key|credential|signature|\bsig"
-
-_IS_SECRET = re.compile(rf"(?:{_SECRET})", re.IGNORECASE)
 _NAMES_A_PLACE = re.compile(r"_(file|dir|path)$", re.IGNORECASE)
-
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"]*@")
 """``user:password@`` before a host, up to the last ``@``: a password may have one."""
+
+
+NAME_CHARS = 255
+"""Of a host or a device."""
+
+WORDS_CHARS = 2000
+"""Of what somebody waits for, or why something has failed."""
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``"1 day"`` or ``"2 days"``; ``plural`` of a noun that takes more than an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def told_lines(text: str, most: int) -> str:
+    """:func:`told` of what was written for a terminal, where tabs are meant to be spaces."""
+    return told(text.expandtabs(), most)
+
+
+def told(text: str, most: int = WORDS_CHARS) -> str:
+    """``text``, at most ``most`` characters of it, without those that a terminal obeys or that
+    change the order of others; a line's end stays."""
+    if len(text) > most:
+        text = text[: most - 1] + "…"
+    if text.isprintable():
+        return text
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_obeyed(c) else c for c in text)
+
+
+def _is_obeyed(character: str) -> bool:
+    # Categories C*: control, format, surrogate, private use, not assigned.
+    return character != "\n" and unicodedata.category(character).startswith("C")
+
+
+_IS_SECRET = re.compile(rf"(?:{_SECRET})", re.IGNORECASE)
+
 
 _PARAMETER = re.compile(
     rf"(^|[?&;#\s'\"])([^=&;?#\s'\"]*(?:{_SECRET})[^=&;?#\s'\"]*)=([^&;#\s'\"]+)", re.IGNORECASE
