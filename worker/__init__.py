@@ -7,48 +7,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pserver import (
-        Arrays as Arrays,
+        Arrays,
+        Batch,
+        Csv,
+        DataSource,
+        Embedding,
+        Function,
+        Job,
+        Npz,
+        Ragged,
+        RowwiseAdagrad,
+        TfRecords,
+        setting,
+        string_ids,
     )
-    from pserver import (
-        Batch as Batch,
-    )
-    from pserver import (
-        Csv as Csv,
-    )
-    from pserver import (
-        DataSource as DataSource,
-    )
-    from pserver import (
-        Embedding as Embedding,
-    )
-    from pserver import (
-        Function as Function,
-    )
-    from pserver import (
-        Job as Job,
-    )
-    from pserver import (
-        Npz as Npz,
-    )
-    from pserver import (
-        Ragged as Ragged,
-    )
-    from pserver import (
-        RowwiseAdagrad as RowwiseAdagrad,
-    )
-    from pserver import (
-        TfRecords as TfRecords,
-    )
-    from pserver import (
-        setting as setting,
-    )
-    from pserver import (
-        string_ids as string_ids,
-    )
+
+__all__ = [
+    "Arrays",
+    "Batch",
+    "Csv",
+    "DataSource",
+    "Embedding",
+    "Function",
+    "Job",
+    "Npz",
+    "Ragged",
+    "RowwiseAdagrad",
+    "TfRecords",
+    "setting",
+    "string_ids",
+]
 
 
 def __getattr__(name: str) -> object:
-    users = import_module("pserver")
-    if name not in users.__all__:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(users, name)
+    return getattr(import_module("pserver"), name)

@@ -29,8 +29,6 @@ _EXPONENTS = {"bfloat16": np.uint16(0x7F80), "float16": np.uint16(0x7C00)}
 """The bits that only infinities and NaN have all of."""
 
 
-NDArray = npt.NDArray[Any]
-
 Encodings = tuple[Encoding, ...]
 PLAIN: Encodings = ("plain",)
 VALUES: Encodings = ("plain", "bfloat16", "float16")

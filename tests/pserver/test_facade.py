@@ -46,6 +46,7 @@ def run(beside: Path, *arguments: str) -> str:
 
 
 def test_both_packages_offer_the_same() -> None:
+    assert worker.__all__ == pserver.__all__
     assert {name: getattr(worker, name) for name in pserver.__all__} == {
         name: getattr(pserver, name) for name in pserver.__all__
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from coordinator.cli import main as cli
+from coordinator.cli import __main__ as cli
 from coordinator.cli import up as up_cli
 from coordinator.launch import up
 from coordinator.launch.targets import reserved_address

@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 import structlog
 
-from coordinator.cli import main as cli
+from coordinator.cli import __main__ as cli
 from coordinator.client.client import CoordinatorClient
 from coordinator.core.description import JobDescription
 from coordinator.job.job_run import Course

@@ -9,8 +9,7 @@ import pytest
 
 from pserver.core.counters import Rates
 from pserver.updates.engine import EngineKind
-
-from .engine_cases import (
+from tests.pserver.engine_cases import (
     Shards,
     Values,
     gradients,

@@ -16,8 +16,7 @@ from pserver.updates.allowlist import (
 )
 from psrpc.core.errors import InvalidJob
 from psrpc.core.plan import VariableSpec
-
-from .engine_cases import CONSTRAINED, MODEL, NON_NEGATIVE, schedule, serialized
+from tests.pserver.engine_cases import CONSTRAINED, MODEL, NON_NEGATIVE, schedule, serialized
 
 COSINE = schedule(
     "CosineDecay", initial_learning_rate=0.01, decay_steps=5, warmup_target=None, warmup_steps=0

@@ -20,8 +20,7 @@ from pserver.updates.factory import make_engine
 from pserver.updates.keras_slots import slot_names
 from psrpc.core.encoding import Encoding, round_to
 from psrpc.core.plan import Placement, VariableSpec, make_plan
-
-from .engine_cases import (
+from tests.pserver.engine_cases import (
     CONSTRAINED,
     MODEL,
     Shards,

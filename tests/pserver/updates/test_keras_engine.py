@@ -18,8 +18,7 @@ from pserver.updates.factory import make_engine
 from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import Placement, VariableSpec, aligned_empty, make_plan
-
-from .engine_cases import (
+from tests.pserver.engine_cases import (
     MODEL,
     Shards,
     buffers,

@@ -13,8 +13,7 @@ from pserver.updates.factory import make_engine
 from pserver.updates.schedules import make_schedule
 from psrpc.core.errors import CheckpointError, InvalidJob
 from psrpc.core.plan import Placement, VariableSpec, make_plan
-
-from .engine_cases import (
+from tests.pserver.engine_cases import (
     CONSTRAINED,
     MODEL,
     Shards,

@@ -14,8 +14,7 @@ from pserver.updates.schedules import make_schedule
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.plan import Role, VariableSpec, make_plan
-
-from .engine_cases import (
+from tests.pserver.engine_cases import (
     CONSTRAINED,
     MODEL,
     Shards,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import worker
+import pserver
 from tests.test_architecture import ROOT
 from worker import Arrays, Csv, Function, Npz, TfRecords
 
@@ -33,7 +33,7 @@ def test_the_table_has_the_signature_of_each_source() -> None:
 
 def test_no_source_is_left_out() -> None:
     parts = ("num_records", "read", "read_range", "fingerprint", "close")
-    exported = [getattr(worker, name) for name in worker.__all__ if name != "DataSource"]
+    exported = [getattr(pserver, name) for name in pserver.__all__ if name != "DataSource"]
     found = {each for each in exported if all(hasattr(each, part) for part in parts)}
     assert found == set(SOURCES)
 
