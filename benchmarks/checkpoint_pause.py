@@ -34,7 +34,8 @@ from pserver.transport.arrival import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from psrpc.core.batch import BatchId
-from psrpc.core.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec, aligned_empty
 from psrpc.ops.process import apply_malloc_settings
 from psrpc.v1 import coordinator_pb2 as pb
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.table import markdown, number
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 
 SIDES = ("plain", "ours")
 TARGET = 2.0

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.manifest import MANIFEST, read_manifest
 from psrpc.core.names import CHECKPOINTS
 

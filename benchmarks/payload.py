@@ -9,7 +9,8 @@ from pathlib import Path
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import cut_batch
 from psrpc.core.encoding import wire_encoding
-from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec
 from worker.describe.describe import describe
 from worker.job.loader import load_job
 from worker.runtime.waits import Waits

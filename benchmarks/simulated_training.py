@@ -24,7 +24,8 @@ from pserver.core.staging import Attempt
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId, batches_per_epoch, cut_batch
 from psrpc.core.encoding import Gradient
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb
 from worker.data.source import Array

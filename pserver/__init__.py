@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker.data.arrays import Arrays, Npz
+    from worker.data.arrays import Arrays
     from worker.data.csv import Csv
     from worker.data.function import Function
+    from worker.data.npz import Npz
     from worker.data.ragged import Ragged
     from worker.data.source import Batch, DataSource
     from worker.data.tfrecord import TfRecords

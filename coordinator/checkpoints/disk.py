@@ -12,7 +12,8 @@ from functools import partial
 from threading import Thread
 from typing import TypeVar
 
-from coordinator.checkpoints.checkpoints import Checkpoints, Chosen, choose_checkpoint
+from coordinator.checkpoints.checkpoints import Checkpoints
+from coordinator.checkpoints.choice import Chosen, choose_checkpoint
 from coordinator.checkpoints.snapshots import Taken
 from coordinator.core.run import Run
 from coordinator.core.work import SnapshotOrder

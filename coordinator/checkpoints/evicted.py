@@ -14,8 +14,9 @@ from pathlib import Path
 
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import RestoredGeneration, Store, unreadable_ledger
+from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.checkpoint.evicted_file import Source
-from psrpc.checkpoint.manifest import MANIFEST, TEMPORARY, Manifest, find_checkpoints, read_manifest
+from psrpc.checkpoint.manifest import MANIFEST, TEMPORARY, Manifest, read_manifest
 from psrpc.core.errors import CheckpointError
 from psrpc.core.names import CHECKPOINTS
 from psrpc.files.durable import give_name, give_names_back, make_directory, make_last

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.checkpoints.evicted import keep_evicted
-from coordinator.core.description import JobDescription, read_description
+from coordinator.core.description import JobDescription
+from coordinator.core.description_reader import read_description
 from coordinator.core.retention import Kept, Objective, best_of, superfluous
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store, unreadable_ledger
-from psrpc.checkpoint.manifest import Found, Manifest, find_checkpoints, remove_checkpoint, verify
+from psrpc.checkpoint.choice import Found, find_checkpoints
+from psrpc.checkpoint.manifest import Manifest, remove_checkpoint, verify
 from psrpc.core.document import anything, record
 from psrpc.core.errors import CheckpointError, InvalidJob, PsError
 from psrpc.core.names import CHECKPOINTS, JOB

@@ -30,8 +30,9 @@ from coordinator.core.wording import duration
 from coordinator.export.checkpoint_diff import diff_checkpoints
 from coordinator.records.run_directory import RunDirectory
 from psrpc.checkpoint.checkpoint import check_file
+from psrpc.checkpoint.choice import Found, find_checkpoints
 from psrpc.checkpoint.evicted_file import check_evicted, evicted_sizes
-from psrpc.checkpoint.manifest import MANIFEST, Found, Manifest, find_checkpoints, read_manifest
+from psrpc.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from psrpc.checkpoint.rows_chain import check_chain, table_sizes
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError, error_line
 from psrpc.core.names import CHECKPOINTS

@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from coordinator.process.describing import DescribeFailed
-    from coordinator.process.serve import options_from, serve
+    from coordinator.process.options import options_from
+    from coordinator.process.serve import serve
     from psrpc.ops.logs import configure
     from psrpc.ops.process import die_with_parent
     from psrpc.ops.tracing import tracing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from threading import Event
 from types import TracebackType
 from typing import Any, TypeVar
@@ -10,18 +10,15 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from coordinator.client.command_stream import CommandStream, _typed
 from psrpc.core.errors import (
     CoordinatorRefuses,
     CoordinatorUnreachable,
-    DeadlinePassed,
-    InvalidArgument,
     NotConnected,
     NotReady,
     OutcomeUnknown,
     Preparing,
     PsError,
-    RemoteFailure,
-    Unreachable,
 )
 from psrpc.net.channel import open_channel
 from psrpc.net.reach import why_unreachable
@@ -32,7 +29,6 @@ from psrpc.security.identity import Role
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from psrpc.wire.bounds import shorten
-from psrpc.wire.status import error_from_rpc
 
 CALL_S = 10.0
 """Deadline of a call that the coordinator answers at once."""
@@ -64,38 +60,6 @@ LOOK_S = 1.0
 
 Response = TypeVar("Response", bound=Message)
 Result = TypeVar("Result")
-
-
-class CommandStream:
-    """The commands for one shard; iterate it. Thread-safe: any thread may ``cancel``."""
-
-    def __init__(self, call: Any, address: str) -> None:
-        self._call = call
-        self._address = address
-        self._cancelled = False
-
-    def __iter__(self) -> Iterator[pb.WatchResponse]:
-        """Yields commands until the coordinator ends the stream, ``cancel`` is called or
-        ``WATCH_S`` have passed; then watch again. Every command is idempotent, since the
-        coordinator repeats on a new stream what may have been missed.
-
-        Raises:
-            CoordinatorUnreachable: the connection broke.
-            PsError: as the coordinator raised it.
-        """
-        try:
-            yield from self._call
-        except grpc.RpcError as error:
-            if self._cancelled:
-                return
-            typed = _typed(error, self._address)
-            if not isinstance(typed, DeadlinePassed):
-                raise typed from None
-
-    def cancel(self) -> None:
-        """Ends the iteration, in whatever thread it runs."""
-        self._cancelled = True
-        self._call.cancel()
 
 
 class CoordinatorClient:
@@ -384,19 +348,3 @@ class CoordinatorClient:
         assert isinstance(response, expected)
         self.reached, self.refusal = True, ""
         return response
-
-
-def _typed(error: grpc.RpcError, address: str) -> PsError:
-    """The error of a call, a broken connection being the coordinator's."""
-    typed = error_from_rpc(error, f"coordinator at {address}")
-    if isinstance(typed, RemoteFailure) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidArgument(
-            f"{address} is not a coordinator: it does not know what it is asked; give the "
-            "coordinator's address, not a shard's",
-            code="PS212",
-        )
-    if not isinstance(typed, Unreachable):
-        return typed
-    unreachable = CoordinatorUnreachable(str(typed))
-    unreachable.sent = typed.sent
-    return unreachable

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from psrpc.checkpoint.checkpoint import ShardState, check_room, load_state, read_manifest
+from psrpc.checkpoint.checkpoint import ShardState, read_manifest
 from psrpc.checkpoint.evicted_file import evicted_sizes
+from psrpc.checkpoint.load import check_room, load_state
 from psrpc.checkpoint.manifest import Manifest
 from psrpc.checkpoint.rows_chain import load_table
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.intervals import IntervalSet
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.core.text import counted
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from coordinator.checkpoints.pruning import best_checkpoint
 from coordinator.export.tables import export_evicted, export_tables, export_variables
 from psrpc.checkpoint.checkpoint import Manifest, newest_good, read_manifest, verify
-from psrpc.checkpoint.manifest import MANIFEST, find_checkpoints
+from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.core.document import record, text
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob, PsError, error_line
 from psrpc.core.names import CHECKPOINTS, JOB, check_file_name

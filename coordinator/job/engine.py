@@ -21,7 +21,7 @@ from coordinator.core.work import Command, Ended, MetricVariable, Report, Wait, 
 from coordinator.job.authority import Authority, check_job, check_software
 from coordinator.job.job_run import Course
 from coordinator.job.policy_settings import changed_policy, parse_settings
-from coordinator.membership.membership import Shard, Worker
+from coordinator.membership.members import Shard, Worker
 from coordinator.membership.recovery import Holding
 from coordinator.records.store import BARRED, Store
 from coordinator.training.generations import Standing

@@ -14,7 +14,7 @@ from coordinator.checkpoints.disk import DiskWork
 from coordinator.core.lifecycle import ENDED, STOPPED, Facts, Phase, next_phase
 from coordinator.core.run import Run
 from coordinator.core.work import Command, Report
-from coordinator.membership.membership import WorkerSilent
+from coordinator.membership.members import WorkerSilent
 from coordinator.membership.recovery import Holding, went_back
 from coordinator.records.curves import Curves
 from coordinator.records.store import ENDED as ENDED_KEY

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coordinator.core.description import JobDescription, parse_description
+from coordinator.core.description import JobDescription
+from coordinator.core.description_reader import parse_description
 from psrpc.core.errors import PsError
 from psrpc.core.text import told_lines
 from psrpc.ops.process import child_environment, module_command

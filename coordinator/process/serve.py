@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -11,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,14 +19,15 @@ from coordinator.checkpoints.counted import read_counted
 from coordinator.checkpoints.disk import ThreadedDisk
 from coordinator.core.description import JobDescription, check_for_shards
 from coordinator.core.lifecycle import ENDED, STOPPED
-from coordinator.dashboard.options import DEFAULT_PORT as DASHBOARD_PORT
 from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.snapshots import Board, Chronicle
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import Course
 from coordinator.process.describing import describe_command, describe_job
 from coordinator.process.metrics import families
-from coordinator.process.settling import check_ledger, settle
+from coordinator.process.options import ServeOptions
+from coordinator.process.resume_checks import check_ledger
+from coordinator.process.settling import settle
 from coordinator.process.summary import still_holds, summarize, write_summary
 from coordinator.records.run_directory import (
     LEDGER,
@@ -41,10 +40,11 @@ from coordinator.records.run_directory import (
 )
 from coordinator.records.store import LEDGER_NBYTES, DamagedLedger, Store, damaged_ledger
 from coordinator.rpc.server import Server
-from psrpc.core.errors import InvalidArgument, JobDone, JobFailed, PsError, disk_code, disk_reason
+from psrpc.core.errors import JobDone, JobFailed, PsError, disk_code, disk_reason
 from psrpc.core.exit_status import DONE, DRAINED, FAILED, INTERRUPTED, after_signal
 from psrpc.core.names import CERTS, HISTORY, SUMMARY
-from psrpc.core.plan import Plan, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan
 from psrpc.files.run_paths import newest_run, read_summary, unfinished_run
 from psrpc.metrics.address import OFF
 from psrpc.metrics.exporter import Family, MetricsServer
@@ -53,10 +53,8 @@ from psrpc.ops.clock import Clock, MonotonicClock
 from psrpc.ops.logs import get_logger
 from psrpc.ops.process import StopSignals
 from psrpc.ops.retry import Announcer
-from psrpc.options.security_options import from_arguments
 from psrpc.security.certificates import CA_KEY
-from psrpc.security.credentials import PLAINTEXT, Security
-from psrpc.security.identity import Role
+from psrpc.security.credentials import Security
 from psrpc.v1 import coordinator_pb2 as pb
 
 log = get_logger()
@@ -81,56 +79,6 @@ started with it take seconds to come up."""
 PASSING = ("PS122", "PS502", "PS504")
 """Codes of what keeps a coordinator from its run directory for a time: another one that holds it,
 and storage that is full or fails."""
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """What ``coordinator serve`` was asked for; None leaves a choice to the job.
-
-    Raises:
-        InvalidArgument: a value that cannot be meant; names the option and the value.
-    """
-
-    job: Path
-    shards: int = 1
-    bind: str = "127.0.0.1:5000"
-    run_dir: Path | None = None
-    mode: str | None = None
-    replicas: int | None = None
-    overrides: tuple[str, ...] = ()
-    resume: bool = False
-    auto_resume: bool = False
-    dashboard: str | None = None
-    security: Security = PLAINTEXT
-    metrics: str = OFF
-    reflection: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value in (("shards", self.shards), ("replicas", self.replicas)):
-            if value is not None and value < 1:
-                raise InvalidArgument(f"--{name} is {value}; expected a whole number of at least 1")
-        parse_address(self.bind, default_port=5000)
-        if self.dashboard is not None:
-            parse_address(self.dashboard, default_port=DASHBOARD_PORT)
-
-
-def options_from(args: argparse.Namespace) -> ServeOptions:
-    """The checked options. Raises InvalidArgument."""
-    return ServeOptions(
-        job=args.job,
-        shards=args.shards,
-        bind=args.bind,
-        run_dir=args.run_dir,
-        mode=args.mode,
-        replicas=args.replicas,
-        overrides=tuple(args.overrides),
-        resume=args.resume == "always",
-        auto_resume=args.resume == "auto",
-        dashboard=args.dashboard,
-        security=from_arguments(Role.COORDINATOR, args),
-        metrics=args.metrics,
-        reflection=args.reflection,
-    )
 
 
 async def serve(options: ServeOptions, check: Callable[[], object] = lambda: None) -> int:

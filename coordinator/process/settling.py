@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import secrets
-import shlex
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from coordinator.checkpoints.checkpoints import Chosen, choose_checkpoint, remove_unfinished
+from coordinator.checkpoints.checkpoints import remove_unfinished
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, Run
-from coordinator.records.run_directory import LEDGER, RunDirectory, started_with
+from coordinator.process.resume_checks import (
+    _check_checkpoint,
+    _check_goes_on,
+    _check_same_name,
+    _difference,
+    _ended_unsaved,
+    _left_out,
+    _nothing_to_resume,
+    _saved,
+)
+from coordinator.records.run_directory import RunDirectory, started_with
 from coordinator.records.store import (
     ENDED,
     FIRST,
@@ -21,12 +29,10 @@ from coordinator.records.store import (
     POLICIES,
     SINCE,
     TWICE,
-    DamagedLedger,
     Store,
-    damaged_ledger,
 )
-from psrpc.checkpoint.manifest import find_checkpoints
-from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob, JobDone
+from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.core.errors import CheckpointError, JobDone
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan
 from psrpc.core.policy import SETTINGS, Policy
@@ -218,80 +224,6 @@ def _identity(options: Options, description: JobDescription, plan: Plan) -> dict
     }
 
 
-def check_ledger(path: Path, *, resume: bool) -> None:
-    """Refuses a run directory whose ledger is damaged, or whose run has ended, before anything in
-    it is touched and before seconds are spent on the job. What cannot be read for another reason is
-    for :func:`settle` to say.
-
-    Args:
-        resume: a run that has ended is gone on with.
-
-    Raises:
-        CheckpointError: the ledger is damaged.
-        AlreadyExists: the run has ended, and nobody said --resume.
-    """
-    if not (path / LEDGER).exists():
-        return
-    store, ended, begins_anew = Store(path / LEDGER), None, False
-    try:
-        store.open_to_read()
-        ended = store.get(ENDED)
-        begins_anew = _ended_unsaved(path, store)
-        store.check()
-    except DamagedLedger as error:
-        raise damaged_ledger(error) from None
-    except sqlite3.Error:
-        pass
-    finally:
-        store.close()
-    if not resume and not begins_anew:
-        _check_not_ended(path, ended)
-
-
-def _check_not_ended(path: Path, ended: Any) -> None:
-    if ended is not None:
-        raise AlreadyExists(
-            f"run directory {path} holds a run that has ended ({ended['phase']}); say --resume to "
-            "go on with it, or choose another --run-dir",
-            code="PS123",
-        )
-
-
-def _ended_unsaved(path: Path, store: Store, storage: Storage = DISK) -> bool:
-    """Whether a run has ended, but not well, with nothing saved that a new beginning could lose."""
-    phase = (store.get(ENDED) or {}).get("phase")
-    return phase not in (None, "done") and not _saved(path, store, storage)
-
-
-def _saved(path: Path, store: Store, storage: Storage) -> bool:
-    """Whether there is or was a checkpoint, good or not."""
-    found = find_checkpoints(path / CHECKPOINTS, storage)
-    return bool(store.newest_checkpoint() or found.manifests or found.refused)
-
-
-def _nothing_to_resume(path: Path, error: CheckpointError) -> CheckpointError:
-    return CheckpointError(
-        f"cannot resume: the run of {path} has saved nothing, and nothing of it was trained; "
-        f"--run-dir {shlex.quote(str(path))} without --resume begins it anew",
-        code=error.code,
-    )
-
-
-def _check_goes_on(
-    path: Path, known: Mapping[str, Any], identity: Mapping[str, Any], ended: Any
-) -> None:
-    _check_not_ended(path, ended)
-    key = _difference(known, identity)
-    if key:
-        theirs, ours = (_shown(key, each.get(key)) for each in (known, identity))
-        raise InvalidJob(
-            f"run directory {path} holds a run that has not ended, of another job: its {key} is "
-            f"{theirs}, this one's {ours}. Start it as it was, say --resume "
-            "to go on with the change, or choose another --run-dir",
-            code="PS124",
-        )
-
-
 def _resumes(
     path: Path, store: Store, known: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> bool:
@@ -311,40 +243,10 @@ def _resumes(
     return bool(ended is not None or key) and store.newest_checkpoint() is not None
 
 
-def _check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    if known["job"] != identity["job"]:
-        raise InvalidJob(
-            f"run directory {path} holds a run of job {known['job']!r}, and this is job "
-            f"{identity['job']!r}; choose another --run-dir, or say --resume to go on from what "
-            "the other has trained",
-            code="PS124",
-        )
-
-
 def _highest_generation(run_dir: Path, storage: Storage) -> int:
     """Of all checkpoints of a run: what is saved from now on has to count as newer than each."""
     found = find_checkpoints(run_dir / CHECKPOINTS, storage)
     return max((manifest.generation for _, manifest in found.manifests), default=0)
-
-
-def _left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
-    """Of a run that is resumed, the settings that it was started with and that nobody says now."""
-    said = identity["overrides"]
-    return [
-        f"the run was started with --set {key}={value}, which is not said now: what the job file "
-        "says holds"
-        for key, value in known.get("overrides", {}).items()
-        if key not in said
-    ]
-
-
-def _shown(key: str, value: Any) -> str:
-    return str(Policy.from_json(value)) if key == "policy" and value else repr(value)
-
-
-def _difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-    """What two jobs differ in; empty if they are the same."""
-    return next((key for key, value in identity.items() if known.get(key) != value), "")
 
 
 def _store(store: Store, values: Mapping[str, Any]) -> None:
@@ -352,13 +254,3 @@ def _store(store: Store, values: Mapping[str, Any]) -> None:
     changed = {key: value for key, value in values.items() if store.get(key) != value}
     if changed:
         store.put_all(changed)
-
-
-def _check_checkpoint(
-    path: Path, description: JobDescription, plan: Plan, run_id: str | None, storage: Storage
-) -> Chosen:
-    chosen = choose_checkpoint(path, description, run_id, storage=storage, plan=plan)
-    for remark in chosen.remarks:
-        log.warning("resuming", remark=remark)
-    log.info("resuming", checkpoint=str(path / chosen.restored.directory))
-    return chosen

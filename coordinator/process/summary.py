@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.core.lifecycle import STOPPED
 from coordinator.core.run import Followed
 from coordinator.job.job_run import Course
-from coordinator.membership.membership import Worker
+from coordinator.membership.members import Worker
 from coordinator.membership.progress import WorkerProgress
 from coordinator.training.gauges import counts, counts_of_worker, refused, staleness_counts
 from psrpc.core.names import CHECKPOINTS, SUMMARY

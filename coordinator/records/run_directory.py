@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from coordinator.core.description import JobDescription, read_description
+from coordinator.core.description import JobDescription
+from coordinator.core.description_reader import read_description
 from psrpc.core.document import anything, mapped
 from psrpc.core.errors import AlreadyExists, InvalidJob, disk_code
 from psrpc.core.names import ADDRESS, JOB, LOCK, PLAINTEXT, RUNS, STARTING, TOKEN

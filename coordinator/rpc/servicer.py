@@ -13,6 +13,7 @@ from coordinator.core.work import Report, Work
 from coordinator.dashboard.snapshots import Board
 from coordinator.job.engine import Caller, Engine
 from coordinator.membership.membership import LEASE_S
+from coordinator.rpc.answers import write_command, write_lease, write_shutdown
 from coordinator.rpc.environment import Surroundings
 from coordinator.rpc.messages import (
     read_figures,
@@ -26,9 +27,6 @@ from coordinator.rpc.messages import (
     read_totals,
     read_transports,
     read_unreachable,
-    write_command,
-    write_lease,
-    write_shutdown,
 )
 from coordinator.rpc.status import write_status
 from psrpc.core.errors import InvalidArgument, NotReady

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from coordinator.core.figures import add_counts
-from coordinator.membership.membership import Shard
+from coordinator.membership.members import Shard
 from coordinator.records.curves import Gauges
 from coordinator.schedule.stragglers import slowness
 from coordinator.training.job_state import JobState

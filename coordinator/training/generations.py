@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from coordinator.checkpoints.checkpoints import Chosen
+from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import Choice, DiskWork
 from coordinator.core.figures import EpochTotals
 from coordinator.core.run import Followed, Run

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from coordinator.core.lifecycle import FORMING
 from coordinator.core.wording import duration, shards, stands_still
-from coordinator.membership.membership import Shard, Worker
+from coordinator.membership.members import Shard, Worker
 from coordinator.training.job_state import JobState
 from psrpc.ops.logs import get_logger
 

@@ -17,6 +17,7 @@ from pserver.core.requests import Outcome, PushResult
 from pserver.core.table_ids import RowsWanted, add_table_ids, count, pushed_pairs, row_extents
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient, plain
 from psrpc.core.errors import (
@@ -241,9 +242,9 @@ class ShardClient:
             CheckpointError: the shard cannot read the rows that its tables begin with.
         """
         extents = shard_extents(self._plan, self._shard)
-        header = pb.InitializeHeader(fence=fence, extents=wire.to_extents(extents), grant=grant)
+        header = pb.InitializeHeader(fence=fence, extents=streams.to_extents(extents), grant=grant)
         mine = {name: plain(part) for name, part in self._mine(values).items()}
-        parts = wire.gradient_parts(self._plan, mine)
+        parts = streams.gradient_parts(self._plan, mine)
 
         def call() -> bool:
             try:
@@ -381,14 +382,14 @@ class ShardClient:
         if push.rows:
             pushed = pushed_pairs(self._plan, push.rows)
             add_table_ids(header.rows, pushed)
-            header.extents.extend(wire.to_extents(row_extents(self._plan, pushed)))
+            header.extents.extend(streams.to_extents(row_extents(self._plan, pushed)))
 
     def _extents_of(self, gradient: Gradient) -> list[types.Extent]:
         """What a gradient announces, checked; the same from step to step."""
-        extents = wire.gradient_extents(self._plan, gradient)
+        extents = streams.gradient_extents(self._plan, gradient)
         if extents != self._extents:
             check_extents(self._plan, self._shard, extents, GRADIENTS)
-            self._extents, self._extent_messages = extents, wire.to_extents(extents)
+            self._extents, self._extent_messages = extents, streams.to_extents(extents)
         return self._extent_messages
 
     def _exchange(
@@ -407,7 +408,7 @@ class ShardClient:
             header.pull.encoding = types.ENCODING_PLAIN
         if into is not None and (wanted is None or not wanted.rows_only):
             target = self._target(into)
-            header.pull.encoding = wire.to_encoding(target.encoding)
+            header.pull.encoding = streams.to_encoding(target.encoding)
         gradient, batch = (push.gradients, push.batch) if push is not None else (None, None)
         rows = push.rows if push is not None else None
         return self._persist(

@@ -20,7 +20,7 @@ from pserver.transport.arrival import Arrival
 from pserver.transport.data_connection import connect
 from pserver.transport.mailbox import WorkerBox
 from pserver.transport.workspace import Workspace
-from pserver.wire import messages as wire
+from pserver.wire import streams
 from pserver.wire.row_messages import pushed_parts
 from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.errors import DeadlinePassed, InvalidArgument, PsError, SegmentLost, Unreachable
@@ -204,7 +204,7 @@ class Exchanger:
                 header.push_at.extend(self._leave(gradient))
                 header.push_at.extend(places)
             else:
-                parts = wire.gradient_parts(self._plan, gradient)
+                parts = streams.gradient_parts(self._plan, gradient)
                 parts.extend(pushed_parts(self._plan, pushed, rows))
         if session.attached and (into is not None or wanted is not None):
             header.pull_at.extend(self._pull_places(into, wanted))
@@ -213,7 +213,7 @@ class Exchanger:
             if wanted is not None:
                 self._receive(answer, arrival, bool(header.pull_at), into, wanted)
             elif into is not None:
-                extents = wire.from_extents(answer.pull.extents)
+                extents = streams.from_extents(answer.pull.extents)
                 self._check(extents, into)
                 if not header.pull_at:
                     arrival.receive(self._plan, extents, into.mine)
@@ -245,7 +245,7 @@ class Exchanger:
         wanted: RowsWanted,
     ) -> None:
         """Takes an answer with rows."""
-        extents = wire.from_extents(answer.pull.extents)
+        extents = streams.from_extents(answer.pull.extents)
         cut = max(0, len(extents) - len(wanted.pairs))
         if into is not None:
             self._check(extents[:cut], into)

@@ -15,6 +15,7 @@ from pserver.transport.arrival import Arrival, Chunks, Streamed
 from pserver.transport.data_connection import DataConnection
 from pserver.transport.mailbox import WorkerBox
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.errors import InvalidArgument, PsError, Unreachable
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.wire.codec import encode_stream
@@ -76,7 +77,7 @@ class Session:
         in_segment = bool(header.pull_at)
 
         def announced(answer: pb.ExchangeAnswer) -> int:
-            return 0 if in_segment else wire.announced_nbytes(answer.pull.extents)
+            return 0 if in_segment else streams.announced_nbytes(answer.pull.extents)
 
         messages = encode_stream(header, parts)
         if self._box is not None:
@@ -151,7 +152,7 @@ class Session:
         message = connection.receive_message()
         if message is None:
             raise Unreachable(f"{self._peer} has closed the data connection")
-        return wire.parse_header(message, pb.ExchangeAnswer), Streamed(connection)
+        return streams.parse_header(message, pb.ExchangeAnswer), Streamed(connection)
 
     def _left(self, box: WorkerBox, message: bytes, sent: Callable[[], object]) -> Iterator[bytes]:
         answer = box.exchange(message, lambda: not self._call.is_active(), sent)
@@ -168,5 +169,5 @@ class Session:
 def _read(
     messages: Iterator[bytes], announced: Callable[[pb.ExchangeAnswer], int]
 ) -> tuple[pb.ExchangeAnswer, Arrival]:
-    answer, pieces = wire.read_stream(messages, pb.ExchangeAnswer, announced)
+    answer, pieces = streams.read_stream(messages, pb.ExchangeAnswer, announced)
     return answer, Chunks(pieces)

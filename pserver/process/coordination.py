@@ -9,7 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from coordinator.client.client import CommandStream, CoordinatorClient
+from coordinator.client.client import CoordinatorClient
+from coordinator.client.command_stream import CommandStream
 from pserver.core.requests import RestoredState
 from pserver.engine.engine import ShardEngine
 from pserver.process.commands import obey

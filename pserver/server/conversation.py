@@ -21,6 +21,7 @@ from pserver.transport.mailbox import HEAD_BYTES, ShardBox
 from pserver.transport.segment import AttachedSegment, Offer, SegmentUnavailable, attach
 from pserver.transport.workspace import segment_nbytes
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidArgument
 from psrpc.core.plan import ALIGNMENT_BYTES
@@ -90,12 +91,12 @@ class Conversation:
                 self.idle = False
                 first, way = request
                 if isinstance(way, DataConnection):
-                    header = wire.parse_header(first, pb.ExchangeHeader)
+                    header = streams.parse_header(first, pb.ExchangeHeader)
                     answer, parts = self._exchange(header, Streamed(way), patience_s())
                     way.send(answer.SerializeToString(), [part for _, part in parts])
                 else:
                     rest = chain((first,), messages) if way is None else iter((first,))
-                    header, pieces = wire.read_stream(
+                    header, pieces = streams.read_stream(
                         rest, pb.ExchangeHeader, _announced, paced=way is None
                     )
                     answer, parts = self._exchange(header, Chunks(pieces), patience_s())
@@ -202,7 +203,7 @@ class Conversation:
             return vouch(request, self._engine.push(request, arrival, patience_s)), None
         if header.pull.WhichOneof("source") != "newest" or header.pull.HasField("decision"):
             raise InvalidArgument("a pull with a push is of the newest values")
-        encoding = wire.from_encoding(header.pull.encoding)
+        encoding = streams.from_encoding(header.pull.encoding)
         wanted = None
         if rows or header.pull.rows_only:
             wanted = RowsRequest(rows, room.rows, header.pull.rows_only)
@@ -224,7 +225,7 @@ class Conversation:
             return answer, ()
         answer.pull.CopyFrom(wire.to_pull_header(plan, values, rows))
         if room.arenas is None:
-            return answer, wire.value_parts(plan, values, rows)
+            return answer, streams.value_parts(plan, values, rows)
         # The rows are there already.
         for view, arena in zip(room.arenas, plan.arenas if values.arrays else (), strict=True):
             np.copyto(view, values.arrays[arena.name].view(np.uint8))
@@ -249,7 +250,7 @@ class Conversation:
 
     def _arena_sizes(self, header: pb.ExchangeHeader) -> list[tuple[int, int]]:
         """Bytes and alignment of each arena as it is pulled."""
-        encoding = wire.from_encoding(header.pull.encoding)
+        encoding = streams.from_encoding(header.pull.encoding)
         sizes = self._sizes.get(encoding)
         if sizes is None:
             check_values(encoding)
@@ -309,4 +310,4 @@ class Conversation:
 
 def _announced(header: pb.ExchangeHeader) -> int:
     """Bytes of chunks that follow a header."""
-    return 0 if header.push_at else wire.announced_nbytes(header.push.extents)
+    return 0 if header.push_at else streams.announced_nbytes(header.push.extents)

@@ -15,6 +15,7 @@ from pserver.transport.arrival import Chunks
 from pserver.transport.data_listener import DataListener
 from pserver.wire import messages as wire
 from pserver.wire import row_messages as row_wire
+from pserver.wire import streams
 from psrpc.core.errors import NotReady
 from psrpc.net.limits import LONGEST_CALL_S, NO_DEADLINE_S
 from psrpc.security.peer_certificate import peer_of
@@ -85,7 +86,7 @@ class ParameterServerServicer:
     def initialize(self, requests: Iterator[bytes], context: Context) -> pb.InitializeResponse:
         engine = self._engine()
         with _ending(context):
-            header, pieces = wire.read_stream(requests, pb.InitializeHeader, paced=True)
+            header, pieces = streams.read_stream(requests, pb.InitializeHeader, paced=True)
             request = engine.credentials.initialize(
                 wire.from_initialize(header), peer_of(context).name
             )
@@ -98,14 +99,14 @@ class ParameterServerServicer:
             wanted = engine.credentials.pull(wire.from_pull(request), peer_of(context).name)
             values = engine.pull(wanted, patience_s(context))
             header = wire.to_pull_header(engine.plan, values, wanted.rows)
-            yield from encode_stream(header, wire.value_parts(engine.plan, values, wanted.rows))
+            yield from encode_stream(header, streams.value_parts(engine.plan, values, wanted.rows))
 
     def push_gradients(
         self, requests: Iterator[bytes], context: Context
     ) -> pb.PushGradientsResponse:
         engine = self._engine()
         with _ending(context), engine.refusals_counted():
-            header, pieces = wire.read_stream(requests, pb.PushHeader, paced=True)
+            header, pieces = streams.read_stream(requests, pb.PushHeader, paced=True)
             push = engine.credentials.push(wire.from_push(header), peer_of(context).name)
             result = engine.push(push, Chunks(pieces), patience_s(context))
             result = engine.credentials.vouch(push, result)

@@ -15,13 +15,8 @@ from pserver.snapshots.row_files import RowFiles, fill_tables
 from pserver.tables.tables import Tables
 from pserver.updates.engine import Slots
 from pserver.wire import messages as wire
-from psrpc.checkpoint.checkpoint import (
-    ShardState,
-    WrittenFile,
-    load_state,
-    shard_file_name,
-    write_shard_file,
-)
+from psrpc.checkpoint.checkpoint import ShardState, WrittenFile, shard_file_name, write_shard_file
+from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.core.errors import CheckpointError, InvalidArgument, PsError
 from psrpc.core.names import inside
@@ -127,7 +122,7 @@ class SnapshotFiles:
 
     def read(self, checkpoint: str) -> RestoredState:
         """What the shard takes over from a checkpoint, named relative to the run directory; see
-        :func:`psrpc.checkpoint.checkpoint.load_state`. Rows are read later, by ``load_rows``, which
+        :func:`psrpc.checkpoint.load.load_state`. Rows are read later, by ``load_rows``, which
         raises CheckpointError too: they go straight into the tables.
 
         Raises:

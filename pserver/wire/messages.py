@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import TypeVar
-
-import numpy as np
-from google.protobuf.message import DecodeError, Message
+from collections.abc import Iterable, Sequence
 
 from pserver.core.applied import AppliedEpoch, EpochTotals
 from pserver.core.assembly import Extent
@@ -29,10 +23,8 @@ from pserver.core.requests import (
 )
 from pserver.core.staging import Attempt
 from pserver.core.table_ids import TableIds, from_table_ids, row_extents
-from pserver.transport.buffers import AwaitedMessages, Progress
-from pserver.wire.row_messages import pulled_parts
+from pserver.wire.streams import from_encoding, from_extents, to_extents
 from psrpc.core.batch import BatchId
-from psrpc.core.encoding import Encoding, Gradient
 from psrpc.core.errors import InvalidArgument, InvalidJob
 from psrpc.core.plan import Plan
 from psrpc.core.policy import Policy
@@ -41,8 +33,6 @@ from psrpc.security.signatures import Keys, SignedDecision
 from psrpc.v1 import coordinator_pb2 as coordinator
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
-from psrpc.wire.bounds import check_bounds
-from psrpc.wire.codec import Piece, parse_message
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServer"].full_name
 
@@ -56,157 +46,6 @@ _OUTCOMES: dict[Outcome, pb.PushOutcome] = {
 _POSITIONS = 1 << 63
 
 _BY_NUMBER: dict[int, Outcome] = {number: name for name, number in _OUTCOMES.items()}
-
-_ENCODINGS: dict[Encoding, types.Encoding] = {
-    "plain": types.ENCODING_PLAIN,
-    "bfloat16": types.ENCODING_BFLOAT16,
-    "float16": types.ENCODING_FLOAT16,
-    "int8": types.ENCODING_INT8,
-    "topk": types.ENCODING_TOPK,
-}
-_ENCODING_BY_NUMBER: dict[int, Encoding] = {number: e for e, number in _ENCODINGS.items()}
-
-Header = TypeVar("Header", bound=Message)
-
-
-def read_stream(
-    messages: Iterator[bytes],
-    header: type[Header],
-    announced: Callable[[Header], int] | None = None,
-    *,
-    paced: bool = False,
-) -> tuple[Header, Iterator[Piece]]:
-    """The header of a tensor stream, and its chunks as they arrive.
-
-    Args:
-        announced: how many bytes follow a header, where another header may come after them;
-            otherwise the stream ends with its last chunk.
-        paced: chunks have to come as :class:`pserver.transport.buffers.Progress` demands, from
-        when the
-            first is asked for.
-
-    Raises:
-        InvalidArgument: no header where one must be, or bytes that are none; the iterator raises
-            it as well.
-    """
-    first = next(messages, None)
-    if first is None:
-        raise InvalidArgument("the stream is empty; expected a header")
-    message = parse_message(first)
-    if message.header is None:
-        raise InvalidArgument("the stream begins without a header")
-    found = parse_header(message.header, header)
-    nbytes = announced and announced(found)
-    if nbytes == 0 and message.chunk is not None:
-        raise InvalidArgument(
-            f"a chunk of {len(message.chunk.data)} bytes comes with a header that announces none"
-        )
-    if not paced or nbytes == (0 if message.chunk is None else len(message.chunk.data)):
-        return found, _pieces(message.chunk, partial(next, messages, None), nbytes)
-    return found, _paced_pieces(message.chunk, messages, nbytes)
-
-
-def parse_header(data: bytes, header: type[Header]) -> Header:
-    """A message of class ``header``; raises InvalidArgument when the bytes are none, or it has a
-    field that is longer than it may be (:mod:`psrpc.wire.bounds`)."""
-    try:
-        found = header.FromString(data)
-    except DecodeError as error:
-        raise InvalidArgument(f"a header cannot be read as {header.__name__}: {error}") from None
-    check_bounds(found, len(data))
-    return found
-
-
-def _paced_pieces(
-    first: Piece | None, messages: Iterator[bytes], nbytes: int | None
-) -> Iterator[Piece]:
-    awaited, progress = AwaitedMessages(messages), Progress(time.monotonic())
-    try:
-        for piece in _pieces(first, partial(awaited.next, progress), nbytes):
-            progress.received(len(piece.data), time.monotonic())
-            yield piece
-    finally:
-        awaited.close()
-
-
-def _pieces(
-    first: Piece | None, receive: Callable[[], bytes | None], nbytes: int | None
-) -> Iterator[Piece]:
-    received = 0
-    if first is not None:
-        received = len(first.data)
-        yield first
-    while nbytes is None or received < nbytes:
-        data = receive()
-        if data is None:
-            return
-        message = parse_message(data)
-        if message.header is not None:
-            raise InvalidArgument("the stream has a second header; expected chunks only")
-        if message.chunk is not None:
-            received += len(message.chunk.data)
-            yield message.chunk
-
-
-def announced_nbytes(extents: Iterable[types.Extent]) -> int:
-    """How many bytes of chunks follow the header with ``extents``."""
-    return sum(extent.nbytes for extent in extents)
-
-
-def value_parts(plan: Plan, values: Values, rows: TableIds = ()) -> list[tuple[int, memoryview]]:
-    """All arenas as the codec wants them, in plan order, and ``values.rows``, of ``rows``; empty
-    ones make no chunk."""
-    parts = [
-        (index, values.arrays[arena.name].view(np.uint8).data)
-        for index, arena in enumerate(plan.arenas if values.arrays else ())
-        if values.arrays[arena.name].size
-    ]
-    if rows:
-        parts.extend(pulled_parts(plan, rows, values.rows))
-    return parts
-
-
-def gradient_parts(plan: Plan, gradient: Gradient) -> list[tuple[int, memoryview]]:
-    """The same of a gradient."""
-    return [
-        (index, part.view(np.uint8).data)
-        for index, arena in enumerate(plan.arenas)
-        for part in gradient[arena.name].parts
-        if part.size
-    ]
-
-
-def gradient_extents(plan: Plan, gradient: Gradient) -> list[Extent]:
-    """What a gradient announces, in plan order."""
-    return [
-        Extent(index, gradient[arena.name].nbytes, gradient[arena.name].encoding)
-        for index, arena in enumerate(plan.arenas)
-    ]
-
-
-def to_encoding(encoding: Encoding) -> types.Encoding:
-    """An encoding as a message has it."""
-    return _ENCODINGS[encoding]
-
-
-def from_encoding(number: int) -> Encoding:
-    """The inverse; raises InvalidArgument for one that was not set or is unknown."""
-    if number not in _ENCODING_BY_NUMBER:
-        raise InvalidArgument(f"encoding {number} is unknown; expected 1 to {len(_ENCODINGS)}")
-    return _ENCODING_BY_NUMBER[number]
-
-
-def to_extents(extents: Iterable[Extent]) -> list[types.Extent]:
-    """Extents as messages."""
-    return [
-        types.Extent(arena=arena, nbytes=nbytes, encoding=_ENCODINGS[encoding])
-        for arena, nbytes, encoding in extents
-    ]
-
-
-def from_extents(extents: Iterable[types.Extent]) -> tuple[Extent, ...]:
-    """Extents as tuples."""
-    return tuple(Extent(e.arena, e.nbytes, from_encoding(e.encoding)) for e in extents)
 
 
 def to_batch(batch: BatchId) -> types.BatchId:

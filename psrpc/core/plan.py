@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -200,49 +200,21 @@ class Plan:
         return plan
 
 
-def make_plan(
-    variables: Iterable[VariableSpec],
-    shards: int,
-    placement: Placement,
-    tables: Iterable[TableSpec] = (),
-) -> Plan:
-    """Lays ``variables`` and ``tables`` out over ``shards``.
+def aligned_nbytes(nbytes: int) -> int:
+    """Bytes up to where the next array may begin after one of ``nbytes``."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
-    ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
-    shards. Variables that fill whole units of 64 bytes come first there, the others after them,
-    both in the order given: so those are aligned, and TensorFlow need not copy them out of the
-    arena. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
 
-    Raises:
-        InvalidJob: nothing to train, an unknown dtype, two variables or two tables of one name, or
-            a table that cannot be.
+def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
+    """An uninitialised ``[length]`` array that starts on a 64-byte boundary.
+
+    TensorFlow aborts the process when it meets an unaligned buffer through DLPack, so every
+    buffer that may reach it is made here.
     """
-    variables, tables = tuple(variables), tuple(tables)
-    if shards < 1:
-        raise InvalidJob(f"shards is {shards}; expected at least 1")
-    _check_tables(tables)
-    if not tables and not any(v.role == "trainable" for v in variables):
-        raise InvalidJob("the model has no trainable variables; there is nothing to train")
-    _check_variables(variables)
-    roles: tuple[Role, ...] = ("trainable", "state")
-    arenas = []
-    load = [0] * shards
-    for dtype in DTYPES:
-        for role in roles:
-            members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
-            if members:
-                if placement == "cut":
-                    order, cuts = _cut_evenly(variables, members, shards)
-                else:
-                    order, cuts = _keep_whole(variables, members, load)
-                sizes = [variables[i].size for i in order]
-                starts = np.cumsum([0, *sizes]).tolist()[:-1]
-                arenas.append(
-                    ArenaPlan(
-                        f"{dtype}.{role}", dtype, role, tuple(order), tuple(starts), tuple(cuts)
-                    )
-                )
-    return Plan(variables, tuple(arenas), shards, placement, tables)
+    nbytes = length * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[skip : skip + nbytes].view(dtype)
 
 
 def _check_variables(variables: Sequence[VariableSpec]) -> None:
@@ -285,45 +257,3 @@ def _check_tables(tables: Sequence[TableSpec]) -> None:
             )
         if table.keep_evicted and table.eviction is None:
             raise InvalidJob(f"table {table.name!r} keeps evicted rows, but evicts none")
-
-
-def _cut_evenly(
-    variables: Sequence[VariableSpec], members: list[int], shards: int
-) -> tuple[list[int], list[int]]:
-    length = sum(variables[i].size for i in members)
-    step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
-    cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
-    # Sorting is stable.
-    order = sorted(members, key=lambda i: variables[i].size % step != 0)
-    return order, [*cuts, length]
-
-
-def _keep_whole(
-    variables: Sequence[VariableSpec], members: list[int], load: list[int]
-) -> tuple[list[int], list[int]]:
-    """``load`` is the bytes each shard holds so far; it is brought up to date."""
-    shards = len(load)
-    per_shard: list[list[int]] = [[] for _ in range(shards)]
-    for i in sorted(members, key=lambda i: (-variables[i].size, i)):
-        shard = min(range(shards), key=lambda k: (load[k], k))
-        per_shard[shard].append(i)
-        load[shard] += variables[i].size * np.dtype(variables[i].dtype).itemsize
-    cuts = np.cumsum([0, *(sum(variables[i].size for i in part) for part in per_shard)]).tolist()
-    return [i for part in per_shard for i in sorted(part)], cuts
-
-
-def aligned_nbytes(nbytes: int) -> int:
-    """Bytes up to where the next array may begin after one of ``nbytes``."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
-    """An uninitialised ``[length]`` array that starts on a 64-byte boundary.
-
-    TensorFlow aborts the process when it meets an unaligned buffer through DLPack, so every
-    buffer that may reach it is made here.
-    """
-    nbytes = length * np.dtype(dtype).itemsize
-    raw = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT_BYTES
-    return raw[skip : skip + nbytes].view(dtype)

@@ -69,7 +69,7 @@ _30, _27, _31, _32 = (np.uint64(n) for n in (30, 27, 31, 32))
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One table, the same for every process. Checked by :func:`psrpc.core.plan.make_plan`.
+    """One table, the same for every process. Checked by :func:`psrpc.core.placement.make_plan`.
 
     Attributes:
         name: unique among the tables of a job.

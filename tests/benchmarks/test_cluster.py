@@ -13,7 +13,7 @@ from benchmarks.row_job import draw
 from benchmarks.steps import step_ms
 from benchmarks.workloads import CASES, MNIST, Dense, RowsDrawn
 from coordinator.export.tables import export_tables
-from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.manifest import read_manifest
 from psrpc.core.batch import BatchId
 from worker.job.loader import load_job

@@ -7,7 +7,8 @@ from benchmarks.simulated_shard import Recipe, Shard
 from pserver.core.staging import Attempt
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient, plain
-from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec
 from psrpc.core.policy import Policy
 
 PLAN = make_plan([VariableSpec("w", (4,), "float32", "trainable")], 1, "cut")

@@ -13,8 +13,9 @@ import numpy as np
 
 from pserver.snapshots.row_files import fill_tables
 from pserver.tables.tables import Tables
-from psrpc.checkpoint.checkpoint import ShardState, load_state
-from psrpc.checkpoint.manifest import newest_good
+from psrpc.checkpoint.checkpoint import ShardState
+from psrpc.checkpoint.choice import newest_good
+from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import CheckpointError

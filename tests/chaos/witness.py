@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from psrpc.core.batch import BatchId
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.policy import Policy
 from psrpc.core.tables import TableSpec
 

@@ -14,14 +14,15 @@ from typing import Any
 
 from coordinator.certificates.audit import AuditLog
 from coordinator.checkpoints.disk import DiskWork, ThreadedDisk
-from coordinator.core.description import JobDescription, parse_description
+from coordinator.core.description import JobDescription
+from coordinator.core.description_reader import parse_description
 from coordinator.core.run import RestoredCheckpoint, Run
 from coordinator.dashboard.snapshots import Board
 from coordinator.job.engine import Engine
 from coordinator.job.job_run import Course
 from coordinator.records.store import Store
 from coordinator.rpc.server import Server
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.core.policy import SETTINGS
 from psrpc.ops.clock import Clock, ManualClock
 from psrpc.security.credentials import PLAINTEXT, Security

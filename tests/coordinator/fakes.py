@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinator.client.client import CommandStream, CoordinatorClient
+from coordinator.client.client import CoordinatorClient
+from coordinator.client.command_stream import CommandStream
 from coordinator.rpc.messages import read_batch
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import SECRET_BYTES, receipt_of

@@ -16,20 +16,21 @@ import pytest
 
 from coordinator.client.client import CoordinatorClient
 from coordinator.process import serve
+from coordinator.process.options import ServeOptions
 from coordinator.records.run_directory import RunDirectory
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.coordinator.fakes import ShardDouble, WorkerDouble, report, start_training
 
 
-def options(run_dir: Path, **changes: Any) -> serve.ServeOptions:
-    return serve.ServeOptions(
+def options(run_dir: Path, **changes: Any) -> ServeOptions:
+    return ServeOptions(
         **{"job": Path("tiny.py"), "run_dir": run_dir, "bind": "127.0.0.1:0", **changes}
     )
 
 
 def run_with(
     monkeypatch: pytest.MonkeyPatch,
-    wanted: serve.ServeOptions,
+    wanted: ServeOptions,
     others: Callable[[CoordinatorClient], object],
 ) -> int:
     """Serves in this thread while ``others`` plays shards and workers in another."""

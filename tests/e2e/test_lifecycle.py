@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from coordinator.cli import __main__ as cli
-from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.load import load_variables
 from psrpc.net.channel import open_channel
 from psrpc.net.health import why_unhealthy
 from psrpc.security.credentials import Security

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.load import load_variables
 from tests.e2e.cluster import EXAMPLES, JOBS, LIMIT_S, ROOT, environment, up
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.rows_chain import load_table
 from tests.e2e.cluster import JOBS, LIMIT_S, ROOT, environment, up
 

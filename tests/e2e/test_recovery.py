@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from coordinator.client.client import CoordinatorClient
-from psrpc.checkpoint.checkpoint import load_state, load_variables, read_manifest
+from psrpc.checkpoint.checkpoint import read_manifest
+from psrpc.checkpoint.load import load_state, load_variables
 from psrpc.core.errors import PsError
 from psrpc.options.locate import security_of_run
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse

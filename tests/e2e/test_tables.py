@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psrpc.checkpoint.checkpoint import load_variables, read_manifest
+from psrpc.checkpoint.checkpoint import read_manifest
+from psrpc.checkpoint.load import load_variables
 from psrpc.checkpoint.rows_chain import load_table
 from psrpc.v1.coordinator_pb2 import GetJobStatusResponse
 from tests.e2e.cluster import JOBS, LIMIT_S, ROOT, Run, environment, up

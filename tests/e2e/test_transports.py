@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from psrpc.checkpoint.checkpoint import load_state, load_variables, read_manifest
+from psrpc.checkpoint.checkpoint import read_manifest
+from psrpc.checkpoint.load import load_state, load_variables
 from tests.e2e.cluster import (
     JOBS,
     LIMIT_S,

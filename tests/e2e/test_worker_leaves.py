@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.core.version import SOFTWARE
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.e2e.cluster import JOBS, Gate, Process

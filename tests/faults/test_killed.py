@@ -14,7 +14,8 @@ import pytest
 
 from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
 from coordinator.records.store import GENERATION, Store
-from psrpc.checkpoint.checkpoint import load_state, newest_good
+from psrpc.checkpoint.checkpoint import newest_good
+from psrpc.checkpoint.load import load_state
 from psrpc.core.errors import CheckpointError
 from tests.coordinator.builders import make_run
 from tests.faults.scenarios import LEDGER, ROUNDS, SHARDS, decision, save, state_of

@@ -25,6 +25,7 @@ from pserver.transport.data_connection import DataConnection
 from pserver.transport.data_keys import data_keys
 from pserver.transport.data_listener import DataListener
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import plain
 from psrpc.core.errors import PsError
@@ -205,9 +206,9 @@ def _reset_when_closed(connection: socket.socket) -> None:
 def initialization() -> list[bytes]:
     """Good messages, as of all that follow."""
     values = {name: plain(array) for name, array in counting(PLAN).items()}
-    extents = wire.to_extents(shard_extents(PLAN, 0))
+    extents = streams.to_extents(shard_extents(PLAN, 0))
     header = pb.InitializeHeader(fence=FENCE, extents=extents, grant=INITIAL)
-    return list(encode_stream(header, wire.gradient_parts(PLAN, values)))
+    return list(encode_stream(header, streams.gradient_parts(PLAN, values)))
 
 
 def push_header() -> pb.PushHeader:
@@ -218,7 +219,7 @@ def push_header() -> pb.PushHeader:
         batch=types.BatchId(epoch=BATCH.epoch, first=BATCH.first, count=BATCH.count),
         attempt=1,
         examples=BATCH.count,
-        extents=wire.to_extents(wire.gradient_extents(PLAN, gradient)),
+        extents=streams.to_extents(streams.gradient_extents(PLAN, gradient)),
     )
     return granted(header)
 
@@ -231,7 +232,7 @@ def pull() -> pb.PullRequest:
 @cache
 def shard_seeds() -> tuple[bytes, ...]:
     """A call of each kind."""
-    parts = wire.gradient_parts(PLAN, part(PLAN, counting(PLAN)))
+    parts = streams.gradient_parts(PLAN, part(PLAN, counting(PLAN)))
     both = pb.ExchangeHeader(push=push_header(), pull=pb.PullRequest(newest=True))
     both.pull.encoding = types.ENCODING_PLAIN
     attach = pb.ExchangeHeader(attach=pb.Attach(pid=1, fd=0, nbytes=1 << 16, nonce=bytes(32)))
@@ -258,7 +259,7 @@ def _call(name: str, messages: Iterable[bytes]) -> bytes:
 @cache
 def data_seeds() -> tuple[bytes, ...]:
     """Exchanges as they travel, plain, sealed, and the first one as if it were a record."""
-    tensors = [memoryview(b) for _, b in wire.gradient_parts(PLAN, part(PLAN, counting(PLAN)))]
+    tensors = [memoryview(b) for _, b in streams.gradient_parts(PLAN, part(PLAN, counting(PLAN)))]
     push = _framed(pb.ExchangeHeader(push=push_header()), tensors)
     only = _framed(pb.ExchangeHeader(pull=pull()), ())
     return tuple(

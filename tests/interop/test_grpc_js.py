@@ -26,7 +26,8 @@ from pserver.updates.numpy_engine import NumpyEngine
 from pserver.wire import messages as wire
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import round_to
-from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec
 from psrpc.ops.clock import ManualClock
 from psrpc.security.signatures import receipt_of
 from psrpc.v1 import types_pb2 as types

@@ -94,10 +94,10 @@ def test_a_run_of_another_job(run_dir: Path, capfd: pytest.CaptureFixture[str]) 
 
 def _settled(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Makes the books of a run, with one shard."""
-    from coordinator.core.description import parse_description
-    from coordinator.process.serve import ServeOptions
+    from coordinator.core.description_reader import parse_description
+    from coordinator.process.options import ServeOptions
     from coordinator.process.settling import settle
-    from psrpc.core.plan import make_plan
+    from psrpc.core.placement import make_plan
 
     kept = json.loads((run_dir / "job.json").read_text())
     description = parse_description(json.dumps(kept["description"]))

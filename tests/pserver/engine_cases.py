@@ -13,7 +13,8 @@ from pserver.updates.allowlist import placement_for
 from pserver.updates.engine import EngineKind, NDArray, Slots, UpdateEngine
 from pserver.updates.factory import make_engine
 from psrpc.core.encoding import Encoding, round_to, wire_dtype
-from psrpc.core.plan import ArenaPlan, Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import ArenaPlan, Plan, VariableSpec, aligned_empty
 
 
 def _document(module: str, name: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from pserver.core.table_ids import RowsWanted
 from pserver.tables.table import Table
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import Ids, Rows, TableSpec, shard_of
 from psrpc.v1 import types_pb2 as types
 from tests.pserver.shards import SGD, NDArray, SharingClient, fence_of, leased, part, signed, whole

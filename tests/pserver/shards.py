@@ -32,7 +32,8 @@ from pserver.transport.workspace import Workspace
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient, plain
-from psrpc.core.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec, aligned_empty
 from psrpc.core.policy import Policy
 from psrpc.core.tables import Rows
 from psrpc.ops.clock import Clock

@@ -16,7 +16,8 @@ from pserver.tables.tables import FrozenTables, Tables
 from pserver.updates.engine import Slots
 from psrpc.checkpoint.checkpoint import ManifestFile, RowsFileEntry, commit
 from psrpc.checkpoint.manifest import read_manifest
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import FULL_EVERY, Rows, TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage

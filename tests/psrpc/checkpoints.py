@@ -15,7 +15,8 @@ from psrpc.checkpoint.checkpoint import (
     shard_file_name,
     write_shard_file,
 )
-from psrpc.core.plan import Placement, Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, Plan, VariableSpec
 from tests.psrpc.manifests import manifest_of
 
 VARIABLES = (

@@ -14,7 +14,8 @@ from psrpc.checkpoint.rows_chain import Candidates, Removed, RowsStep
 from psrpc.checkpoint.rows_file import RowsHeader, TableRows, rows_file_name, write_rows_file
 from psrpc.checkpoint.rows_reader import RowsBlock
 from psrpc.checkpoint.shard_file import NDArray, shard_file_name, write_shard_file
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import Ids, TableSpec, shard_of
 from psrpc.files.durable import make_directory
 from psrpc.files.storage import DISK, Storage

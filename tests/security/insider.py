@@ -20,7 +20,7 @@ import numpy as np
 import structlog.testing
 
 from coordinator.client.client import CoordinatorClient
-from coordinator.core.description import parse_description
+from coordinator.core.description_reader import parse_description
 from coordinator.core.run import Run
 from coordinator.rpc.status import write_status
 from pserver.client.client import Push, PushResult, RetryPolicy, ShardClient, Source

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from pserver.core.assembly import shard_extents
-from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.encoding import plain
 from psrpc.core.version import SOFTWARE
 from psrpc.security.signatures import SECRET_BYTES
@@ -111,18 +111,18 @@ def _push(first: int, in_exchange: bool) -> Iterable[bytes]:
         fence=FENCE,
         batch=types.BatchId(epoch=0, first=first, count=4),
         examples=4,
-        extents=wire.to_extents(wire.gradient_extents(PLAN, gradient)),
+        extents=streams.to_extents(streams.gradient_extents(PLAN, gradient)),
     )
     granted(push)
     header = shard_pb.ExchangeHeader(push=push) if in_exchange else push
-    return encode_stream(header, wire.gradient_parts(PLAN, gradient))
+    return encode_stream(header, streams.gradient_parts(PLAN, gradient))
 
 
 def _initialize() -> Iterable[bytes]:
     values = {name: plain(array) for name, array in counting(PLAN).items()}
-    extents = wire.to_extents(shard_extents(PLAN, 0))
+    extents = streams.to_extents(shard_extents(PLAN, 0))
     header = shard_pb.InitializeHeader(fence=FENCE, extents=extents, grant=INITIAL)
-    return encode_stream(header, wire.gradient_parts(PLAN, values))
+    return encode_stream(header, streams.gradient_parts(PLAN, values))
 
 
 MESSAGES: dict[str, list[bytes]] = {

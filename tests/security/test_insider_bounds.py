@@ -21,6 +21,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from pserver.core.assembly import shard_extents
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.encoding import plain
 from psrpc.core.errors import InvalidArgument, PsError
 from psrpc.core.version import SOFTWARE
@@ -107,7 +108,7 @@ def half_of_a_push(
         attempt=attempt.attempt,
         examples=batch.count,
         grant=attempt.grant,
-        extents=wire.to_extents(wire.gradient_extents(insider.plan, gradient)),
+        extents=streams.to_extents(streams.gradient_extents(insider.plan, gradient)),
     )
     yield shard_pb.PushGradientsRequest(header=header).SerializeToString()
     some = types.Chunk(arena=0, offset=0, data=bytes(4))
@@ -157,7 +158,7 @@ def initialize(
         arena.name: plain(np.zeros(arena.shard_length(shard), arena.dtype))
         for arena in insider.plan.arenas
     }
-    extents = wire.to_extents(shard_extents(insider.plan, shard))
+    extents = streams.to_extents(shard_extents(insider.plan, shard))
     header = shard_pb.InitializeHeader(fence=insider.fence(shard), extents=extents, grant=grant)
     named = path.encode()
     # Field 3, of bytes, behind all others: protobuf takes fields in any order.
@@ -167,7 +168,9 @@ def initialize(
         untyped: Any = channel
         call = untyped.stream_unary(f"/{wire.SERVICE}/Initialize")
         try:
-            call(encode_stream(header, wire.gradient_parts(insider.plan, values)), timeout=WAIT_S)
+            call(
+                encode_stream(header, streams.gradient_parts(insider.plan, values)), timeout=WAIT_S
+            )
         except grpc.RpcError as error:
             return error_from_rpc(error, f"shard {shard}")
     return None

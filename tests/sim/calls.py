@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from coordinator.client.client import CommandStream, CoordinatorClient
+from coordinator.client.client import CoordinatorClient
+from coordinator.client.command_stream import CommandStream
 from pserver.client.client import ShardClient
 from pserver.client.exchanger import Target
 from pserver.core.requests import PushRequest, Values
 from pserver.core.table_ids import RowsWanted, from_table_ids
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.encoding import Gradient
 from psrpc.core.errors import (
     CoordinatorUnreachable,
@@ -187,7 +189,7 @@ class _Exchanger:
 
     def initialize(self, stream: Iterator[bytes], timeout: float) -> pb.InitializeResponse:
         """In place of the call."""
-        header, pieces = wire.read_stream(stream, pb.InitializeHeader)
+        header, pieces = streams.read_stream(stream, pb.InitializeHeader)
         arena = np.frombuffer(b"".join(bytes(piece.data) for piece in pieces), np.float32)
         self._call("Initialize", (wire.from_initialize(header), Tensors(arena)), timeout)
         return pb.InitializeResponse()

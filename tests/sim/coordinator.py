@@ -16,7 +16,8 @@ from coordinator.job.job_run import Course
 from coordinator.process.settling import settle
 from coordinator.records.curves import Curves, Gauges
 from coordinator.records.run_directory import RunDirectory
-from coordinator.rpc.messages import read_holding, write_command, write_lease
+from coordinator.rpc.answers import write_command, write_lease
+from coordinator.rpc.messages import read_holding
 from coordinator.rpc.servicer import Servicer
 from coordinator.training.streams import Stream
 from psrpc.core.errors import (

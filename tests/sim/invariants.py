@@ -11,7 +11,8 @@ from coordinator.core.work import Begin, Command, Decision, Round, Train
 from coordinator.job.job_run import Course
 from coordinator.records.store import ENDED, GENERATION, Store
 from pserver.core.requests import PushRequest, PushResult, Snapshot, SnapshotOrder, Values
-from psrpc.checkpoint.checkpoint import load_state, newest_good
+from psrpc.checkpoint.checkpoint import newest_good
+from psrpc.checkpoint.load import load_state
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import AlreadyExists, JobFailed, PsError, StaleGeneration
 from psrpc.core.names import CHECKPOINTS

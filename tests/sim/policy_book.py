@@ -14,7 +14,8 @@ from coordinator.core.work import Begin, Decision, Round, Span, Train
 from coordinator.job.job_run import Course
 from coordinator.records.store import POLICIES, Store
 from coordinator.schedule.ledger import Ledger
-from psrpc.checkpoint.checkpoint import load_state, newest_good
+from psrpc.checkpoint.checkpoint import newest_good
+from psrpc.checkpoint.load import load_state
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.policy import Policy
 from psrpc.v1 import coordinator_pb2 as pb

@@ -24,7 +24,8 @@ from pserver.core.staging import Part, mean_rows, weighted_mean
 from pserver.tables.tables import Tables
 from pserver.updates.numpy_engine import NumpyEngine
 from psrpc.core.batch import BatchId, cut_batch
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.tables import Rows
 from tests.sim.options import Options
 from tests.sim.table_witness import PLAIN, Recent, TableWitness, specs

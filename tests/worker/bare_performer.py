@@ -16,7 +16,8 @@ from pserver.client.client import ShardClient
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, Gradient, plain
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.core.policy import Policy
 from psrpc.core.tables import Rows
 from psrpc.v1 import coordinator_pb2 as pb

@@ -12,7 +12,8 @@ import tensorflow as tf
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, wire_dtype
-from psrpc.core.plan import Placement, Plan, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, Plan
 from worker import Arrays, Job
 from worker.data.source import Array
 from worker.model.variables import model_variables

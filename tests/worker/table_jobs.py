@@ -11,10 +11,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from coordinator.core.description import JobDescription, parse_description
+from coordinator.core.description import JobDescription
+from coordinator.core.description_reader import parse_description
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
-from psrpc.core.plan import Plan, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan
 from worker import Arrays, Job
 from worker.data.source import Array
 from worker.describe.describe import describe

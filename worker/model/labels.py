@@ -12,7 +12,8 @@ import numpy as np
 
 from psrpc.core.errors import InvalidJob
 from psrpc.options.job_keys import UserCodeFailed
-from worker.data.arrays import Arrays, Npz
+from worker.data.arrays import Arrays
+from worker.data.npz import Npz
 from worker.data.source import Array, DataSource
 from worker.job.job import Loss
 from worker.job.loader import user_code

@@ -15,8 +15,9 @@ from psrpc.ops.logs import get_logger
 from worker.data.source import Batch
 from worker.job.job import Job
 from worker.job.output_names import by_output
-from worker.model.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
+from worker.model.build import BY_OUTPUT, layer_metrics, loss_trackers
 from worker.model.labels import counting
+from worker.model.metrics import build_metrics
 
 log = get_logger()
 

@@ -26,8 +26,9 @@ from worker.model.inputs import check_whole_numbers
 from worker.model.loss_scale import weighed
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.waits import Waits
+from worker.step.arenas import batch_signature
 from worker.step.feed import Feed
-from worker.step.flat import FlatStep, StepInput, StepResult, batch_signature
+from worker.step.flat import FlatStep, StepInput, StepResult
 from worker.step.keras_step import seed_state
 from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd

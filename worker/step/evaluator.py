@@ -20,12 +20,14 @@ from worker.embedding.lookups import FetchedRows, NoRows
 from worker.embedding.record_names import naming_record
 from worker.embedding.row_sets import ReceivedRows, RowSets
 from worker.job.loader import user_code
-from worker.model.build import BY_OUTPUT, build_metrics, layer_metrics, loss_trackers
+from worker.model.build import BY_OUTPUT, layer_metrics, loss_trackers
 from worker.model.inputs import check_whole_numbers, whole_inputs
+from worker.model.metrics import build_metrics
 from worker.runtime.devices import Device, ParameterBuffers, tensor_of
 from worker.runtime.trace import TRACING, Trace
+from worker.step.arenas import split_arenas
 from worker.step.compute import with_ids
-from worker.step.flat import StepInput, split_arenas
+from worker.step.flat import StepInput
 from worker.step.gradient_source import Pull
 from worker.step.keras_step import KerasStep
 from worker.step.module_step import ModuleStep

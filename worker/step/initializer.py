@@ -11,9 +11,10 @@ from typing import Any
 
 import keras
 
-from psrpc.checkpoint.checkpoint import load_variables
+from psrpc.checkpoint.choice import newest_good
 from psrpc.checkpoint.initial_values import checkpoint_here, dense_files, shared_tables
-from psrpc.checkpoint.manifest import MANIFEST, Manifest, newest_good, read_manifest
+from psrpc.checkpoint.load import load_variables
+from psrpc.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
 from psrpc.core.names import CHECKPOINTS
 from psrpc.core.plan import Plan, VariableSpec

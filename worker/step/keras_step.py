@@ -58,7 +58,7 @@ class KerasStep:
         self._metrics = metrics
         self._scale = scale
         self.counted: Sequence[tf.Tensor] = ()
-        """See :class:`worker.step.flat.GradientStep`."""
+        """See :class:`worker.step.arenas.GradientStep`."""
         self._takes_training = "training" in inspect.signature(model.call).parameters
 
     def differentiate(
@@ -68,7 +68,7 @@ class KerasStep:
         batch: Batch,
         tables: FetchedRows | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
-        """See :class:`worker.step.flat.GradientStep`."""
+        """See :class:`worker.step.arenas.GradientStep`."""
         if self._scale is None:
             loss, found, (states, counted) = self._attempt(values, seeds, batch, tables, None)
         else:
@@ -128,7 +128,7 @@ class KerasStep:
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, Any]:
-        """See :class:`worker.step.flat.GradientStep`. Counts the losses of several outputs, and
+        """See :class:`worker.step.arenas.GradientStep`. Counts the losses of several outputs, and
         what metrics of layers count."""
         seeds = tf.zeros([len(self._seeds), 2], tf.int64)
         loss, outputs, scope = self._call(values, seeds, batch, tables, training=False)

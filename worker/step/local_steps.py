@@ -16,16 +16,8 @@ from psrpc.core.plan import ArenaPlan, Plan
 from worker.data.source import Batch
 from worker.runtime.devices import Device
 from worker.runtime.trace import Trace
-from worker.step.flat import (
-    GradientStep,
-    StepInput,
-    StepResult,
-    encoded,
-    power_of,
-    split_arenas,
-    step_result,
-    with_states,
-)
+from worker.step.arenas import GradientStep, encoded, power_of, split_arenas, with_states
+from worker.step.flat import StepInput, StepResult, step_result
 from worker.step.layout import MOST_JOINED, Compressor, Layout
 from worker.step.local_sgd import LocalSgd
 

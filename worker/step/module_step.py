@@ -15,7 +15,7 @@ class ModuleStep:
     """A module whose variables are given their values inside the compiled step."""
 
     counted: Sequence[tf.Tensor] = ()
-    """See :class:`worker.step.flat.GradientStep`; a module has no metrics."""
+    """See :class:`worker.step.arenas.GradientStep`; a module has no metrics."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ModuleStep:
         batch: Batch,
         tables: FetchedRows | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
-        """See :class:`worker.step.flat.GradientStep`."""
+        """See :class:`worker.step.arenas.GradientStep`."""
         self._assign(values)
         trained = [v for v, train in zip(self._variables, self._trainable, strict=True) if train]
         watched = [*trained, *([] if tables is None else tables.rows)]
@@ -55,7 +55,7 @@ class ModuleStep:
     def loss(
         self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
     ) -> tuple[tf.Tensor, None]:
-        """See :class:`worker.step.flat.GradientStep`."""
+        """See :class:`worker.step.arenas.GradientStep`."""
         self._assign(values)
         with look_up(tables):
             return self._loss(self._module, *batch), None

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.checkpoints.checkpoints import Checkpoints, choose_checkpoint, remove_unfinished
+from coordinator.checkpoints.checkpoints import Checkpoints, remove_unfinished
+from coordinator.checkpoints.choice import choose_checkpoint
 from coordinator.checkpoints.counted import read_counted
 from coordinator.checkpoints.disk import choose
 from coordinator.checkpoints.saving import checkpoint_name, temporary_directory
@@ -19,7 +20,7 @@ from coordinator.checkpoints.snapshots import ShardFile, Taken
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
 from coordinator.core.work import SnapshotOrder
-from coordinator.process.serve import ServeOptions
+from coordinator.process.options import ServeOptions
 from coordinator.process.settling import settle
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store

@@ -19,7 +19,7 @@ from coordinator.export import export
 from coordinator.export.checkpoint_diff import diff_checkpoints
 from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import RESTORED, RestoredGeneration, Store
-from psrpc.checkpoint.manifest import find_checkpoints
+from psrpc.checkpoint.choice import find_checkpoints
 from psrpc.core.errors import CheckpointError
 from psrpc.core.tables import shard_of
 from psrpc.files.storage import Disk

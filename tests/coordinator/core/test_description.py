@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.description import Rule, check_for_shards, parse_description
+from coordinator.core.description import Rule, check_for_shards
+from coordinator.core.description_reader import parse_description
 from coordinator.process.describing import DescribeFailed, describe_command, describe_job
 from psrpc.core.checkpoint_every import SaveInterval
 from psrpc.core.errors import InvalidJob

@@ -17,7 +17,8 @@ from coordinator.records.run_directory import LEDGER
 from coordinator.records.store import Store
 from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit
 from psrpc.core.errors import CheckpointError, InvalidJob
-from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec
 from tests.coordinator.builders import description_json
 
 

@@ -20,10 +20,12 @@ from coordinator.cli.checkpoint_options import add_arguments as add_checkpoint_a
 from coordinator.export import export
 from coordinator.export.checkpoint_diff import diff_checkpoints
 from coordinator.export.tables import export_tables, table_file_name
-from psrpc.checkpoint.manifest import find_checkpoints, read_manifest, verify
+from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.checkpoint.manifest import read_manifest, verify
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.checkpoint.shard_file import ShardState
-from psrpc.core.plan import AVERAGES, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import AVERAGES, VariableSpec
 from psrpc.core.tables import TableSpec
 from tests.psrpc.rows import (
     ADAM,

@@ -16,11 +16,12 @@ from coordinator.checkpoints.saving import temporary_directory
 from coordinator.checkpoints.snapshots import Failed, ShardFile, Taken
 from coordinator.core.run import RestoredCheckpoint, Run
 from coordinator.core.work import Command, SnapshotOrder
-from coordinator.rpc.messages import read_file, write_order
+from coordinator.rpc.answers import write_order
+from coordinator.rpc.messages import read_file
 from pserver.wire.messages import from_order
 from psrpc.checkpoint.manifest import RowsFileEntry, read_manifest
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.ops.clock import ManualClock
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types

@@ -19,6 +19,7 @@ import structlog
 from coordinator.client.client import CoordinatorClient
 from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
+from coordinator.process.options import ServeOptions
 from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import ENDED, Store
 from psrpc.core.errors import (
@@ -52,7 +53,7 @@ def ended(run_dir: Path) -> Any:
         return store.get(ENDED)
 
 
-def auto(run_dir: Path, **changes: Any) -> serve.ServeOptions:
+def auto(run_dir: Path, **changes: Any) -> ServeOptions:
     return options(run_dir, auto_resume=True, **changes)
 
 
@@ -148,7 +149,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_begins_again(
 
 
 def hear(
-    wanted: serve.ServeOptions, calls: list[Callable[[CoordinatorClient], object]]
+    wanted: ServeOptions, calls: list[Callable[[CoordinatorClient], object]]
 ) -> tuple[list[PsError], int]:
     """What members hear from a coordinator that serves no run, and its exit status; a signal then
     ends it, which may stay longer."""

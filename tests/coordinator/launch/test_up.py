@@ -15,7 +15,7 @@ from coordinator.cli import __main__ as cli
 from coordinator.cli import up as up_cli
 from coordinator.launch import up
 from coordinator.launch.targets import reserved_address
-from coordinator.process.settling import check_ledger
+from coordinator.process.resume_checks import check_ledger
 from coordinator.records.run_directory import RunDirectory
 from coordinator.records.store import Store
 from psrpc.net.channel import bind, make_server

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.launch import up
 from coordinator.launch.commands import UpOptions
+from coordinator.launch.conclusion import Earlier, conclude
 from coordinator.launch.fleet import stamp
 from coordinator.launch.restarts import Outcome
 from coordinator.process.result import result_table, show_result
@@ -69,9 +69,7 @@ def test_a_finished_run_ends_with_its_table(capsys: pytest.CaptureFixture[str]) 
         generation=4,
     )
     restarts = {"worker-a": 1, "shard-1": 2}
-    assert (
-        up.conclude(Outcome(0, restarts=restarts), options(), earlier=up.Earlier(), made=True) == 0
-    )
+    assert conclude(Outcome(0, restarts=restarts), options(), earlier=Earlier(), made=True) == 0
     out, err = capsys.readouterr()
     cells = [[cell.strip() for cell in line.split("│")[1:3]] for line in out.splitlines()]
     assert [cell for cell in cells if cell] == [
@@ -137,7 +135,7 @@ def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(2, details=["error: no job file at job.py"])
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 2
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 2
     assert capsys.readouterr() == ("", "error: no job file at job.py\n")
     assert not Path("runs/x").exists()
 
@@ -145,8 +143,8 @@ def test_bad_input_of_the_job_is_shown_and_leaves_nothing(
 def test_bad_input_leaves_the_users_own_directory_alone() -> None:
     write_summary(phase="done")
     outcome = Outcome(2, details=["error: runs/x is in use"])
-    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
-    assert up.conclude(outcome, options(), earlier=earlier, made=False) == 2
+    earlier = Earlier(stamp(Path("runs/x/summary.json")), read_summary())
+    assert conclude(outcome, options(), earlier=earlier, made=False) == 2
     assert read_summary() == {"phase": "done"}
 
 
@@ -154,7 +152,7 @@ def test_a_disk_without_room_at_the_start_is_one_error_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(1, details=["error PS502: the run directory cannot be used"])
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 1
     assert capsys.readouterr() == ("", "error PS502: the run directory cannot be used\n")
     assert not Path("runs/x").exists()
 
@@ -163,7 +161,7 @@ def test_a_job_that_failed_before_it_had_a_summary_gets_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(1, "shard-0 is gone", ["MemoryError"], own=True)
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 1
     assert capsys.readouterr() == ("", "MemoryError\nerror PS601: shard-0 is gone\n")
     assert read_summary() == {
         "job": "job",
@@ -176,7 +174,7 @@ def test_a_job_that_failed_before_it_had_a_summary_gets_one(
 def test_the_supervisors_reason_replaces_the_coordinators() -> None:
     write_summary(job="j", phase="failed", reason="stopped by signal", examples=5)
     outcome = Outcome(1, "shard-0 is gone", own=True)
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 1
     assert read_summary() == {
         "job": "j",
         "phase": "failed",
@@ -189,15 +187,15 @@ def test_the_supervisors_reason_replaces_the_coordinators() -> None:
 def test_the_coordinators_reason_stays(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="failed", reason="ten NaN")
     outcome = Outcome(1, "the coordinator ended", ["last line of its log"])
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 1
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 1
     assert capsys.readouterr() == ("", "error PS601: job failed: ten NaN\n")
     assert read_summary()["reason"] == "ten NaN"
 
 
 def test_an_earlier_runs_summary_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(job="j", phase="done", global_step=7)
-    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
-    assert up.conclude(Outcome(0), options(), earlier=earlier, made=False) == 1
+    earlier = Earlier(stamp(Path("runs/x/summary.json")), read_summary())
+    assert conclude(Outcome(0), options(), earlier=earlier, made=False) == 1
     assert capsys.readouterr() == (
         "",
         "error PS601: the coordinator left no summary.json in runs/x\n",
@@ -211,11 +209,11 @@ def test_a_summary_that_still_holds_is_a_result(
     """As the coordinator writes it once more, of a run that had nothing left to do."""
     holds = {"job": "j", "phase": "done", "global_step": 7, "restarts": {"shard-0": 2}}
     write_summary(**holds)
-    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
+    earlier = Earlier(stamp(Path("runs/x/summary.json")), read_summary())
     Path("runs/x/summary.json").rename("runs/x/before.json")
     write_summary(**holds)
     outcome = Outcome(status, "stopped by a signal" if status else "")
-    assert up.conclude(outcome, options(), earlier=earlier, made=False) == status
+    assert conclude(outcome, options(), earlier=earlier, made=False) == status
     out, err = capsys.readouterr()
     assert "j: done" in out
     assert ("nothing was left to train; --set epochs=N" in err) is (status == 0)
@@ -228,10 +226,10 @@ def test_a_run_that_had_stopped_early_names_more_patience(
     reason = "stopped early at epoch 4: loss did not improve for 2 epochs; best epoch 2"
     holds = {"job": "j", "phase": "done", "reason": reason, "global_step": 7, "restarts": {}}
     write_summary(**holds)
-    earlier = up.Earlier(stamp(Path("runs/x/summary.json")), read_summary())
+    earlier = Earlier(stamp(Path("runs/x/summary.json")), read_summary())
     Path("runs/x/summary.json").rename("runs/x/before.json")
     write_summary(**holds)
-    assert up.conclude(Outcome(0), options(), earlier=earlier, made=False) == 0
+    assert conclude(Outcome(0), options(), earlier=earlier, made=False) == 0
     assert capsys.readouterr().err == (
         f"nothing was left to train; the run {reason}; more patience, --set 'stop_early=min:loss "
         "patience=N', goes on\n"
@@ -243,7 +241,7 @@ def test_a_run_that_was_stopped_shows_its_newest_results(
 ) -> None:
     found = {"eval": {"accuracy": 0.9712}, "eval_step": 1200}
     write_summary(job="j", phase="failed", reason="stopped", global_step=1300, **found)
-    up.conclude(Outcome(130, "stopped by a signal"), options(), up.Earlier(), made=True)
+    conclude(Outcome(130, "stopped by a signal"), options(), Earlier(), made=True)
     lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
     assert [[cell.strip() for cell in line[1:3]] for line in lines[:3]] == [
         ["steps", "1 300"],
@@ -256,7 +254,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
     write_summary(job="j", phase="failed", reason="stopped")
     Path("runs/x/checkpoints/step-00000000").mkdir(parents=True)
     outcome = Outcome(130, "stopped by a signal")
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 130
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 130
     assert capsys.readouterr().err == (
         "stopped by a signal\n"
         "go on with: coordinator up job.py --resume --run-dir runs/x --shards 1 --workers 1\n"
@@ -267,7 +265,7 @@ def test_a_run_that_was_stopped_says_how_to_go_on(capsys: pytest.CaptureFixture[
 def test_a_run_whose_directory_is_gone_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     asked = options()
     Path("runs/x").rmdir()
-    assert up.conclude(Outcome(130, "stopped by a signal"), asked, up.Earlier(), made=True) == 130
+    assert conclude(Outcome(130, "stopped by a signal"), asked, Earlier(), made=True) == 130
     assert capsys.readouterr().err == (
         "error PS504: runs/x/summary.json cannot be written: No such file or directory\n"
         "stopped by a signal\n"
@@ -281,10 +279,7 @@ def test_a_run_that_was_stopped_and_not_saved_says_so(capsys: pytest.CaptureFixt
     for step, lost in ((40, False), (47, True)):
         checkpoint = "checkpoints/step-00000040"
         write_summary(job="j", phase="failed", global_step=step, checkpoint=checkpoint)
-        assert (
-            up.conclude(Outcome(130, "stopped by a signal"), options(), up.Earlier(), made=True)
-            == 130
-        )
+        assert conclude(Outcome(130, "stopped by a signal"), options(), Earlier(), made=True) == 130
         said = capsys.readouterr().err
         warning = "step 47 could not be saved; the newest checkpoint is of step 40, and"
         assert (warning in said) == lost
@@ -294,7 +289,7 @@ def test_a_run_that_was_stopped_before_it_began_says_so_and_how_to_begin_anew(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome(130, "stopped by a signal", own=True)
-    assert up.conclude(outcome, options(), earlier=up.Earlier(), made=True) == 130
+    assert conclude(outcome, options(), earlier=Earlier(), made=True) == 130
     said = (
         "stopped by a signal\n"
         "nothing had been trained, and nothing is saved; begin anew with: "
@@ -302,7 +297,7 @@ def test_a_run_that_was_stopped_before_it_began_says_so_and_how_to_begin_anew(
     )
     assert capsys.readouterr().err == said.format("")
     asked = replace(options(), run_dir_given=True)
-    assert up.conclude(outcome, asked, earlier=up.Earlier(), made=True) == 130
+    assert conclude(outcome, asked, earlier=Earlier(), made=True) == 130
     assert capsys.readouterr().err == said.format(" --run-dir runs/x")
 
 
@@ -356,7 +351,7 @@ def test_a_full_disk_that_takes_the_summary_of_a_job_that_is_done_is_named(
     full: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(full, 0)
-    assert up.conclude(Outcome(0), options(), up.Earlier(), made=True) == 1
+    assert conclude(Outcome(0), options(), Earlier(), made=True) == 1
     missing = "error PS601: the coordinator left no summary.json in runs/x\n"
     assert capsys.readouterr().err == REFUSED.format("") + missing
 
@@ -366,7 +361,7 @@ def test_a_full_disk_that_takes_the_reason_of_a_failure_is_named(
 ) -> None:
     fill(full, 0)
     outcome = Outcome(1, "shard-0 is gone", own=True)
-    assert up.conclude(outcome, options(), up.Earlier(), made=True) == 1
+    assert conclude(outcome, options(), Earlier(), made=True) == 1
     said = REFUSED.format("") + "error PS601: shard-0 is gone\n"
     assert capsys.readouterr().err == said
 
@@ -377,7 +372,7 @@ def test_a_full_disk_that_takes_the_restarts_leaves_the_coordinators_summary(
     write_summary(job="j", phase="done", global_step=7)
     fill(full, 0)
     outcome = Outcome(0, restarts={"shard-0": 1})
-    assert up.conclude(outcome, options(), up.Earlier(), made=True) == 0
+    assert conclude(outcome, options(), Earlier(), made=True) == 0
     out, err = capsys.readouterr()
     assert "j: done" in out
     assert err == REFUSED.format("summary.json, ")

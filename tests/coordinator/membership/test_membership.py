@@ -6,14 +6,8 @@ import pytest
 
 from coordinator.core.figures import ShardFigures
 from coordinator.membership import membership
-from coordinator.membership.membership import (
-    KEPT_WORKERS,
-    STARTING_S,
-    Membership,
-    ShardSilent,
-    WorkerSilent,
-    known_members,
-)
+from coordinator.membership.members import ShardSilent, WorkerSilent
+from coordinator.membership.membership import KEPT_WORKERS, STARTING_S, Membership, known_members
 from psrpc.core.errors import AlreadyExists, InvalidArgument, ResourceExhausted, StaleGeneration
 
 

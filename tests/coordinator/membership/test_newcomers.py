@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.membership.membership import MAX_ACTIVE, Membership, Worker
+from coordinator.membership.members import Worker
+from coordinator.membership.membership import MAX_ACTIVE, Membership
 from coordinator.membership.newcomers import PER_ADDRESS
 from psrpc.core.errors import ResourceExhausted
 

@@ -26,6 +26,7 @@ from coordinator.job.job_run import Course
 from coordinator.launch.targets import reserved_address
 from coordinator.process import serve
 from coordinator.process.describing import DescribeFailed
+from coordinator.process.options import ServeOptions
 from coordinator.process.settling import overrides_for_workers
 from psrpc.core.errors import (
     AlreadyExists,
@@ -229,7 +230,7 @@ def test_a_signal_in_the_moment_after_the_job_is_described_is_kept(
 ) -> None:
     describe = serve._describe
 
-    async def describe_and_signal(options: serve.ServeOptions) -> JobDescription:
+    async def describe_and_signal(options: ServeOptions) -> JobDescription:
         description = await describe(options)
         os.kill(os.getpid(), signal.SIGINT)
         for _ in range(turns):  # of the loop, which sees a signal one or two turns later

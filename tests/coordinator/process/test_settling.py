@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoints.checkpoints import Chosen
+from coordinator.checkpoints.choice import Chosen
 from coordinator.core.run import Followed, RestoredCheckpoint, Run
-from coordinator.process.serve import ServeOptions
-from coordinator.process.settling import check_ledger, settle
+from coordinator.process.options import ServeOptions
+from coordinator.process.resume_checks import check_ledger
+from coordinator.process.settling import settle
 from coordinator.records.run_directory import LEDGER, RunDirectory
 from coordinator.records.store import ENDED, GENERATION, POLICIES, SINCE, Store
 from psrpc.core.errors import AlreadyExists, CheckpointError, InvalidJob
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.core.policy import ASYNC, Policy
 from tests.coordinator.builders import describe
 
@@ -129,7 +130,7 @@ def test_shards_of_another_job_are_not_let_in(
     learning rate or plan they must not."""
     first, _ = settled(tmp_path)
     chosen = Chosen(RestoredCheckpoint("step-00000004", 4), first.run_id, 1, (), batches=4)
-    monkeypatch.setattr("coordinator.process.settling._check_checkpoint", lambda *_: chosen)
+    monkeypatch.setattr("coordinator.process.resume_checks._check_checkpoint", lambda *_: chosen)
     assert settled(tmp_path, resume=True)[0].token == first.token
     changed, _ = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
     assert changed.run_id == first.run_id
@@ -161,7 +162,7 @@ def resumed(
 ) -> Run:
     """The run goes on from a checkpoint of step 7 that has 5 batches."""
     chosen = Chosen(RestoredCheckpoint("step-00000007", 7), "r", 1, (), batches=5)
-    monkeypatch.setattr("coordinator.process.settling._check_checkpoint", lambda *_: chosen)
+    monkeypatch.setattr("coordinator.process.resume_checks._check_checkpoint", lambda *_: chosen)
     return settled(path, resume=True, overrides=overrides, changes=changes)[0]
 
 

@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.checkpoints.checkpoints import choose_checkpoint
+from coordinator.checkpoints.choice import choose_checkpoint
 from coordinator.cli.__main__ import main
 from coordinator.core.applied import common_positions, partial_positions
-from coordinator.core.description import read_description
+from coordinator.core.description_reader import read_description
 from coordinator.dashboard.snapshots import NAME, Board
 from coordinator.records.run_directory import LEDGER, RunDirectory, Starting, remembered
 from coordinator.records.store import Store
 from coordinator.schedule.open_batches import OpenBatches
-from psrpc.checkpoint.manifest import MANIFEST, find_checkpoints
+from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.core.errors import InvalidJob
 from psrpc.core.intervals import IntervalSet
 from psrpc.files.run_paths import newest_run, read_ending, read_summary, unfinished_run

@@ -23,7 +23,8 @@ from coordinator.core.work import (
     Work,
 )
 from coordinator.job.authority import Authority
-from coordinator.rpc.messages import read_report, write_begin, write_command, write_lease
+from coordinator.rpc.answers import write_begin, write_command, write_lease
+from coordinator.rpc.messages import read_report
 from pserver.wire import messages as wire
 from psrpc.core.batch import BatchId
 from psrpc.core.policy import Policy

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.checkpoints.checkpoints import Chosen
+from coordinator.checkpoints.choice import Chosen
 from coordinator.checkpoints.disk import Choice
 from coordinator.core.run import RestoredCheckpoint, Run
 from coordinator.membership.recovery import Holding
 from coordinator.records.store import RESTORED, Store
 from coordinator.training.generations import Generations
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from tests.coordinator.builders import QueuedDisk, make_run
 from tests.pserver.snapshots.test_evicted_files import KEEPING
 

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.core.wording import LEAST_S, Phase, Position, stands_still
 from coordinator.core.work import Evaluate, Initialize, Wait
-from coordinator.membership.membership import Shard as Place
-from coordinator.membership.membership import Worker as Member
+from coordinator.membership.members import Shard as Place
+from coordinator.membership.members import Worker as Member
 from coordinator.rpc.status import write_status
 from coordinator.transitions.stuck import GRACE_S, read_routes
 from psrpc.core.errors import StaleGeneration

@@ -14,6 +14,7 @@ from pserver.client.client import ShardClient
 from pserver.engine.engine import ShardEngine
 from pserver.transport.workspace import Workspace
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.net.channel import open_channel
 from psrpc.v1 import parameter_server_pb2 as pb
 from psrpc.v1 import types_pb2 as types
@@ -47,7 +48,7 @@ class Raw:
             "fence": self.fence,
             "batch": wire.to_batch(BATCH),
             "examples": BATCH.count,
-            "extents": wire.to_extents(wire.gradient_extents(PLAN, part(PLAN, whole(PLAN)))),
+            "extents": streams.to_extents(streams.gradient_extents(PLAN, part(PLAN, whole(PLAN)))),
         }
         return granted(pb.PushHeader(**(fields | change)))  # type: ignore[arg-type]
 

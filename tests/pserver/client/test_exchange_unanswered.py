@@ -22,6 +22,7 @@ from pserver.server.server import ShardServer
 from pserver.transport.arrival import Chunks
 from pserver.updates.numpy_engine import NumpyEngine
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import OutcomeUnknown, PsError, SegmentLost, ShardUnreachable
 from psrpc.core.plan import Plan
@@ -82,14 +83,14 @@ def test_a_push_arrives_while_another_is_applied(updates: Blocking) -> None:
                 fence=fence,
                 batch=wire.to_batch(batch),
                 examples=batch.count,
-                extents=wire.to_extents(wire.gradient_extents(PLAN, gradient)),
+                extents=streams.to_extents(streams.gradient_extents(PLAN, gradient)),
             )
 
             def messages() -> Iterator[bytes]:
-                yield from encode_stream(header, wire.gradient_parts(PLAN, gradient))
+                yield from encode_stream(header, streams.gradient_parts(PLAN, gradient))
                 arrived.set()
 
-            found, pieces = wire.read_stream(messages(), pb.PushHeader)
+            found, pieces = streams.read_stream(messages(), pb.PushHeader)
             return engine.push(wire.from_push(found), Chunks(pieces), 30)
 
         first = threads.submit(push, BATCH, threading.Event())

@@ -17,7 +17,7 @@ from pserver.core.staging import Attempt
 from pserver.engine.engine import ShardEngine
 from pserver.transport.arrival import Shared
 from pserver.wire import messages as wire
-from psrpc.checkpoint.checkpoint import common_applied
+from psrpc.checkpoint.load import common_applied
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.checkpoint.shard_reader import ShardReader
 from psrpc.core.batch import KEPT_VALUES, BatchId

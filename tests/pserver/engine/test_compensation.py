@@ -28,11 +28,13 @@ from pserver.engine.pushes import MAX_VERSIONS, Pulled
 from pserver.transport.arrival import Shared
 from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
-from psrpc.checkpoint.checkpoint import ManifestFile, commit, load_state
+from psrpc.checkpoint.checkpoint import ManifestFile, commit
+from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.shard_file import ShardState, write_shard_file
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Encoding, round_to
-from psrpc.core.plan import MEAN_SQUARE, Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import MEAN_SQUARE, Plan, VariableSpec, aligned_empty
 from psrpc.core.policy import Policy
 from tests.pserver.shards import INCARNATION, SGD, NDArray, Sink, identity_of
 from tests.psrpc.manifests import manifest_of

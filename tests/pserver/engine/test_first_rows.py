@@ -16,7 +16,7 @@ from pserver.core.assembly import shard_extents
 from pserver.engine import first_rows
 from pserver.engine.first_rows import FirstRows, fill_first_rows
 from pserver.tables.tables import Tables
-from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.checkpoint.initial_values import load_first_rows
 from psrpc.core.encoding import plain
 from psrpc.core.errors import CheckpointError, InvalidJob, NotReady
@@ -141,14 +141,14 @@ def test_a_path_that_a_worker_names_is_not_looked_at(tmp_path: Path) -> None:
             session=session_of("worker-1"),
         ),
         grant=INITIAL,
-        extents=wire.to_extents(shard_extents(engine.plan, 0)),
+        extents=streams.to_extents(shard_extents(engine.plan, 0)),
     )
     path = str(directory).encode()
     assert len(path) < 128
     header.MergeFromString(bytes([3 << 3 | 2, len(path)]) + path)
     values = {name: plain(array) for name, array in counting(engine.plan).items()}
     with served(engine) as client:
-        stream = encode_stream(header, wire.gradient_parts(engine.plan, values))
+        stream = encode_stream(header, streams.gradient_parts(engine.plan, values))
         assert not client._initialize(stream, timeout=30).already
         assert [t.rows for t in client.get_status().tables] == [0, 0]
 

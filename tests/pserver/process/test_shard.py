@@ -16,7 +16,8 @@ from pserver.process.config import ServeConfig
 from pserver.process.ending import Ending
 from pserver.process.shard import serve
 from pserver.updates.numpy_engine import NumpyEngine
-from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit, load_variables
+from psrpc.checkpoint.checkpoint import Manifest, ManifestFile, commit
+from psrpc.checkpoint.load import load_variables
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import (
     AlreadyExists,

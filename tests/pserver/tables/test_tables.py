@@ -7,7 +7,8 @@ import pytest
 
 from pserver.tables.tables import TableFigures, Tables
 from psrpc.core.errors import InvalidArgument, ResourceExhausted
-from psrpc.core.plan import VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import VariableSpec
 from tests.pserver.tables.table_cases import gradients, ids_of, spec
 
 DENSE = VariableSpec("dense", (4,), "float32", "trainable")

@@ -24,7 +24,7 @@ from pserver.transport.byte_stream import SealedStream
 from pserver.transport.data_connection import DataConnection, within_host
 from pserver.transport.data_keys import data_keys
 from pserver.transport.data_listener import DataListener
-from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.errors import InvalidArgument, StaleGeneration, Unreachable
 from psrpc.net.limits import MAX_MESSAGE_BYTES
 from psrpc.ops.retry import RetryPolicy
@@ -138,7 +138,7 @@ def test_a_call_that_ends_hangs_up() -> None:
         connection = connected(data.port, data.secret)
         with closing(connection):
             session.exchange(pb.ExchangeHeader(use_data=True), ())
-            gradient = wire.gradient_parts(PLAN, part(PLAN, normal()))
+            gradient = streams.gradient_parts(PLAN, part(PLAN, normal()))
             connection.send(pushing(client).SerializeToString(), [data for _, data in gradient])
             assert connection.receive_message()
             # As its deadline would: this side of the connection is not told.
@@ -189,7 +189,7 @@ def test_what_is_no_message_ends_the_call(said: bytes, words: str) -> None:
 def test_a_push_that_is_cut_short_changes_nothing() -> None:
     with in_use() as (session, connection, client):
         header = pushing(client)
-        parts = wire.gradient_parts(PLAN, part(PLAN, normal()))
+        parts = streams.gradient_parts(PLAN, part(PLAN, normal()))
         connection.send(header.SerializeToString(), [parts[0][1][:-4]])
         connection.hang_up()
         assert session._ended.wait(30)
@@ -255,9 +255,9 @@ def test_with_certificates_nothing_on_the_wire_can_be_read(certs: Path, encrypte
         header = pushing(client)
         header.pull.newest = True
         header.pull.encoding = types.ENCODING_PLAIN
-        answer, arrival = session.exchange(header, wire.gradient_parts(PLAN, gradient))
+        answer, arrival = session.exchange(header, streams.gradient_parts(PLAN, gradient))
         into = whole(PLAN)
-        arrival.receive(PLAN, wire.from_extents(answer.pull.extents), into)
+        arrival.receive(PLAN, streams.from_extents(answer.pull.extents), into)
         expected = counting(PLAN)[NAME] - normal()[NAME]
         np.testing.assert_array_equal(into[NAME], expected)
         session.close()

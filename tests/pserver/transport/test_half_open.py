@@ -23,6 +23,7 @@ from pserver.transport.buffers import AwaitedMessages, BufferPool, Loan, Progres
 from pserver.transport.byte_stream import PlainStream
 from pserver.transport.data_connection import DataConnection
 from pserver.wire import messages as wire
+from pserver.wire import streams
 from psrpc.core.errors import NotReady, Stalled
 from psrpc.net.channel import open_channel
 from psrpc.net.limits import PROGRESS_BYTES, PROGRESS_S
@@ -88,7 +89,7 @@ def test_messages_that_bring_nothing_are_no_progress(monkeypatch: pytest.MonkeyP
         while True:
             yield b""
 
-    _, pieces = wire.read_stream(messages(), pb.PushHeader, paced=True)
+    _, pieces = streams.read_stream(messages(), pb.PushHeader, paced=True)
     with pytest.raises(Stalled):
         next(pieces)
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pserver.transport.segment import HANDSHAKE_BYTES, attach
 from pserver.transport.workspace import NDArray, Workspace, segment_nbytes
 from psrpc.core.encoding import encode_int8, encode_topk
-from psrpc.core.plan import Placement, Plan, Role, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, Plan, Role, VariableSpec
 from psrpc.core.tables import TableSpec
 from tests.pserver.kernel_memory import file_size_limit
 

@@ -19,7 +19,8 @@ from pserver.updates.engine import EngineKind
 from pserver.updates.factory import make_engine
 from pserver.updates.keras_slots import slot_names
 from psrpc.core.encoding import Encoding, round_to
-from psrpc.core.plan import Placement, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, VariableSpec
 from tests.pserver.engine_cases import (
     CONSTRAINED,
     MODEL,

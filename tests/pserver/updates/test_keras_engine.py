@@ -17,7 +17,8 @@ from pserver.updates.engine import NDArray
 from pserver.updates.factory import make_engine
 from psrpc.core.encoding import Encoding, wire_dtype
 from psrpc.core.errors import InvalidArgument
-from psrpc.core.plan import Placement, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, VariableSpec, aligned_empty
 from tests.pserver.engine_cases import (
     MODEL,
     Shards,

@@ -12,7 +12,8 @@ from pserver.updates.allowlist import weight_decay_exclusions
 from pserver.updates.factory import make_engine
 from pserver.updates.schedules import make_schedule
 from psrpc.core.errors import CheckpointError, InvalidJob
-from psrpc.core.plan import Placement, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, VariableSpec
 from tests.pserver.engine_cases import (
     CONSTRAINED,
     MODEL,

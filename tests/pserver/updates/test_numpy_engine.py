@@ -13,7 +13,8 @@ from pserver.updates.factory import make_engine
 from pserver.updates.schedules import make_schedule
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
-from psrpc.core.plan import Role, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Role, VariableSpec
 from tests.pserver.engine_cases import (
     CONSTRAINED,
     MODEL,

@@ -14,18 +14,18 @@ from psrpc.checkpoint.checkpoint import (
     Manifest,
     ShardState,
     commit,
-    load_state,
-    load_variables,
     newest_good,
     read_manifest,
     verify,
 )
+from psrpc.checkpoint.load import load_state, load_variables
 from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.checkpoint.shard_file import shard_file_name
 from psrpc.checkpoint.shard_reader import ShardReader
 from psrpc.core.document import LARGEST, MOST_CONTAINERS
 from psrpc.core.errors import CheckpointError
-from psrpc.core.plan import Placement, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, VariableSpec
 from psrpc.net.limits import MAX_MESSAGE_BYTES
 from tests.psrpc.checkpoints import VALUES, VARIABLES, assert_state, plan_of, state_of, write
 from tests.psrpc.manifests import manifest_of

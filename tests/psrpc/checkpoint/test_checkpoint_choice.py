@@ -12,16 +12,17 @@ import pytest
 from psrpc.checkpoint.checkpoint import (
     ManifestFile,
     commit,
-    load_state,
     newest_good,
     read_manifest,
     shard_file_name,
     verify,
     write_shard_file,
 )
-from psrpc.checkpoint.manifest import find_checkpoints, remove_checkpoint
+from psrpc.checkpoint.choice import find_checkpoints
+from psrpc.checkpoint.load import load_state
+from psrpc.checkpoint.manifest import remove_checkpoint
 from psrpc.core.errors import CheckpointError
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.files.storage import Disk
 from tests.psrpc.checkpoints import VARIABLES, assert_state, plan_of, state_of, write
 from tests.psrpc.manifests import manifest_of

@@ -17,12 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psrpc.checkpoint.checkpoint import ShardState, load_state, newest_good, shard_file_name
+from psrpc.checkpoint.checkpoint import ShardState, newest_good, shard_file_name
+from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.manifest import MANIFEST
 from psrpc.checkpoint.rows_chain import load_rows
 from psrpc.checkpoint.rows_file import rows_file_name
 from psrpc.core.errors import CheckpointError
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from psrpc.files.storage import Written
 from tests.psrpc.rows import TABLES, Contents, mine, restored, rows_of, trained, write_checkpoint
 

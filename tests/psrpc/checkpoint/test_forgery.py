@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psrpc.checkpoint.checkpoint import (
-    applied_sets,
-    load_state,
-    load_variables,
-    newest_good,
-    slot_names,
-)
+from psrpc.checkpoint.checkpoint import applied_sets, newest_good, slot_names
+from psrpc.checkpoint.load import load_state, load_variables
 from psrpc.checkpoint.manifest import MANIFEST, read_manifest
 from psrpc.checkpoint.rows_chain import load_rows, load_table, table_sizes
 from psrpc.checkpoint.rows_file import rows_file_name

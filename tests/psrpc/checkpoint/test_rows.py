@@ -15,7 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from psrpc.checkpoint import rows_file, rows_reader
-from psrpc.checkpoint.checkpoint import load_state, newest_good, read_manifest, verify
+from psrpc.checkpoint.checkpoint import newest_good, read_manifest, verify
+from psrpc.checkpoint.load import load_state
 from psrpc.checkpoint.manifest import MANIFEST, remove_checkpoint
 from psrpc.checkpoint.rows_chain import (
     Candidates,
@@ -30,7 +31,7 @@ from psrpc.checkpoint.rows_reader import RowsBlock, RowsReader
 from psrpc.checkpoint.safetensors_form import header_bytes, parse_header
 from psrpc.checkpoint.shard_file import NDArray
 from psrpc.core.errors import CheckpointError
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.files.storage import Disk
 from tests.psrpc.rows import (
     TABLES,

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psrpc.core.errors import InvalidJob
-from psrpc.core.plan import ALIGNMENT_BYTES, Placement, Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import ALIGNMENT_BYTES, Placement, Plan, VariableSpec, aligned_empty
 from psrpc.core.tables import TableSpec
 
 variables = st.lists(

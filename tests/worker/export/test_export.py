@@ -14,7 +14,8 @@ import tensorflow as tf
 from pserver.updates.allowlist import AVERAGES
 from psrpc.checkpoint.checkpoint import ManifestFile, ShardState, commit, write_shard_file
 from psrpc.core.errors import CheckpointError, InvalidArgument, InvalidJob
-from psrpc.core.plan import ArenaPlan, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import ArenaPlan
 from tests.psrpc.manifests import manifest_of
 from tests.worker.flat_jobs import make_job, noisy_model
 from worker.data.source import Array

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from pserver.tables.initial import InitialRows
 from psrpc.core.errors import InvalidArgument, InvalidJob, PsError
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from tests.e2e.cluster import EXAMPLES
 from tests.psrpc.rows import DictTable, write_checkpoint
 from tests.worker.table_jobs import described

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from psrpc.checkpoint.checkpoint import load_state
+from psrpc.checkpoint.load import load_state
 from psrpc.core.batch import BatchId
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from tests.worker.described_jobs import described
 from tests.worker.export.test_export import arbitrary, flat_values, write_checkpoint
 from tests.worker.flat_jobs import CLASSES, FEATURES, RECORDS, Bench, make_job

@@ -14,7 +14,8 @@ from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
 from psrpc.core.encoding import Gradient
 from psrpc.core.errors import NotReady, RoundPassed, ShardUnreachable, StaleGeneration
-from psrpc.core.plan import Plan, VariableSpec, aligned_empty, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec, aligned_empty
 from psrpc.v1 import types_pb2
 from tests.pserver.shards import INITIAL, part, signed
 from tests.worker.shards import leased, serve_shards, standing_alone

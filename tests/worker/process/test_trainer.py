@@ -17,7 +17,7 @@ from pserver.transport.workspace import Workspace
 from pserver.wire.messages import from_decision
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import JobFailed, JobMismatch, StaleGeneration
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.v1 import coordinator_pb2 as pb
 from psrpc.v1 import types_pb2 as types

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrpc.core.encoding import Encoded, Gradient, decode, plain
-from psrpc.core.plan import Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Plan, VariableSpec
 from worker.job.job import Compression
 from worker.step.layout import Compressor
 

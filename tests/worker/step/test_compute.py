@@ -9,7 +9,7 @@ import pytest
 
 from pserver.transport.workspace import Workspace
 from psrpc.core.batch import BatchId
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from tests.worker.flat_jobs import CPU, dense_model, make_job
 from worker.model.variables import model_variables
 from worker.runtime.waits import Waits

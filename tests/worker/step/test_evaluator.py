@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from psrpc.core.errors import InvalidArgument, InvalidJob
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from psrpc.v1 import coordinator_pb2 as pb
 from tests.worker.flat_jobs import CLASSES, CPU, Line, line_loss, make_job, noisy_model
 from worker import Arrays, Job

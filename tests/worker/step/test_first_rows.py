@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psrpc.core.errors import InvalidJob
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from tests.psrpc.rows import TABLES, VARIABLES, DictTable, plan_of, write_checkpoint
 from worker.step import initializer
 from worker.step.initializer import first_rows, source_of

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from psrpc.core.encoding import Encoding
 from psrpc.core.errors import InvalidJob
-from psrpc.core.plan import make_plan
+from psrpc.core.placement import make_plan
 from tests.worker.flat_jobs import (
     CLASSES,
     CPU,

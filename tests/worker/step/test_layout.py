@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrpc.core.plan import Placement, Plan, VariableSpec, make_plan
+from psrpc.core.placement import make_plan
+from psrpc.core.plan import Placement, Plan, VariableSpec
 from worker.step.layout import MOST_JOINED, Layout
 
 steady = settings(max_examples=40, derandomize=True, deadline=None)

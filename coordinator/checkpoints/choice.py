@@ -1,0 +1,192 @@
+"""Chooses the checkpoint that a generation restores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableSet, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.core.applied import common_positions, partial_positions
+from coordinator.core.description import JobDescription
+from coordinator.core.run import RestoredCheckpoint
+from coordinator.schedule.open_batches import count_batches
+from psrpc.checkpoint.checkpoint import Choice, Manifest, applied_sets, newest_good, slot_names
+from psrpc.checkpoint.load import compare_variables
+from psrpc.checkpoint.rows_chain import compare_tables
+from psrpc.core.errors import CheckpointError, InvalidJob
+from psrpc.core.intervals import IntervalSet
+from psrpc.core.names import CHECKPOINTS
+from psrpc.core.plan import Plan
+from psrpc.core.text import counted
+from psrpc.files.durable import give_names_back, make_last
+from psrpc.files.storage import DISK, Storage
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The checkpoint to go on from, the run that it is of, lines on what was passed over, and how
+    many batches all of its shards have. ``apart`` counts those that count twice on parts of the
+    parameters, since only some shards had them and they are others now."""
+
+    restored: RestoredCheckpoint
+    run_id: str
+    generation: int
+    remarks: tuple[str, ...]
+    batches: int = 0
+    apart: int = 0
+
+
+def choose_checkpoint(
+    run_dir: Path,
+    description: JobDescription,
+    run_id: str | None = None,
+    refused: Mapping[str, str] | None = None,
+    storage: Storage = DISK,
+    plan: Plan | None = None,
+    lasting: MutableSet[str] | None = None,
+) -> Chosen:
+    """The newest good checkpoint of a run, which must fit the job. Its name lasts then: what is
+    trained from here on is lost with it.
+
+    Args:
+        run_id: the run that it has to be of; None takes any.
+        refused: names of those that are not to be used, and why.
+        plan: what it is to be loaded into; None if it does not matter.
+        lasting: names that this process has made to last already; the chosen one is added.
+
+    Raises:
+        CheckpointError: there is none.
+        InvalidJob: it is of a job that differs in what training depends on; names both values.
+        OSError: the operating system refused; another time it may not.
+    """
+    give_names_back(run_dir / CHECKPOINTS, storage)
+    try:
+        choice = newest_good(run_dir / CHECKPOINTS, run_id, refused, storage)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"cannot resume: {error}; start again with another --run-dir", code=error.code
+        ) from None
+    manifest = choice.manifest
+    _check_fits(choice.directory, manifest, description)
+    _check_slots(choice.directory, manifest, description, storage)
+    remarks = [f"passed over {path.name}: {reason}" for path, reason in choice.refused]
+    if manifest.job_sha256 != description.job_sha256:
+        remarks.append("the job file has changed since the checkpoint was written")
+    sets = _applied(choice, storage)
+    last = max((epoch for one in sets for epoch, held in one.items() if len(held)), default=0)
+    if last >= description.epochs:
+        raise InvalidJob(
+            f"cannot resume from {choice.directory}: it has batches of epoch {last + 1}, and the "
+            f"job has {description.epochs}; say --set epochs={last + 1} or more, or start a new "
+            "run",
+            code="PS405",
+        )
+    apart = 0
+    if plan is not None and manifest.plan.hash != plan.hash:
+        apart = _batches(sets, manifest.batch_size, apart=True)
+        remarks += _lost_by_another_plan(manifest, apart)
+    if lasting is None or choice.directory.name not in lasting:
+        make_last(choice.directory, storage)
+    if lasting is not None:
+        lasting.add(choice.directory.name)
+    restored = RestoredCheckpoint(choice.directory.name, manifest.global_step, manifest.policy)
+    batches = _batches(sets, manifest.batch_size)
+    return Chosen(restored, manifest.run_id, manifest.generation, tuple(remarks), batches, apart)
+
+
+def _applied(choice: Choice, storage: Storage) -> list[dict[int, IntervalSet]]:
+    """What each shard had applied, by epoch; nothing where that cannot be read: the shards that
+    are to load it will say so."""
+    try:
+        return applied_sets(choice.directory, choice.manifest, storage)
+    except CheckpointError:
+        return []
+
+
+def _lost_by_another_plan(manifest: Manifest, apart: int) -> list[str]:
+    """What :func:`psrpc.checkpoint.load.load_state` cannot keep apart when the shards are
+    others."""
+    if not apart:
+        return []
+    return [
+        f"{counted(apart, 'batch counts', 'batches count')} twice on parts of the "
+        f"parameters: {manifest.name} was taken while some shards had applied them and others had "
+        "not; go on with the plan that it was written with "
+        f"({counted(manifest.plan.shards, 'shard')}) to avoid it"
+    ]
+
+
+def _batches(
+    sets: Sequence[Mapping[int, IntervalSet]], batch_size: int, apart: bool = False
+) -> int:
+    """How many batches all shards have applied; or, ``apart``, some of them and others not."""
+    common = common_positions(sets)
+    found = partial_positions(sets, common) if apart else common
+    return sum(count_batches(positions, batch_size) for positions in found.values())
+
+
+def _check_fits(directory: Path, manifest: Manifest, description: JobDescription) -> None:
+    wanted: Sequence[tuple[str, object, object]] = (
+        ("data", manifest.data_fingerprint, description.data_fingerprint),
+        ("batch_size", manifest.batch_size, description.unit),
+        ("seed", manifest.seed, description.seed),
+    )
+    whose = ""
+    if manifest.job != description.name:
+        whose = f", which is of job {manifest.job!r} and not of {description.name!r}"
+    for name, theirs, ours in wanted:
+        if theirs != ours and name == "batch_size" and description.local_steps > 1:
+            # The checkpoint has the product alone.
+            raise InvalidJob(
+                f"cannot resume from {directory}{whose}: its batch_size x local_steps is {theirs}, "
+                f"the job's is {description.batch_size} x {description.local_steps} = {ours}; "
+                "batches would be lost or repeated. Set them back, or start a new run",
+                code="PS405",
+            )
+        if theirs != ours and name == "data":
+            raise InvalidJob(
+                f"cannot resume from {directory}{whose}: the training data (train=) has changed, "
+                f"and has {counted(description.train_records, 'record')} now: its data is "
+                f"{theirs!r}, the job's is {ours!r}; batches would be lost or repeated. Give the "
+                "data that it was trained on, or start a new run (init_from takes the "
+                "values of parameters)",
+                code="PS405",
+            )
+        if theirs != ours:
+            raise InvalidJob(
+                f"cannot resume from {directory}{whose}: its {name} is {theirs!r}, the job's is "
+                f"{ours!r}; batches would be lost or repeated. Set it back, or start a new run",
+                code="PS405",
+            )
+    try:
+        # First: another width of a table changes the layers behind it, too.
+        compare_tables(directory, manifest.plan.tables, description.tables)
+        compare_variables(directory, manifest.plan.variables, description.variables)
+    except CheckpointError as error:
+        raise InvalidJob(f"cannot resume: {error}", code=error.code) from None
+
+
+def _check_slots(
+    directory: Path, manifest: Manifest, description: JobDescription, storage: Storage
+) -> None:
+    """Shards would refuse another optimizer's slots, each checkpoint in turn."""
+    if description.slots is None:
+        return
+    try:
+        held = slot_names(directory, manifest, storage)
+    except CheckpointError:
+        return  # the shards that are to load it will say so
+    if held != sorted(description.slots):
+        theirs, ours = (
+            f"{optimizer.get('class_name')} ({', '.join(slots)})"
+            for optimizer, slots in (
+                (manifest.optimizer, held),
+                (description.optimizer, description.slots),
+            )
+        )
+        raise InvalidJob(
+            f"cannot resume from {directory}: its optimizer is {theirs}, the job's is {ours}, "
+            "which cannot go on from what that has kept. Set it back, or start a new run; "
+            "init_from takes the values of parameters alone",
+            code="PS405",
+        )

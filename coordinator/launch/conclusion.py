@@ -1,0 +1,150 @@
+"""What ``coordinator up`` says in the end."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from coordinator.core.wording import step_of
+from coordinator.launch.commands import UpOptions, resume_command, start_command
+from coordinator.launch.fleet import Stamp, stamp
+from coordinator.launch.restarts import Outcome
+from coordinator.process.result import show_result, write_failure, write_restarts
+from psrpc.core.errors import (
+    JobFailed,
+    PsError,
+    disk_code,
+    disk_reason,
+    error_line,
+)
+from psrpc.core.exit_status import INTERRUPTED
+from psrpc.core.names import CHECKPOINTS, SUMMARY
+from psrpc.files.run_paths import read_summary
+
+
+class Earlier(NamedTuple):
+    """The summary that was there before the run was started: its stamp and what it says."""
+
+    stamp: Stamp | None = None
+    summary: Mapping[str, Any] = MappingProxyType({})
+
+
+def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool) -> int:
+    """Completes the summary and shows the result."""
+    run_dir = options.run_dir
+    if outcome.refused:
+        _say("\n".join(outcome.details))
+        if made:
+            # Nothing came of it, and a run directory would say that something did.
+            shutil.rmtree(run_dir)
+        return outcome.exit_status
+    summary = read_summary(run_dir)
+    if stamp(run_dir / SUMMARY) == earlier.stamp:
+        # It is an earlier run's, or was never written.
+        summary = {}
+    reason, details = outcome.reason, outcome.details
+    status, before = outcome.exit_status, ""
+    if status == 0 and not summary:
+        status, reason = 1, f"the coordinator left no {SUMMARY} in {run_dir}"
+        # What has kept the coordinator from it may still be there.
+        _written(run_dir, partial(_probe, run_dir))
+    elif status and summary.get("reason") and not outcome.own:
+        if status != INTERRUPTED:
+            reason, details, before = str(summary["reason"]), [], "job failed: "
+    elif status and not (status == INTERRUPTED and summary.get("phase") == "done"):
+        _written(run_dir, partial(write_failure, run_dir, Path(options.job).stem, reason, summary))
+        summary = read_summary(run_dir)
+    # The coordinator has written it once more, since it still holds.
+    served = bool(summary) and summary == earlier.summary
+    if summary and not served:
+        _written(run_dir, partial(write_restarts, run_dir, outcome.restarts, summary))
+        summary = read_summary(run_dir)
+    if summary.get("global_step"):
+        show_result(summary, run_dir)
+    if served and not status:
+        _say(f"nothing was left to train; {_more_of_it(summary)}")
+    if status:
+        _say("\n".join(details))
+        interrupted = status == INTERRUPTED
+        _say(reason if interrupted else error_line(JobFailed(reason), before))
+    if status == INTERRUPTED:
+        _say(_lost(summary))
+        _say(_how_to_go_on(options))
+    return status
+
+
+def _more_of_it(summary: Mapping[str, Any]) -> str:
+    """How a run that is done goes on after all."""
+    reason = str(summary.get("reason") or "")
+    if reason.startswith("stopped early"):
+        return f"the run {reason}; more patience, --set 'stop_early=min:loss patience=N', goes on"
+    return "--set epochs=N, of all epochs, goes on"
+
+
+def _how_to_go_on(options: UpOptions) -> str:
+    """What to type after a run was stopped."""
+    if any((options.run_dir / CHECKPOINTS).glob("step-*")):
+        return f"go on with: {resume_command(options)}"
+    if not options.run_dir.exists():
+        return (
+            f"run directory {options.run_dir} is gone, and nothing is saved; begin anew with: "
+            f"{start_command(options)}"
+        )
+    return (
+        f"nothing had been trained, and nothing is saved; begin anew with: {start_command(options)}"
+    )
+
+
+def _written(run_dir: Path, write: Callable[[], None]) -> None:
+    """A disk that refuses takes the summary, not the result."""
+    try:
+        write()
+    except OSError as error:
+        _say_refused(f"{run_dir / SUMMARY} cannot be written: ", error, run_dir)
+
+
+def _on_disk(run_dir: Path) -> str:
+    """What a run has left, in words."""
+    names = [path.name for path in (run_dir / CHECKPOINTS).glob("step-*")]
+    newest = [f"{CHECKPOINTS}/{max(names)}"] if names else []
+    kept = [*newest, *(name for name in (SUMMARY, "logs") if (run_dir / name).exists())]
+    return f"{run_dir} keeps {', '.join(kept)} as they are" if kept else f"{run_dir} holds nothing"
+
+
+def _lost(summary: Mapping[str, Any]) -> str:
+    """What a run that was stopped has to do again, where its last state could not be saved."""
+    saved = step_of(summary.get("checkpoint") or "")
+    step = summary.get("global_step") or 0
+    if saved is None or saved >= step:
+        return ""
+    return (
+        f"warning: step {step} could not be saved; the newest checkpoint is of step {saved}, "
+        "and what came after it is done again"
+    )
+
+
+def _say_refused(what: str, error: OSError, run_dir: Path) -> None:
+    code = disk_code(error)
+    left = f"; {_on_disk(run_dir)}" if code == "PS502" else ""
+    _say(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
+
+
+def _probe(run_dir: Path) -> None:
+    """Raises OSError: a summary cannot be written there."""
+    with tempfile.TemporaryFile(dir=run_dir, buffering=0) as file:
+        file.write(bytes(PROBE_NBYTES))
+
+
+def _say(text: str) -> None:
+    if text:
+        print(text, file=sys.stderr)  # noqa: T201
+
+
+PROBE_NBYTES = 16 << 10
+"""About the size of a summary."""

@@ -1,0 +1,100 @@
+"""Finds the checkpoints of a directory, and the newest whose files are good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from psrpc.checkpoint.manifest import _NAMELESS, Manifest, check_identity, read_manifest, verify
+from psrpc.core.errors import CheckpointError, InvalidArgument
+from psrpc.core.names import check_file_name
+from psrpc.core.text import told
+from psrpc.files.durable import RENAMED
+from psrpc.files.storage import DISK, Storage
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The checkpoint to use, and why newer ones are not: ``(path, reason)`` each."""
+
+    directory: Path
+    manifest: Manifest
+    refused: tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whatever is in a ``checkpoints`` directory and calls itself a checkpoint: newest first the
+    manifests that can be read, and those that cannot, with the reason."""
+
+    manifests: tuple[tuple[Path, Manifest], ...]
+    refused: tuple[tuple[Path, str], ...]
+
+
+def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
+    """Looks through a run's ``checkpoints`` directory; reads manifests and no other file.
+
+    Newest is the highest generation, and in it the highest global step.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    try:
+        names = storage.directories(checkpoints)
+    except OSError as error:
+        raise CheckpointError(f"{checkpoints} cannot be read: {error.strerror}") from error
+    found: list[tuple[Path, Manifest]] = []
+    refused: list[tuple[Path, str]] = []
+    for name in names:
+        if name.startswith(RENAMED) and name.removeprefix(RENAMED) not in names:
+            refused.append((checkpoints / told(name).replace("\n", " "), _NAMELESS))
+        if name.startswith("."):
+            continue
+        try:
+            check_file_name(name, f"a directory in {checkpoints}")
+        except InvalidArgument as error:
+            # It goes no further as it is, not even to a terminal.
+            refused.append((checkpoints / told(name).replace("\n", " "), str(error)))
+            continue
+        directory = checkpoints / name
+        try:
+            manifest = read_manifest(directory, storage)
+            check_identity(directory, manifest)
+        except CheckpointError as error:
+            refused.append((directory, str(error)))
+            continue
+        found.append((directory, manifest))
+    found.sort(key=lambda item: (item[1].generation, item[1].global_step), reverse=True)
+    return Found(tuple(found), tuple(refused))
+
+
+def newest_good(
+    checkpoints: Path,
+    run_id: str | None = None,
+    refused: Mapping[str, str] | None = None,
+    storage: Storage = DISK,
+) -> Choice:
+    """The newest verified checkpoint in a run's ``checkpoints`` directory.
+
+    Args:
+        run_id: the run that it has to be of; None takes any.
+        refused: names of those that are not to be used, and why.
+
+    Raises:
+        CheckpointError: there is none; says what is wrong with each that is there.
+    """
+    found = find_checkpoints(checkpoints, storage)
+    passed_over = list(found.refused)
+    for directory, manifest in found.manifests:
+        try:
+            if directory.name in (refused or {}):
+                raise CheckpointError((refused or {})[directory.name])
+            check_identity(directory, manifest, run_id)
+            verify(directory, manifest, storage)
+        except CheckpointError as error:
+            passed_over.append((directory, str(error)))
+        else:
+            return Choice(directory, manifest, tuple(passed_over))
+    reasons = "".join(f"; {reason}" for _, reason in passed_over)
+    raise CheckpointError(f"no good checkpoint in {checkpoints}{reasons}", code="PS404")

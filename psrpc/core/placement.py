@@ -1,0 +1,91 @@
+"""Decides which shard holds which part of each variable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from psrpc.core.errors import InvalidJob
+from psrpc.core.plan import (
+    ALIGNMENT_BYTES,
+    DTYPES,
+    ArenaPlan,
+    Placement,
+    Plan,
+    Role,
+    VariableSpec,
+    _check_tables,
+    _check_variables,
+)
+from psrpc.core.tables import TableSpec
+
+
+def make_plan(
+    variables: Iterable[VariableSpec],
+    shards: int,
+    placement: Placement,
+    tables: Iterable[TableSpec] = (),
+) -> Plan:
+    """Lays ``variables`` and ``tables`` out over ``shards``.
+
+    ``cut`` divides every arena evenly, so that no shard is a hot spot and a variable may span
+    shards. Variables that fill whole units of 64 bytes come first there, the others after them,
+    both in the order given: so those are aligned, and TensorFlow need not copy them out of the
+    arena. ``whole`` keeps each variable on one shard, the largest first to the emptiest shard.
+
+    Raises:
+        InvalidJob: nothing to train, an unknown dtype, two variables or two tables of one name, or
+            a table that cannot be.
+    """
+    variables, tables = tuple(variables), tuple(tables)
+    if shards < 1:
+        raise InvalidJob(f"shards is {shards}; expected at least 1")
+    _check_tables(tables)
+    if not tables and not any(v.role == "trainable" for v in variables):
+        raise InvalidJob("the model has no trainable variables; there is nothing to train")
+    _check_variables(variables)
+    roles: tuple[Role, ...] = ("trainable", "state")
+    arenas = []
+    load = [0] * shards
+    for dtype in DTYPES:
+        for role in roles:
+            members = [i for i, v in enumerate(variables) if (v.dtype, v.role) == (dtype, role)]
+            if members:
+                if placement == "cut":
+                    order, cuts = _cut_evenly(variables, members, shards)
+                else:
+                    order, cuts = _keep_whole(variables, members, load)
+                sizes = [variables[i].size for i in order]
+                starts = np.cumsum([0, *sizes]).tolist()[:-1]
+                arenas.append(
+                    ArenaPlan(
+                        f"{dtype}.{role}", dtype, role, tuple(order), tuple(starts), tuple(cuts)
+                    )
+                )
+    return Plan(variables, tuple(arenas), shards, placement, tables)
+
+
+def _cut_evenly(
+    variables: Sequence[VariableSpec], members: list[int], shards: int
+) -> tuple[list[int], list[int]]:
+    length = sum(variables[i].size for i in members)
+    step = ALIGNMENT_BYTES // np.dtype(variables[members[0]].dtype).itemsize
+    cuts = [min(length, round(length * k / shards / step) * step) for k in range(shards)]
+    # Sorting is stable.
+    order = sorted(members, key=lambda i: variables[i].size % step != 0)
+    return order, [*cuts, length]
+
+
+def _keep_whole(
+    variables: Sequence[VariableSpec], members: list[int], load: list[int]
+) -> tuple[list[int], list[int]]:
+    """``load`` is the bytes each shard holds so far; it is brought up to date."""
+    shards = len(load)
+    per_shard: list[list[int]] = [[] for _ in range(shards)]
+    for i in sorted(members, key=lambda i: (-variables[i].size, i)):
+        shard = min(range(shards), key=lambda k: (load[k], k))
+        per_shard[shard].append(i)
+        load[shard] += variables[i].size * np.dtype(variables[i].dtype).itemsize
+    cuts = np.cumsum([0, *(sum(variables[i].size for i in part) for part in per_shard)]).tolist()
+    return [i for part in per_shard for i in sorted(part)], cuts

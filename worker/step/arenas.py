@@ -1,0 +1,131 @@
+"""Gradients as flat arenas: cut, scaled, encoded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from psrpc.core.encoding import LARGEST, Encoding, wire_dtype
+from psrpc.core.plan import ALIGNMENT_BYTES, Plan
+from worker.data.source import Array, Batch
+from worker.embedding.lookups import FetchedRows, LookUps
+from worker.step.layout import Span
+
+
+def split_arenas(plan: Plan, arenas: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The variables of the plan, in its order, shapes and dtypes, cut from whole arenas
+    ``[length]``, which may be rounded: float16, or bfloat16 in the guise of uint16."""
+    values: dict[int, tf.Tensor] = {}
+    for arena, flat in zip(plan.arenas, arenas, strict=True):
+        if flat.dtype == tf.uint16:
+            flat = tf.bitcast(flat, tf.bfloat16)
+        flat = tf.cast(flat, arena.dtype)
+        pieces = _cut(flat, [plan.variables[index].size for index in arena.order])
+        for index, piece in zip(arena.order, pieces, strict=True):
+            values[index] = tf.reshape(piece, plan.variables[index].shape)
+    return [values[index] for index in range(len(plan.variables))]
+
+
+def _cut(flat: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """``flat`` in pieces of so many elements. Pieces that begin and end on an aligned address are
+    views; cut placement puts as many of those first as there are.
+
+    One operation cuts all of them, since hundreds of slices cost more than the mathematics of a
+    small model, and each is four more to compile. It copies all where one is not aligned, so
+    another one cuts the others.
+    """
+    unit = ALIGNMENT_BYTES // flat.dtype.size
+    aligned = list(itertools.takewhile(lambda size: size % unit == 0, sizes))
+    start = sum(aligned)
+    pieces = tf.split(flat[:start], aligned) if aligned else []
+    others = sizes[len(aligned) :]
+    return [*pieces, *(tf.split(flat[start:], others) if others else ())]
+
+
+def power_of(buffers: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A float64 that is finite only if all of ``buffers`` are: half of their sum of squares. One
+    pass over memory, instead of a look at each element."""
+    powers = [tf.cast(tf.nn.l2_loss(buffer), tf.float64) for buffer in buffers]
+    return tf.add_n(powers) if powers else tf.zeros([], tf.float64)
+
+
+def with_states(scalars: Sequence[tf.Tensor], step: GradientStep) -> tf.Tensor:
+    """Float64 scalars, and then what ``step`` has counted last, in one flat tensor."""
+    told = tf.stack(scalars)
+    if not step.counted:
+        return told
+    # Cast as few as there are dtypes: every operation costs as much as many elements.
+    flat = [tf.reshape(state, [-1]) for state in step.counted]
+    if len({state.dtype for state in flat}) > 1:
+        flat = [tf.cast(state, tf.float64) for state in flat]
+    return tf.concat([told, tf.cast(tf.concat(flat, 0), tf.float64)], 0)
+
+
+def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The buffers of ``spans`` as they travel."""
+    return [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
+
+
+def _finite(span: Span, buffer: Array) -> bool:
+    """Whether every element is finite, told by the encoded ones."""
+    if span.encoding == "float16":
+        # What was infinite has become the largest number. Gradients of a norm of 1e19, which are
+        # finite and come here too, are no more use than infinite ones.
+        return False
+    elements = buffer.view(wire_dtype(span.encoding, buffer.dtype))
+    return bool(np.isfinite(elements).all())
+
+
+def _encode(buffer: tf.Tensor, encoding: Encoding) -> tf.Tensor:
+    """``buffer`` as it travels; NumPy sees rounded elements as uint16."""
+    if encoding == "plain":
+        return buffer
+    if encoding == "float16":
+        buffer = tf.clip_by_value(buffer, -LARGEST["float16"], LARGEST["float16"])
+    return tf.bitcast(tf.cast(buffer, encoding), tf.uint16)
+
+
+def batch_signature(nest: Any) -> object:
+    """The structure, dtypes and shapes of a batch of tensors, hashable."""
+    if isinstance(nest, dict):
+        return tuple((key, batch_signature(value)) for key, value in sorted(nest.items()))
+    if isinstance(nest, list | tuple):
+        return (type(nest), *map(batch_signature, nest))
+    return (nest.dtype, tuple(nest.shape))
+
+
+class GradientStep(Protocol):
+    """What differs between a Keras model and a ``tf.Module``; called while TensorFlow traces."""
+
+    @property
+    def counted(self) -> Sequence[tf.Tensor]:
+        """The variables of the job's metrics after the batch of the last :meth:`differentiate`
+        alone, additive over batches; empty where none are counted."""
+
+    def differentiate(
+        self,
+        values: Sequence[tf.Tensor],
+        seeds: tf.Tensor,
+        batch: Batch,
+        tables: FetchedRows | None = None,
+    ) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+        """Runs one training step on ``values``, the variables in the order of the plan.
+
+        Args:
+            seeds: int64 ``[seed generators, 2]``.
+            tables: the rows of embedding tables, if there are any.
+
+        Returns:
+            The loss, a scalar, and for each variable of the plan its gradient if it is trainable,
+            otherwise its new value; None for a state variable that the step leaves alone. Then
+            the gradient of the rows of each table.
+        """
+
+    def loss(
+        self, values: Sequence[tf.Tensor], batch: Batch, tables: LookUps | None = None
+    ) -> tuple[tf.Tensor, Any]:
+        """The loss in inference and the model's outputs (None where there are none)."""
