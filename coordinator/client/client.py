@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from coordinator.client.command_stream import CommandStream, _typed
+from coordinator.client.command_stream import CommandStream, typed_error
 from psrpc.core.errors import (
     CoordinatorRefuses,
     CoordinatorUnreachable,
@@ -334,7 +334,7 @@ class CoordinatorClient:
         try:
             response = method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            typed = _typed(error, self.address)
+            typed = typed_error(error, self.address)
             if isinstance(typed, CoordinatorRefuses):
                 self.refusal = str(typed)
             raise typed from None

@@ -41,7 +41,7 @@ class CommandStream:
         except grpc.RpcError as error:
             if self._cancelled:
                 return
-            typed = _typed(error, self._address)
+            typed = typed_error(error, self._address)
             if not isinstance(typed, DeadlinePassed):
                 raise typed from None
 
@@ -51,7 +51,7 @@ class CommandStream:
         self._call.cancel()
 
 
-def _typed(error: grpc.RpcError, address: str) -> PsError:
+def typed_error(error: grpc.RpcError, address: str) -> PsError:
     """The error of a call, a broken connection being the coordinator's."""
     typed = error_from_rpc(error, f"coordinator at {address}")
     if isinstance(typed, RemoteFailure) and error.code() == grpc.StatusCode.UNIMPLEMENTED:

@@ -134,8 +134,8 @@ class JobDescription:
 
 
 _PLATEAU = {"metric": text, "lower": flag, "patience": whole(), "min_delta": real}
-_STOP_EARLY = maybe(record({**_PLATEAU, "restore_best": flag}))
-_REDUCE_LR = maybe(record({**_PLATEAU, "factor": real, "cooldown": whole(), "min_lr": real}))
+STOP_EARLY = maybe(record({**_PLATEAU, "restore_best": flag}))
+REDUCE_LR = maybe(record({**_PLATEAU, "factor": real, "cooldown": whole(), "min_lr": real}))
 
 
 def check_for_shards(description: JobDescription, shards: int) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from coordinator.core.description import (
-    _REDUCE_LR,
-    _STOP_EARLY,
     FORMAT,
+    REDUCE_LR,
+    STOP_EARLY,
     Engine,
     JobDescription,
     Rule,
@@ -183,12 +183,12 @@ def _objective(document: Any) -> Objective | None:
 
 
 def _stop_early(document: Any) -> StopEarly | None:
-    found = _read_plateau(_STOP_EARLY, document, "stop_early")
+    found = _read_plateau(STOP_EARLY, document, "stop_early")
     return None if found is None else StopEarly(**found)
 
 
 def _reduce_lr(document: Any) -> ReduceLr | None:
-    found = _read_plateau(_REDUCE_LR, document, "reduce_lr")
+    found = _read_plateau(REDUCE_LR, document, "reduce_lr")
     return None if found is None else ReduceLr(**found)
 
 

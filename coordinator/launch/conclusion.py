@@ -39,7 +39,7 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     """Completes the summary and shows the result."""
     run_dir = options.run_dir
     if outcome.refused:
-        _say("\n".join(outcome.details))
+        say("\n".join(outcome.details))
         if made:
             # Nothing came of it, and a run directory would say that something did.
             shutil.rmtree(run_dir)
@@ -68,14 +68,14 @@ def conclude(outcome: Outcome, options: UpOptions, earlier: Earlier, made: bool)
     if summary.get("global_step"):
         show_result(summary, run_dir)
     if served and not status:
-        _say(f"nothing was left to train; {_more_of_it(summary)}")
+        say(f"nothing was left to train; {_more_of_it(summary)}")
     if status:
-        _say("\n".join(details))
+        say("\n".join(details))
         interrupted = status == INTERRUPTED
-        _say(reason if interrupted else error_line(JobFailed(reason), before))
+        say(reason if interrupted else error_line(JobFailed(reason), before))
     if status == INTERRUPTED:
-        _say(_lost(summary))
-        _say(_how_to_go_on(options))
+        say(_lost(summary))
+        say(_how_to_go_on(options))
     return status
 
 
@@ -106,7 +106,7 @@ def _written(run_dir: Path, write: Callable[[], None]) -> None:
     try:
         write()
     except OSError as error:
-        _say_refused(f"{run_dir / SUMMARY} cannot be written: ", error, run_dir)
+        say_refused(f"{run_dir / SUMMARY} cannot be written: ", error, run_dir)
 
 
 def _on_disk(run_dir: Path) -> str:
@@ -129,10 +129,10 @@ def _lost(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _say_refused(what: str, error: OSError, run_dir: Path) -> None:
+def say_refused(what: str, error: OSError, run_dir: Path) -> None:
     code = disk_code(error)
     left = f"; {_on_disk(run_dir)}" if code == "PS502" else ""
-    _say(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
+    say(error_line(PsError(f"{what}{disk_reason(error)}{left}", code=code)))
 
 
 def _probe(run_dir: Path) -> None:
@@ -141,7 +141,7 @@ def _probe(run_dir: Path) -> None:
         file.write(bytes(PROBE_NBYTES))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     if text:
         print(text, file=sys.stderr)  # noqa: T201
 

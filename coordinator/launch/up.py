@@ -20,7 +20,7 @@ from coordinator.dashboard.options import ANYWHERE
 from coordinator.dashboard.server import check_address
 from coordinator.display.screen import open_screen
 from coordinator.launch.commands import UpOptions, cluster, letters
-from coordinator.launch.conclusion import Earlier, _say, _say_refused, conclude
+from coordinator.launch.conclusion import Earlier, conclude, say, say_refused
 from coordinator.launch.crowding import check_counts, crowded
 from coordinator.launch.fleet import stamp
 from coordinator.launch.supervisor import Supervisor
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         options = _options(args, run_dir, _security(asked, args.job, run_dir, args.workers))
     except PsError as error:
         if isinstance(error, UserCodeFailed):
-            _say(error.user_traceback.rstrip())
-        _say(error_line(error))
+            say(error.user_traceback.rstrip())
+        say(error_line(error))
         return 2
     earlier = Earlier(stamp(run_dir / SUMMARY), read_summary(run_dir))
     screen = open_screen(Console())
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             outcome = supervisor.run()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _say_refused(f"cannot start the processes of the job: {where}", error, run_dir)
+        say_refused(f"cannot start the processes of the job: {where}", error, run_dir)
         return 2
     return conclude(outcome, options, earlier, made)
 

@@ -46,7 +46,7 @@ def check_ledger(path: Path, *, resume: bool) -> None:
     try:
         store.open_to_read()
         ended = store.get(ENDED)
-        begins_anew = _ended_unsaved(path, store)
+        begins_anew = ended_unsaved(path, store)
         store.check()
     except DamagedLedger as error:
         raise damaged_ledger(error) from None
@@ -67,19 +67,19 @@ def _check_not_ended(path: Path, ended: Any) -> None:
         )
 
 
-def _ended_unsaved(path: Path, store: Store, storage: Storage = DISK) -> bool:
+def ended_unsaved(path: Path, store: Store, storage: Storage = DISK) -> bool:
     """Whether a run has ended, but not well, with nothing saved that a new beginning could lose."""
     phase = (store.get(ENDED) or {}).get("phase")
-    return phase not in (None, "done") and not _saved(path, store, storage)
+    return phase not in (None, "done") and not saved(path, store, storage)
 
 
-def _saved(path: Path, store: Store, storage: Storage) -> bool:
+def saved(path: Path, store: Store, storage: Storage) -> bool:
     """Whether there is or was a checkpoint, good or not."""
     found = find_checkpoints(path / CHECKPOINTS, storage)
     return bool(store.newest_checkpoint() or found.manifests or found.refused)
 
 
-def _nothing_to_resume(path: Path, error: CheckpointError) -> CheckpointError:
+def nothing_to_resume(path: Path, error: CheckpointError) -> CheckpointError:
     return CheckpointError(
         f"cannot resume: the run of {path} has saved nothing, and nothing of it was trained; "
         f"--run-dir {shlex.quote(str(path))} without --resume begins it anew",
@@ -87,11 +87,11 @@ def _nothing_to_resume(path: Path, error: CheckpointError) -> CheckpointError:
     )
 
 
-def _check_goes_on(
+def check_goes_on(
     path: Path, known: Mapping[str, Any], identity: Mapping[str, Any], ended: Any
 ) -> None:
     _check_not_ended(path, ended)
-    key = _difference(known, identity)
+    key = difference(known, identity)
     if key:
         theirs, ours = (_shown(key, each.get(key)) for each in (known, identity))
         raise InvalidJob(
@@ -102,7 +102,7 @@ def _check_goes_on(
         )
 
 
-def _check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+def check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     if known["job"] != identity["job"]:
         raise InvalidJob(
             f"run directory {path} holds a run of job {known['job']!r}, and this is job "
@@ -112,7 +112,7 @@ def _check_same_name(path: Path, known: Mapping[str, Any], identity: Mapping[str
         )
 
 
-def _left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+def left_out(known: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
     """Of a run that is resumed, the settings that it was started with and that nobody says now."""
     said = identity["overrides"]
     return [
@@ -127,12 +127,12 @@ def _shown(key: str, value: Any) -> str:
     return str(Policy.from_json(value)) if key == "policy" and value else repr(value)
 
 
-def _difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+def difference(known: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
     """What two jobs differ in; empty if they are the same."""
     return next((key for key, value in identity.items() if known.get(key) != value), "")
 
 
-def _check_checkpoint(
+def check_checkpoint(
     path: Path, description: JobDescription, plan: Plan, run_id: str | None, storage: Storage
 ) -> Chosen:
     chosen = choose_checkpoint(path, description, run_id, storage=storage, plan=plan)

@@ -11,14 +11,14 @@ from coordinator.checkpoints.checkpoints import remove_unfinished
 from coordinator.core.description import JobDescription
 from coordinator.core.run import Followed, Run
 from coordinator.process.resume_checks import (
-    _check_checkpoint,
-    _check_goes_on,
-    _check_same_name,
-    _difference,
-    _ended_unsaved,
-    _left_out,
-    _nothing_to_resume,
-    _saved,
+    check_checkpoint,
+    check_goes_on,
+    check_same_name,
+    difference,
+    ended_unsaved,
+    left_out,
+    nothing_to_resume,
+    saved,
 )
 from coordinator.records.run_directory import RunDirectory, started_with
 from coordinator.records.store import (
@@ -104,30 +104,30 @@ def settle(
         run_id = known["run_id"]
         if options.auto_resume:
             resume = _resumes(directory.path, store, known, identity)
-        elif not resume and _ended_unsaved(directory.path, store, storage):
-            _check_same_name(directory.path, known, identity)
+        elif not resume and ended_unsaved(directory.path, store, storage):
+            check_same_name(directory.path, known, identity)
         elif not resume:
-            _check_goes_on(directory.path, known, identity, ended)
-        if ended is None and not _difference(known, identity):
+            check_goes_on(directory.path, known, identity, ended)
+        if ended is None and not difference(known, identity):
             # Its shards may be there, and look again for the word that they know.
             token = directory.token()
     policies = tuple(Followed.from_json(document) for document in store.get(POLICIES) or ())
     generation, since = store.get(GENERATION) or 0, store.get(SINCE) or 0
     first = (known or {}).get(FIRST) or identity["policy"]
-    if known is not None and not resume and _difference(known, identity):
+    if known is not None and not resume and difference(known, identity):
         # Nothing was trained as it was.
         first = identity["policy"]
     remarks: list[str] = []
     twice = store.get(TWICE) or 0
     if resume:
         try:
-            chosen = _check_checkpoint(
+            chosen = check_checkpoint(
                 directory.path, description, plan, run_id if known else None, storage
             )
         except CheckpointError as error:
-            if known is None or _saved(directory.path, store, storage):
+            if known is None or saved(directory.path, store, storage):
                 raise
-            raise _nothing_to_resume(directory.path, error) from None
+            raise nothing_to_resume(directory.path, error) from None
         run_id = chosen.run_id
         # A ledger that is new, in place of one that was damaged, knows of none of them.
         generation = max(generation, _highest_generation(directory.path, storage))
@@ -148,7 +148,7 @@ def settle(
             )
             log.info("the policy has changed", to=str(followed), step=followed.step)
             policies, since = (*policies, followed), generation + 1
-        remarks = _left_out(known or {}, identity)
+        remarks = left_out(known or {}, identity)
         now = policies[-1].settings if policies else stands.settings
         if now != stands.settings:
             remarks.append(f"the run goes on as {now}; it was {stands.settings}")
@@ -234,8 +234,8 @@ def _resumes(
         JobDone: it is done.
         InvalidJob: it is of a job file of another name.
     """
-    ended, key = store.get(ENDED), _difference(known, identity)
-    _check_same_name(path, known, identity)
+    ended, key = store.get(ENDED), difference(known, identity)
+    check_same_name(path, known, identity)
     if not key and (ended or {}).get("phase") == "done":
         raise JobDone(
             f"the job of run directory {path} is done; --set epochs=N, of all epochs, goes on"

@@ -170,5 +170,5 @@ def write_lease(
     return lease
 
 
-def _seconds(value: float) -> float:
+def seconds(value: float) -> float:
     return max(0.0, value) if math.isfinite(value) else 0.0

@@ -21,7 +21,7 @@ from coordinator.core.work import (
     Report,
 )
 from coordinator.membership.recovery import Holding
-from coordinator.rpc.answers import _seconds
+from coordinator.rpc.answers import seconds
 from coordinator.training.generations import Standing
 from psrpc.checkpoint.manifest import RowsFileEntry
 from psrpc.core.batch import LOSS, MAX_VALUES, BatchId
@@ -79,7 +79,7 @@ def read_figures(message: pb.HeartbeatShardRequest) -> ShardFigures:
         workers={w.worker: tuple(w.counts[:MAX_COUNTS]) for w in message.workers[:MAX_WORKERS]},
         too_stale=message.too_stale,
         uncompensated=message.uncompensated,
-        apply_s=_seconds(message.apply_s),
+        apply_s=seconds(message.apply_s),
         gradient_nbytes=message.gradient_nbytes,
         memory_nbytes=message.memory_nbytes,
         table_rows=message.table_rows,
@@ -100,20 +100,20 @@ def read_totals(messages: Iterable[types.EpochTotals]) -> tuple[EpochTotals, ...
 def read_times(message: pb.WorkerTimes) -> WorkerTimes:
     """Where a worker's time has gone. A difference of clocks may be anything; what is no number of
     seconds counts as none."""
-    return WorkerTimes(**{cause: _seconds(getattr(message, cause)) for cause in CAUSES})
+    return WorkerTimes(**{cause: seconds(getattr(message, cause)) for cause in CAUSES})
 
 
 def read_unreachable(message: pb.HeartbeatWorkerRequest, shards: int) -> dict[int, float]:
     """The shards of ``shards`` that a worker cannot reach, and for how long, in seconds."""
     return {
-        one.shard: _seconds(one.for_s) for one in message.unreachable[:shards] if one.shard < shards
+        one.shard: seconds(one.for_s) for one in message.unreachable[:shards] if one.shard < shards
     }
 
 
 def read_position(message: pb.WorkerPosition) -> Position:
     """How far a worker has come; a phase that is not known here is not judged."""
     phase = PHASES.get(message.phase, "")
-    return Position(phase, message.position, _seconds(message.median_step_s))
+    return Position(phase, message.position, seconds(message.median_step_s))
 
 
 def read_transports(message: pb.HeartbeatWorkerRequest, shards: int) -> tuple[Transport, ...]:

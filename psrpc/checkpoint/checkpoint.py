@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from psrpc.checkpoint.choice import Choice, newest_good
-from psrpc.checkpoint.load import _opened, check_room, compare_variables, load_state, load_variables
+from psrpc.checkpoint.load import check_room, compare_variables, load_state, load_variables, opened
 from psrpc.checkpoint.manifest import (
     Manifest,
     ManifestFile,
@@ -81,7 +81,7 @@ def check_file(
     Raises:
         CheckpointError: a restart would refuse it.
     """
-    with _opened(directory, manifest, file, storage) as reader:
+    with opened(directory, manifest, file, storage) as reader:
         for _ in reader:
             pass
 
@@ -100,7 +100,7 @@ def applied_sets(
     """
     sets = []
     for file in manifest.files:
-        with _opened(directory, manifest, file, storage) as reader:
+        with opened(directory, manifest, file, storage) as reader:
             sets.append(
                 {
                     entry["epoch"]: IntervalSet((a, b) for a, b in entry[kind])
@@ -119,6 +119,6 @@ def slot_names(directory: Path, manifest: Manifest, storage: Storage = DISK) -> 
     """
     names = set()
     for file in manifest.files:
-        with _opened(directory, manifest, file, storage) as reader:
+        with opened(directory, manifest, file, storage) as reader:
             names |= {entry["slot"] for entry in reader.header.entries.values()}
     return sorted(names - {"", MEAN_SQUARE})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrpc.checkpoint.manifest import _NAMELESS, Manifest, check_identity, read_manifest, verify
+from psrpc.checkpoint.manifest import NAMELESS, Manifest, check_identity, read_manifest, verify
 from psrpc.core.errors import CheckpointError, InvalidArgument
 from psrpc.core.names import check_file_name
 from psrpc.core.text import told
@@ -48,7 +48,7 @@ def find_checkpoints(checkpoints: Path, storage: Storage = DISK) -> Found:
     refused: list[tuple[Path, str]] = []
     for name in names:
         if name.startswith(RENAMED) and name.removeprefix(RENAMED) not in names:
-            refused.append((checkpoints / told(name).replace("\n", " "), _NAMELESS))
+            refused.append((checkpoints / told(name).replace("\n", " "), NAMELESS))
         if name.startswith("."):
             continue
         try:

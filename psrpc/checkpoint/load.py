@@ -62,7 +62,7 @@ def load_state(
     for file in manifest.files:
         if own and file.shard != shard:
             continue
-        with _opened(directory, manifest, file, storage) as reader:
+        with opened(directory, manifest, file, storage) as reader:
             for tensor in reader:
                 loading.take(reader, tensor)
             headers.append(reader.header)
@@ -99,7 +99,7 @@ def load_variables(
     arrays: dict[str, dict[str, NDArray]] = {"variable": {}, "slot": {}}
     filled = dict.fromkeys(specs, 0)
     for file in manifest.files:
-        with _opened(directory, manifest, file, storage) as reader:
+        with opened(directory, manifest, file, storage) as reader:
             for tensor in reader:
                 entry, kind = tensor.entry, tensor.entry["kind"]
                 if kind not in arrays or (kind == "slot" and entry["slot"] != prefer_slot):
@@ -172,7 +172,7 @@ class _Loading:
         return slot[arena.name]
 
 
-def _opened(
+def opened(
     directory: Path, manifest: Manifest, file: ManifestFile, storage: Storage
 ) -> ShardReader:
     """A file of the checkpoint, which says itself that it is the one that the manifest means."""

@@ -367,7 +367,7 @@ def verify_file(directory: Path, file: RowsFileEntry, storage: Storage = DISK) -
         raise CheckpointError(f"{path} has SHA-256 {digest.hexdigest()}; expected {file.sha256}")
 
 
-_NAMELESS = (
+NAMELESS = (
     "a coordinator was giving it its name anew; if that has ended, the next one that goes on with "
     "the run does so"
 )

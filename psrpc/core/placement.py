@@ -15,8 +15,8 @@ from psrpc.core.plan import (
     Plan,
     Role,
     VariableSpec,
-    _check_tables,
-    _check_variables,
+    check_tables,
+    check_variables,
 )
 from psrpc.core.tables import TableSpec
 
@@ -41,10 +41,10 @@ def make_plan(
     variables, tables = tuple(variables), tuple(tables)
     if shards < 1:
         raise InvalidJob(f"shards is {shards}; expected at least 1")
-    _check_tables(tables)
+    check_tables(tables)
     if not tables and not any(v.role == "trainable" for v in variables):
         raise InvalidJob("the model has no trainable variables; there is nothing to train")
-    _check_variables(variables)
+    check_variables(variables)
     roles: tuple[Role, ...] = ("trainable", "state")
     arenas = []
     load = [0] * shards

@@ -195,8 +195,8 @@ class Plan:
             placement=document["placement"],
             tables=tuple(TableSpec.from_json(table) for table in document.get("tables", ())),
         )
-        _check_variables(plan.variables)
-        _check_tables(plan.tables)
+        check_variables(plan.variables)
+        check_tables(plan.tables)
         return plan
 
 
@@ -217,7 +217,7 @@ def aligned_empty(length: int, dtype: str) -> npt.NDArray[Any]:
     return raw[skip : skip + nbytes].view(dtype)
 
 
-def _check_variables(variables: Sequence[VariableSpec]) -> None:
+def check_variables(variables: Sequence[VariableSpec]) -> None:
     for name, uses in Counter(v.name for v in variables).items():
         if uses > 1:
             raise InvalidJob(f"{uses} variables are named {name!r}; give their layers names")
@@ -230,7 +230,7 @@ def _check_variables(variables: Sequence[VariableSpec]) -> None:
             raise InvalidJob(f"variable {v.name!r} is trainable and {v.dtype}; expected a float")
 
 
-def _check_tables(tables: Sequence[TableSpec]) -> None:
+def check_tables(tables: Sequence[TableSpec]) -> None:
     for name, uses in Counter(table.name for table in tables).items():
         if uses > 1:
             raise InvalidJob(f"{uses} tables are named {name!r}; give them different names")

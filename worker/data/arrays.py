@@ -24,7 +24,7 @@ from worker.data.source import (
 )
 
 _HASHED_WHOLE = 64 << 20
-_Key = str | tuple[str, str]
+Key = str | tuple[str, str]
 
 
 class Arrays:
@@ -151,7 +151,7 @@ def _shown(value: object) -> str:
     return " ".join(repr(value).split())[:60]
 
 
-def _check_records(records: object) -> None:
+def check_records(records: object) -> None:
     """Refuses all but a pair of whole numbers, the first of which is the smaller."""
     pair = records if isinstance(records, tuple | list) and len(records) == 2 else ()
     whole = [int(one) for one in pair if _is_whole(one)]

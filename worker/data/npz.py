@@ -14,7 +14,7 @@ from numpy.lib.npyio import NpzFile
 from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidData
 from psrpc.core.text import counted
-from worker.data.arrays import Arrays, _check_records, _Key
+from worker.data.arrays import Arrays, Key, check_records
 from worker.data.files import existing_file, hash_files, local_copy
 from worker.data.ragged import Ragged, take
 from worker.data.source import (
@@ -48,14 +48,14 @@ class Npz:
         self,
         path: str | Path,
         *,
-        x: _Key | Mapping[str, _Key] = "x",
+        x: Key | Mapping[str, Key] = "x",
         y: str = "y",
         sample_weight: str | None = None,
         map: Map | None = None,
         records: tuple[int, int] | None = None,
     ) -> None:
         if records is not None:
-            _check_records(records)
+            check_records(records)
         self._path = path
         self._keys = (x, y, sample_weight)
         self._map = map
@@ -122,7 +122,7 @@ class Npz:
             raise InvalidData(f"Npz: {name!r} cannot be read as .npz: {why}") from error
         return Arrays(inputs, labels, weights, map=self._map)
 
-    def _column(self, file: Any, key: _Key) -> Array | Ragged:
+    def _column(self, file: Any, key: Key) -> Array | Ragged:
         for one in key if isinstance(key, tuple) else (key,):
             if one not in file.files:
                 raise InvalidData(

@@ -24,7 +24,7 @@ from psrpc.files.remote import exists, location
 from psrpc.files.remote_calls import give_up_after
 from psrpc.options.job_keys import UserCodeFailed
 from psrpc.options.job_source import first_look
-from worker.describe.model import _describe_model, _first_records, _head, _naming
+from worker.describe.model import describe_model, first_records, naming, shown_head
 from worker.job.job import Job
 from worker.job.loader import LoadedJob, load_job, user_code
 from worker.job.overrides import check_rounds
@@ -96,9 +96,9 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
     policy, then = job.policy(), job.then_policy()  # refuses what does not fit together
     _check_paths(job)
     records, eval_records = _check_data(job)
-    example = _first_records("train", job, min(job.batch_size, records))
-    job, model = complete(job, _head(example))
-    found = _describe_model(job, model, example, eval_records)
+    example = first_records("train", job, min(job.batch_size, records))
+    job, model = complete(job, shown_head(example))
+    found = describe_model(job, model, example, eval_records)
     variables, trained, metrics, unsummed, asked = found
     if job.init_from is not None:
         check_fits(model, variables, job.init_from)
@@ -157,7 +157,7 @@ def describe(loaded: LoadedJob) -> dict[str, Any]:
         document["tables"] = [table.to_json() for table in tables]
         if beginning := first_rows(job, plan):
             document["first_rows"] = beginning
-        document["rows_nbytes"] = asked.rows_nbytes(tables, _naming(job, example))
+        document["rows_nbytes"] = asked.rows_nbytes(tables, naming(job, example))
     return document
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     pass
 
 
-def _describe_model(
+def describe_model(
     job: Job, model: Any, example: Batch, eval_records: int
 ) -> tuple[list[VariableSpec], list[tuple[str, Any]], list[str], list[str], AskedRows | None]:
     """The variables, those of them that are trained with their names, the names of the metrics, and
@@ -69,7 +69,7 @@ def _describe_model(
     return [spec for spec, _ in found], trained, names, unsummed, asked
 
 
-def _naming(job: Job, example: Batch) -> AbstractContextManager[None]:
+def naming(job: Job, example: Batch) -> AbstractContextManager[None]:
     """Names the record of the first batch that an error is about."""
     from worker.data.source import arrays_of
     from worker.embedding.record_names import name_in_batch, naming_record
@@ -79,7 +79,7 @@ def _naming(job: Job, example: Batch) -> AbstractContextManager[None]:
     return naming_record(example[0], count, name)
 
 
-def _head(batch: Batch, count: int = 2) -> Batch:
+def shown_head(batch: Batch, count: int = 2) -> Batch:
     # Two records, since shapes of one are easily taken for something else.
     head: Batch = map_arrays(lambda array: array[:count], batch)
     return head
@@ -101,21 +101,21 @@ def _check_outputs(
     from worker.model.metrics import build_metrics
     from worker.step.evaluator import metric_results
 
-    head = _head(example)
+    head = shown_head(example)
     with calling(model, head[0]), look_up(NoRows()):
         outputs = model(map_arrays(as_tensor, head[0]), training=False)
     shape = output_shape(outputs)
     sources = [("train", job.train, example)]
     if job.eval is not None:
         few = min(job.batch_size, eval_records)
-        sources.append(("eval", job.eval, _first_records("eval", job, few)))
+        sources.append(("eval", job.eval, first_records("eval", job, few)))
     for name, source, batch in sources:
         with user_code(name):
             check_input_names(model, batch[0])
             if name == "eval":
                 # Workers would find out at the end of the first epoch.
                 check_inputs(model, batch[0])
-                few_x = _head(batch)[0]
+                few_x = shown_head(batch)[0]
                 with calling(model, few_x, "eval"), look_up(NoRows()):
                     model(map_arrays(as_tensor, few_x), training=False)
             if not overrides_loss(model):
@@ -156,7 +156,7 @@ def _unsummed(model: Any, example: Batch, metrics: list[Any], names: list[str]) 
     tried = parts([*layer_metrics(model), *metrics])
     if all(is_kerass_own(metric) for metric in tried):
         return []
-    first, rest = _head(example, PART), _head(example, 2 * PART)
+    first, rest = shown_head(example, PART), shown_head(example, 2 * PART)
     if len(next(arrays_of(rest[0]))) > PART:
         rest = map_arrays(lambda array: array[PART:], rest)
     with user_code("the metrics"):
@@ -237,7 +237,7 @@ def _without_gradient(
     return without
 
 
-def _first_records(name: str, job: Job, count: int) -> Batch:
+def first_records(name: str, job: Job, count: int) -> Batch:
     """Records of the first batch: what a worker reads first, by the way in which it reads."""
     with user_code(name):
         if name == "eval":

@@ -97,7 +97,7 @@ def build_loss(job: Job, model: keras.Model) -> Callable[..., Any]:
     def mean_loss(batch: Batch, y_pred: Any, training: bool) -> Any:  # noqa: ARG001
         loss = fixed
         if loss is None:
-            kind = _kind_of_labels(str(job.loss), batch[1], y_pred)
+            kind = kind_of_labels(str(job.loss), batch[1], y_pred)
             loss = _loss(f"{kind}_crossentropy")
         sample_weight = batch[2] if len(batch) > 2 else None
         # A loss with reduction=None gives one value per example.
@@ -181,7 +181,7 @@ def serialized_optimizer(
         optimizer = keras_names.get("optimizer", optimizer)
     elif callable(optimizer) and not isinstance(optimizer, keras.optimizers.Optimizer):
         keras_names.check_class("optimizer", optimizer)
-        given = (job.optimizer_updates(),) if _required_arguments(optimizer) else ()
+        given = (job.optimizer_updates(),) if required_arguments(optimizer) else ()
         with user_code("optimizer()"):
             optimizer = optimizer(*given)
         if initial_scale(optimizer) != SCALE:
@@ -214,7 +214,7 @@ def serialized_optimizer(
     return serialized
 
 
-def _required_arguments(function: Any) -> int:
+def required_arguments(function: Any) -> int:
     """How many positional arguments without a default a callable takes."""
     parameters = inspect.signature(function).parameters.values()
     return sum(
@@ -232,7 +232,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:
+def kind_of_labels(name: str, y_true: Any, y_pred: Any) -> str:
     """What labels are, by shapes alone; the rule of ``keras.Model.compile``."""
     if not hasattr(y_true, "shape") or not hasattr(y_pred, "shape"):
         raise InvalidJob(f"{name!r} needs a model of one output; give a function instead")

@@ -11,7 +11,7 @@ from psrpc.core.errors import InvalidJob
 from worker.job.job import Job
 from worker.job.loader import user_code
 from worker.model import keras_names
-from worker.model.build import BY_OUTPUT, _kind_of_labels, _required_arguments, layer_metrics
+from worker.model.build import BY_OUTPUT, kind_of_labels, layer_metrics, required_arguments
 
 
 def build_metrics(job: Job, model: Any, y_true: Any, y_pred: Any) -> list[Any]:
@@ -59,7 +59,7 @@ def _metric(metric: Any, y_true: Any, y_pred: Any) -> Any:
     if isinstance(metric, keras.metrics.Metric):
         return _anew(metric)
     name = getattr(metric, "__name__", type(metric).__name__)
-    if not _required_arguments(metric):
+    if not required_arguments(metric):
         with user_code(f"metric {name}()"):
             made = metric()
         if not isinstance(made, keras.metrics.Metric):
@@ -105,4 +105,4 @@ def _accuracy(name: str, y_true: Any, y_pred: Any) -> Any:
         "sparse_categorical": keras.metrics.SparseCategoricalAccuracy,
         "categorical": keras.metrics.CategoricalAccuracy,
     }
-    return kinds[_kind_of_labels(name, y_true, y_pred)](name=name)
+    return kinds[kind_of_labels(name, y_true, y_pred)](name=name)

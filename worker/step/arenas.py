@@ -70,7 +70,7 @@ def encoded(spans: Sequence[Span], buffers: Sequence[tf.Tensor]) -> list[tf.Tens
     return [_encode(b, s.encoding) for s, b in zip(spans, buffers, strict=True)]
 
 
-def _finite(span: Span, buffer: Array) -> bool:
+def is_finite(span: Span, buffer: Array) -> bool:
     """Whether every element is finite, told by the encoded ones."""
     if span.encoding == "float16":
         # What was infinite has become the largest number. Gradients of a norm of 1e19, which are
