@@ -28,9 +28,9 @@ from worker.runtime.devices import Device
 from worker.runtime.trace import TRACING, Trace
 from worker.step.arenas import (
     GradientStep,
-    is_finite,
     batch_signature,
     encoded,
+    is_finite,
     power_of,
     split_arenas,
     with_states,
