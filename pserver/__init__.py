@@ -50,7 +50,7 @@ _HOMES = {
     "Embedding": "worker.embedding.embedding",
     "Function": "worker.data.function",
     "Job": "worker.job.job",
-    "Npz": "worker.data.arrays",
+    "Npz": "worker.data.npz",
     "Ragged": "worker.data.ragged",
     "RowwiseAdagrad": "worker.embedding.table_options",
     "TfRecords": "worker.data.tfrecord",

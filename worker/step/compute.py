@@ -29,11 +29,11 @@ from worker.runtime.waits import Waits
 from worker.step.arenas import batch_signature
 from worker.step.feed import Feed
 from worker.step.flat import FlatStep, StepInput, StepResult
-from worker.step.keras_step import seed_state
 from worker.step.layout import Compressor
 from worker.step.local_sgd import LocalSgd
 from worker.step.local_steps import LocalSteps
 from worker.step.replica import Replica
+from worker.step.seeds import seed_state
 
 
 class BatchReader:

@@ -22,7 +22,7 @@ from psrpc.ops.logs import get_logger
 from worker.data.source import Array, Batch
 from worker.embedding.id_finder import FoundIds, row_gradients, table_specs
 from worker.embedding.lookups import FetchedRows
-from worker.embedding.row_sets import RowSums, notall_finite
+from worker.embedding.row_sets import RowSums, not_finite
 from worker.embedding.rows import RowsNeeded
 from worker.runtime.devices import Device
 from worker.runtime.trace import TRACING, Trace
@@ -177,22 +177,22 @@ class FlatStep:
         if given.orders:
             result = step_result(self._layout, self._compressor, buffers, loss, power, changes)
             if not result.finite:
-                self._tell_notall_finite(given.ids, changes, by_row=True)
+                self._tell_not_finite(given.ids, changes, by_row=True)
             parts: Sequence[Mapping[int, Rows]]
             parts = given.ids.needed.split(changes, self._plan.shards)
         else:
             summed = (sums or self._sums).sum(given.ids.needed, given.ids.orders, changes)
             if summed is None:
-                self._tell_notall_finite(given.ids, changes)
+                self._tell_not_finite(given.ids, changes)
                 return StepResult((), float(loss), False)
             result = step_result(self._layout, self._compressor, buffers, loss, power)
             parts = summed
         return replace(result, rows=tuple(parts)) if result.finite else result
 
-    def _tell_notall_finite(
+    def _tell_not_finite(
         self, ids: FoundIds, changes: Sequence[Array], by_row: bool = False
     ) -> None:
-        found = notall_finite(ids.needed, () if by_row else ids.orders, changes)
+        found = not_finite(ids.needed, () if by_row else ids.orders, changes)
         if found is not None:
             table, id_ = found
             name = self._plan.tables[table].name

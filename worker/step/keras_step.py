@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from psrpc.core.batch import BatchId
 from psrpc.core.errors import InvalidJob
 from worker.data.source import Batch
 from worker.embedding.lookups import FetchedRows, LookUps, look_up
@@ -24,6 +18,7 @@ from worker.model.build import layer_metrics, loss_trackers
 from worker.model.loss_scale import divided, finite
 from worker.model.training_metrics import TrainingMetrics
 from worker.model.variables import derived
+from worker.step.seeds import python_draws_alike
 from worker.step.step_graph import compiled_apart
 
 _Attempted = tuple[
@@ -239,26 +234,3 @@ def _function() -> tf.Graph | None:
     while isinstance(graph, ControlFlowFuncGraph):
         graph = graph.outer_graph
     return graph
-
-
-def seed_state(job_seed: int, batch: BatchId, generator: int) -> npt.NDArray[np.uint32]:
-    """``[2] uint32``, the state to give the ``generator``-th seed generator of a model (in model
-    order) before it computes ``batch``, so that whoever repeats a batch draws the same masks.
-
-    Both words fit the int64 in which Keras keeps the state on TensorFlow.
-    """
-    text = f"{job_seed} {batch.epoch} {batch.first} {batch.count} {generator}"
-    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], "<u4").astype(np.uint32)
-
-
-@contextmanager
-def python_draws_alike() -> Iterator[None]:
-    """Within a block Python's ``random`` draws the same in each process, each time. Layers such as
-    ``AugMix`` ask it what to do while TensorFlow traces them: otherwise a batch would come to
-    something else on another worker."""
-    before = random.getstate()
-    random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(before)

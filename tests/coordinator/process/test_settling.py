@@ -130,7 +130,7 @@ def test_shards_of_another_job_are_not_let_in(
     learning rate or plan they must not."""
     first, _ = settled(tmp_path)
     chosen = Chosen(RestoredCheckpoint("step-00000004", 4), first.run_id, 1, (), batches=4)
-    monkeypatch.setattr("coordinator.process.resume_checks._check_checkpoint", lambda *_: chosen)
+    monkeypatch.setattr("coordinator.process.settling.check_checkpoint", lambda *_: chosen)
     assert settled(tmp_path, resume=True)[0].token == first.token
     changed, _ = settled(tmp_path, resume=True, overrides=("optimizer.learning_rate=1",))
     assert changed.run_id == first.run_id
@@ -162,7 +162,7 @@ def resumed(
 ) -> Run:
     """The run goes on from a checkpoint of step 7 that has 5 batches."""
     chosen = Chosen(RestoredCheckpoint("step-00000007", 7), "r", 1, (), batches=5)
-    monkeypatch.setattr("coordinator.process.resume_checks._check_checkpoint", lambda *_: chosen)
+    monkeypatch.setattr("coordinator.process.settling.check_checkpoint", lambda *_: chosen)
     return settled(path, resume=True, overrides=overrides, changes=changes)[0]
 
 

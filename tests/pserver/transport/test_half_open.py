@@ -80,7 +80,7 @@ def test_a_byte_now_and_then_is_no_progress() -> None:
 def test_messages_that_bring_nothing_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each wakes the reader, and the time that is left is no more than before."""
     times = iter(np.arange(0.0, 99.0, 9.0))
-    monkeypatch.setattr("pserver.wire.messages.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("pserver.wire.streams.time.monotonic", lambda: 0.0)
     monkeypatch.setattr("pserver.transport.buffers.time.monotonic", lambda: next(times))
     header = pb.PushGradientsRequest(header=pb.PushHeader()).SerializeToString()
 
