@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -183,6 +184,17 @@ def test_rooms_form_no_circle() -> None:
     for name, found in GRAPH.items():
         graph[room(name)] |= {room(other) for other in found} - {room(name), *ROLES}
     TopologicalSorter(graph).prepare()
+
+
+def test_the_page_says_what_each_room_owns() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+/\w+)` \| (.+) \|$", page, flags=re.MULTILINE))
+    rooms = {room(name) for name in MODULES if name.count(".") == 2 and ".v1." not in name}
+    assert rows.keys() == {name.replace(".", "/") for name in rooms}
+    for name in rooms:
+        (said, *_) = str(ast.get_docstring(ast.parse(MODULES[name].read_text()))).splitlines()
+        said = re.sub(r":\w+:`([^`]+)`", r"`\1`", said).replace("``", "`")
+        assert rows[name.replace(".", "/")] == said
 
 
 @pytest.mark.slow
