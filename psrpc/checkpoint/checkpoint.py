@@ -61,8 +61,8 @@ __all__ = [
 def exported_variables(
     directory: Path, manifest: Manifest, storage: Storage = DISK
 ) -> dict[str, NDArray]:
-    """What an export of the checkpoint has: every variable whole, and where the optimizer keeps
-    moving averages of the parameters, these in their place, as Keras does at the end of ``fit``.
+    """Returns every variable whole, as an export has it. Moving averages that the optimizer keeps
+    replace the parameters, as in Keras at the end of ``fit``.
 
     Raises:
         CheckpointError: the files are damaged.
@@ -92,8 +92,8 @@ def applied_sets(
     storage: Storage = DISK,
     kind: Literal["applied", "skipped"] = "applied",
 ) -> list[dict[int, IntervalSet]]:
-    """What each shard of a checkpoint had applied, or the skipped part of that, by epoch; reads the
-    files' headers alone, so what they hold may still be damaged.
+    """Returns the positions that each shard had applied, or skipped, by epoch. Reads only the
+    headers of the files, so their tensors may still be damaged.
 
     Raises:
         CheckpointError: a header cannot be read.

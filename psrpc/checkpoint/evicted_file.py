@@ -37,8 +37,8 @@ def check_evicted(
 
 
 def evicted_sizes(directory: Path, manifest: Manifest, storage: Storage = DISK) -> dict[str, int]:
-    """How many rows each table has evicted, by the files' headers; tables that have evicted none
-    are left out.
+    """Counts the rows that each table has evicted, from the headers; tables without any are left
+    out.
 
     Raises:
         CheckpointError: a file cannot be read.

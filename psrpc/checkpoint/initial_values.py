@@ -50,13 +50,13 @@ def load_first_rows(
     shards: int,
     storage: Storage = DISK,
 ) -> FirstRows:
-    """What ``shard`` of ``shards`` takes over, whatever the number of shards there: the number of a
-    table of the job, and what is to be done to it, in this order. Later rows replace earlier ones
-    of the same id. Ids outside of a table's vocabulary are left out, tables that the checkpoint
-    does not have get nothing.
+    """Yields, for one shard, the number of a table of the job and a step to apply to it, in order.
+    The checkpoint may have any number of shards. Later rows replace earlier ones of the same id;
+    ids outside of the vocabulary of a table are left out; a table that the checkpoint lacks gets
+    nothing.
 
-    As with :func:`psrpc.checkpoint.rows_chain.load_rows`, all that was given is to be forgotten
-    after an error.
+    After an error the caller discards all earlier steps, as with
+    :func:`psrpc.checkpoint.rows_chain.load_rows`.
 
     Raises:
         CheckpointError: the files are damaged, or no checkpoint.

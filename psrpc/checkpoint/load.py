@@ -35,14 +35,13 @@ def load_state(
     run_id: str | None = None,
     storage: Storage = DISK,
 ) -> ShardState:
-    """What ``shard`` of ``plan`` takes over from a checkpoint of any number of shards, except the
-    rows of tables: :func:`psrpc.checkpoint.rows_chain.load_rows` gives those.
+    """Loads the state of ``shard`` of ``plan`` from a checkpoint of any number of shards, except
+    the rows of tables: :func:`psrpc.checkpoint.rows_chain.load_rows` loads those.
 
-    Arrays are aligned and the caller's own. With the checkpoint's own plan only the shard's own
-    file is read, and version and applied-set are those of the same shard. With another one a shard
-    gets parts of several, which in async mode may be some batches apart: it takes the highest
-    version and the batches that all of them have, so that what only some have is trained again
-    rather than lost.
+    The caller owns the arrays, which are aligned. With the plan of the checkpoint only the file of
+    that shard is read. With another plan a shard gets parts of several files, which in async mode
+    may be some batches apart: it takes the highest version and the batches that all files have, so
+    that the other batches are trained again rather than lost.
 
     Args:
         directory: a checkpoint under the name that it was committed with.

@@ -36,10 +36,10 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 
 TEMPORARY = ".tmp-"
-"""What the names of directories begin with that are not checkpoints: not yet, or no more."""
+"""Prefix of directories that are no checkpoint yet, or no more."""
 
 _SEAL = b',\n "sha256": "'
-"""What stands between what is sealed and its digest."""
+"""Separates the sealed bytes from their digest."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says. ``details`` is for what only people and later versions need."""
+    """The content of ``manifest.json``. ``details`` is for people and later versions."""
 
     run_id: str
     name: str

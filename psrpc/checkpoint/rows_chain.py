@@ -45,13 +45,13 @@ def load_rows(
     run_id: str | None = None,
     storage: Storage = DISK,
 ) -> Iterator[tuple[int, RowsStep]]:
-    """What ``shard`` of ``plan`` takes over of a checkpoint's tables, whatever the number of its
-    shards: the number of a table, and what is to be done to it, in this order. Later rows replace
-    earlier ones of the same id. Each step is of a few megabytes at most.
+    """Yields, for ``shard`` of ``plan``, the number of a table and a step to apply to it, in order.
+    The checkpoint may have any number of shards. Later rows replace earlier ones of the same id. A
+    step holds a few megabytes at most.
 
-    Every part is compared with the manifest before anything of it is given; a later one may still
-    be damaged, so after an error all that was given before has to be forgotten. A table that the
-    checkpoint does not have gets nothing.
+    Each part is compared with the manifest before its first step; a later part may be damaged, so
+    after an error the caller discards all earlier steps. A table that the checkpoint lacks gets
+    nothing.
 
     Raises:
         CheckpointError: the files are damaged, of another checkpoint, or of other tables.
@@ -84,7 +84,7 @@ def check_chain(
 
 
 def table_sizes(directory: Path, manifest: Manifest, storage: Storage = DISK) -> dict[str, int]:
-    """How many rows each table has, as the files say; nothing else of them is looked at.
+    """Counts the rows of each table, from the headers of the files.
 
     Raises:
         CheckpointError: a file cannot be read.

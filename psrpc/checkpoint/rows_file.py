@@ -53,15 +53,15 @@ def _no_candidates() -> tuple[Ids, Counts, Counts]:
 
 @dataclass(frozen=True)
 class TableRows:
-    """What a part is to hold of one table.
+    """The rows of one table that go into a part.
 
     Attributes:
-        rows: how many rows.
+        rows: number of rows.
         slots: the table's optimizer slots and their widths.
         read: ``read(column, start, stop)`` gives rows ``[start, stop)`` of ``ids``, ``values``,
             ``slot/SLOT``, ``counts`` or ``touched``, in the form that :func:`columns_of` has for
             it. Always in the same order. It may wait, and may raise CheckpointError.
-        removed: ids that are to be taken out first.
+        removed: ids to remove first.
         candidates: ids that have been counted and have no row, their counts, and the version that
             named each last.
     """

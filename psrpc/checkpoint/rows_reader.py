@@ -47,7 +47,7 @@ class RowsBlock:
     touched: Counts
 
     def chosen(self, where: npt.NDArray[np.bool_]) -> RowsBlock:
-        """Those rows for which ``where`` bool ``[n]`` is true."""
+        """Selects the rows for which ``where`` bool ``[n]`` is true."""
         if where.all():
             return self
         slots = {name: array[where] for name, array in self.slots.items()}
@@ -108,7 +108,7 @@ class RowsReader:
         self._sums = sums
 
     def rows(self, table: int) -> int:
-        """How many rows there are of a table."""
+        """Number of rows of a table."""
         return self._of(table, "ids").size
 
     def blocks(self, table: int) -> Iterator[RowsBlock]:

@@ -72,8 +72,8 @@ class Placed:
 
 
 def header_bytes(metadata: Mapping[str, Any], tensors: Iterable[Placed]) -> bytes:
-    """What a file begins with; the bytes of ``tensors`` follow in this order. Their ``start`` is
-    not looked at.
+    """Encodes the header of a file; the bytes of ``tensors`` follow in this order. Ignores their
+    ``start``.
 
     Raises:
         CheckpointError: it is too large to be read again.

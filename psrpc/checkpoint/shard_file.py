@@ -54,7 +54,7 @@ class ShardState:
 
 
 class Entry(TypedDict):
-    """What one tensor of the file is. ``start`` and ``stop`` count elements of the variable."""
+    """Describes one tensor of the file. ``start`` and ``stop`` count elements of the variable."""
 
     kind: Literal["variable", "slot", "whole", "scalar"]
     slot: str

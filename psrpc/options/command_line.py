@@ -1,4 +1,4 @@
-"""What a command line that cannot be read is told: as every other error, with a code and a fix."""
+"""Parses command lines. An unreadable one gets an error with a code and a fix, like all others."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Configuration:
             if action.help:
                 action.help = action.help.replace("%(default)s", str(action.default))
                 action.help += f"; required, {self._where(option)}" if option.required else ""
-            # Absent from what is parsed, unless somebody said it; missing is what nobody says.
+            # Absent from the parsed options unless the user sets it.
             action.default = argparse.SUPPRESS
             action.required = False
 
@@ -147,7 +147,7 @@ class Configuration:
         return Completed(said, "")
 
     def _where(self, option: Option) -> str:
-        """What has no default can be said in these places."""
+        """Names the places in which an option without a default can be set."""
         key = option.key
         where = f"on the command line, or as {variable(key)}, or as {key} in [{self._section}] of a"
         with_tf = ", or with TF_CONFIG" if key in config_tf.TAKEN[self._section] else ""
@@ -199,8 +199,8 @@ class Configuration:
         return found
 
     def _check_keys(self, path: Path, section: str, keys: Mapping[str, Any]) -> None:
-        """In other commands' sections, too: a cluster has one file, and whoever reads it first says
-        what is wrong with it."""
+        """Checks the sections of other commands too: a cluster has one file, and the first process
+        that reads it reports the mistake."""
         known = KEYS_OF.get(section, KEYS)
         if section == self._section:
             known = self.keys
@@ -249,7 +249,7 @@ class Completed:
 
 
 def _file(said: argparse.Namespace, environment: Mapping[str, str]) -> Setting:
-    """The TOML file, and who named it; None or empty where nobody did."""
+    """The TOML file and the option that names it; None and empty without one."""
     if said.config is not None:
         return Setting(said.config, "command line", "--config")
     named = environment.get(variable("config"))

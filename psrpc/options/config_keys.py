@@ -37,7 +37,7 @@ KEYS = frozenset[str]().union(*KEYS_OF.values()) | {"config"}
 _OF_KUBERNETES = re.compile(
     PREFIX + r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?)?)"
 )
-"""What Kubernetes puts into every pod beside a service that is called pserver or pserver-…."""
+"""Variables that Kubernetes sets in every pod beside a service called pserver or pserver-…."""
 
 
 def variable(key: str) -> str:

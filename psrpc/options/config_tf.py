@@ -40,7 +40,8 @@ class Found:
 
 
 def values_of(section: str, text: str) -> dict[str, Found]:
-    """What ``TF_CONFIG`` says to the command of ``section``; nothing if it names no cluster.
+    """Reads the values of ``TF_CONFIG`` for the command of ``section``; none if it names no
+    cluster.
 
     Raises:
         InvalidArgument: it cannot be read, or is that of a process that does something else.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Kind = Literal["flag", "flag or text", "list", "whole number", "number", "text"]
-"""What an option takes."""
+"""The kind of value that an option takes."""
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True}
 _FLAGS |= {"0": False, "false": False, "no": False, "off": False}
@@ -54,12 +54,12 @@ class Option:
     required: bool
 
     def from_text(self, text: str) -> Any:
-        """What the text of an environment variable, or of TF_CONFIG, stands for.
+        """Parses the text of an environment variable, or of TF_CONFIG.
 
         A list is written as in a shell: ``epochs=3 optimizer.learning_rate=0.1``.
 
         Raises:
-            NotThis: it stands for nothing that this option takes.
+            NotThis: the option takes no such value.
         """
         if self.kind == "flag":
             return flag_from_text(text)
@@ -73,7 +73,7 @@ class Option:
         return self._one(text)
 
     def from_toml(self, value: Any) -> Any:
-        """What a value of a TOML file stands for. Raises NotThis."""
+        """Converts a value of a TOML file. Raises NotThis."""
         if self.kind == "list":
             if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
                 raise NotThis('a list of texts, as in ["KEY=VALUE"]')

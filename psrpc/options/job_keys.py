@@ -1,6 +1,6 @@
-"""What ``--set`` may name: fields of a job, arguments of its optimizer, settings of the job file.
+"""Keys of ``--set``: fields of a job, arguments of its optimizer, settings of the job file.
 
-The commands that start a job cannot import ``worker.Job``. A test compares this with its fields.
+The commands that start a job cannot import ``Job``. A test compares this with its fields.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIELDS = """
     compression topk stop_early reduce_lr evaluate_every_epoch
 """
 FIELDS = tuple(_FIELDS.split())
-"""Those that a text can express."""
+"""Fields whose value can be written as text."""
 
 CODE = frozenset({"class_weight", "loss_weights", "model", "train"})
 """The others."""
@@ -79,8 +79,8 @@ def _literals(tree: ast.Module) -> Iterator[str]:
 
 
 def setting_meant(words: Sequence[str], flag: str, *, exactly: bool) -> str:
-    """The setting that somebody has typed as an option: ``epochs=3`` for ``--epochs`` in ``words``;
-    empty if a job has none of this name.
+    """Finds the setting that was typed as an option: ``epochs=3`` for ``--epochs`` in ``words``;
+    empty if a job has no such setting.
 
     Args:
         words: of the whole command line, the job file among them.
@@ -117,10 +117,10 @@ def _initials(name: str) -> str:
 
 
 def read_job_file(path: Path) -> bytes:
-    """What is in it; also a quick look whether it is there, before a process is started for it.
+    """Reads a job file; a quick check before a process is started for it.
 
     Raises:
-        InvalidJob: there is none, it cannot be read, or it is a notebook.
+        InvalidJob: the file is missing or unreadable, or is a notebook.
     """
     try:
         source = path.read_bytes()
@@ -192,4 +192,4 @@ INSTEAD = {
     "x": _TRAINING,
     "y": _TRAINING,
 }
-"""What there is instead, in a sentence; of none of these a job has a field."""
+"""Names that users try and that are no fields of a job, and a sentence about the way to go."""

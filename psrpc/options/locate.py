@@ -87,8 +87,8 @@ def find_security(
     role: Role = Role.OPERATOR,
     environment: Mapping[str, str] = os.environ,
 ) -> Security:
-    """How to talk to that coordinator: as the options and the environment say, otherwise with the
-    certificates that the run made for itself.
+    """Finds the credentials for a coordinator: those of the options and the environment, otherwise
+    the certificates that the run made for itself.
 
     Raises:
         InvalidArgument: options that contradict each other, or files that cannot be used.

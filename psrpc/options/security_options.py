@@ -57,7 +57,8 @@ def add_security_arguments(parser: argparse.ArgumentParser, listens: bool) -> No
 def from_arguments(
     role: Role, args: argparse.Namespace, environment: Mapping[str, str] = os.environ
 ) -> Security:
-    """What the options of :func:`add_security_arguments` ask for; they go before the environment.
+    """Makes the credentials that the options of :func:`add_security_arguments` or the environment
+    ask for.
 
     Raises:
         InvalidArgument: see :meth:`Security.from_options`; what the environment says is no flag, or
@@ -80,7 +81,8 @@ def from_arguments(
 
 
 def _asked(args: argparse.Namespace, key: str, variable: str) -> str:
-    """What asked for a setting, if anything did: ``--certs``, ``--certs (PSERVER_CERTS)``."""
+    """Names the source of a setting, empty without one: ``--certs``, ``--certs
+    (PSERVER_CERTS)``."""
     flag = "--" + key.replace("_", "-")
     elsewhere: dict[str, str] = getattr(args, "elsewhere", {})
     where = elsewhere.get(key, "") if getattr(args, key) else variable
@@ -100,8 +102,8 @@ def who_asks(
     roles: Iterable[Role],
     environment: Mapping[str, str] = os.environ,
 ) -> Role:
-    """As whom to ask what all of ``roles`` may: the first whose certificate is there, since many a
-    machine has the files of one role alone; an operator where none is."""
+    """Chooses the first of ``roles`` whose certificate is there, since many machines have the files
+    of a single role; operator where none is."""
     certs = certificates_directory(args, environment)
     found = (role for role in roles if certs and (certs / certificate_name(role)).exists())
     return next(found, Role.OPERATOR)

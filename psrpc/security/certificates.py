@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 """No file of keys or certificates is as large as that."""
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""What files look like from outside; another one means that they were replaced."""
+"""Inode, size and time of each file; a change means that the files were replaced."""
 
 
 def certificate_name(role: Role) -> str:
@@ -35,13 +35,13 @@ def key_name(role: Role) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What a process shows and trusts. Checked: it fits together and was valid when it was read.
+    """The certificates that a process shows and trusts; consistent and valid when they were read.
 
     Attributes:
-        job: whose certificate authority it is.
+        job: the job of the certificate authority.
         ca: certificates of authorities, PEM.
-        own: the process's own key and certificate, PEM; None where it shows none.
-        expires: the moment at which the first of them is not valid any more.
+        own: key and certificate of the process, PEM; None without one.
+        expires: when the first of them expires.
     """
 
     job: str
@@ -181,10 +181,10 @@ def read_file(path: Path, why: str = "") -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a small file that nobody else may read.
+    """Reads a small file that only its owner may read.
 
-    Group members may where it is root's, as secrets are that an orchestrator mounts: the rule of
-    PostgreSQL for its keys.
+    Group members may read a file of root, such as a secret that an orchestrator mounts: PostgreSQL
+    has the same rule for its keys.
 
     Raises:
         InvalidArgument: others may read it; says what to run.

@@ -1,9 +1,8 @@
-"""How this process shows who it is and knows others: made once when it starts, used by all.
+"""The credentials of a process, and the check of its peers; made once when the process starts.
 
-Without certificates everything is plaintext, and stays on this machine unless it was said to be
-``insecure``. With them, everything is TLS: a server shows its certificate, and a client its own or,
-where a token file is named, the token.
-"""
+Without certificates all traffic is plaintext and stays on this machine, unless ``insecure`` allows
+more. With certificates all traffic is TLS: a server shows its certificate, a client shows its own
+or, with a token file, the token."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ BY_OPTIONS = Asked()
 
 
 class Security:
-    """What a process has been told about security. Thread-safe.
+    """The security settings of a process. Thread-safe.
 
     Attributes:
         role: what the process is; None for plaintext without one.
@@ -156,7 +155,7 @@ class Security:
         return Security(self.role, directory, self._token_file, self.insecure, self._asked)
 
     def announce(self) -> None:
-        """Says in the log what somebody ought to know: call it when the process begins."""
+        """Logs warnings about the settings; called when the process starts."""
         if self.insecure:
             log.warning(
                 "INSECURE: whoever reaches its ports can change the model",
@@ -192,7 +191,7 @@ class Security:
 
     @property
     def identity(self) -> Identity | None:
-        """Who this process is; None in plaintext."""
+        """The identity of this process; None in plaintext."""
         if self.directory is None or self.role is None:
             return None
         return Identity(self.job, self.role)
@@ -376,10 +375,10 @@ class Security:
         return self.role if shown else None
 
     def _certificates(self) -> Certificates:
-        """What the files hold now, or held when they could last be used.
+        """Returns the certificates on disk, or the last ones that could be used.
 
         Raises:
-            InvalidArgument: they never could.
+            InvalidArgument: none could be used so far.
         """
         assert self.directory is not None
         with self._lock:

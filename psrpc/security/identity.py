@@ -1,4 +1,4 @@
-"""Who a process is: a role in a job, as certificates name it."""
+"""Identities in certificates (a role in a job), and the RPCs that each role may call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST = 63
 
 
 class Role(StrEnum):
-    """What a process is there for. The values stand in certificates: load-bearing."""
+    """The role of a process. Certificates contain the values: load-bearing."""
 
     COORDINATOR = "coordinator"
     SHARD = "shard"
@@ -91,7 +91,7 @@ class Identity:
 
 @lru_cache(maxsize=256)
 def identity_of(uri: bytes) -> Identity | None:
-    """Whom the URI of a peer's certificate names; None if it names nobody of this project."""
+    """Parses the URI of a peer's certificate; None for a URI of another kind."""
     try:
         return Identity.from_uri(uri.decode())
     except (InvalidArgument, UnicodeDecodeError):
@@ -148,7 +148,7 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
         _COORDINATOR + "ReportSnapshot": _SHARDS,
         _COORDINATOR + "RegisterWorker": _WORKERS,
         _COORDINATOR + "HeartbeatWorker": _WORKERS,
-        # Where the shards are: for whoever looks rows up, too.
+        # Readers look rows up, so they need the addresses of the shards.
         _COORDINATOR + "GetCluster": frozenset({Role.WORKER, Role.OPERATOR, Role.READER}),
         _COORDINATOR + "LeaseWork": _WORKERS,
         _COORDINATOR + "CommitBatch": _WORKERS,
@@ -175,13 +175,13 @@ PERMISSIONS: Mapping[str, frozenset[Role]] = MappingProxyType(
 
 
 def roles_of(method: str) -> frozenset[Role]:
-    """Who may call the RPC with the full name ``method``, e.g. ``/psrpc.v1.Coordinator/GetJob``."""
+    """Roles that may call the RPC with the full name ``method``:
+    ``/psrpc.v1.Coordinator/GetJob``."""
     return PERMISSIONS.get(method, frozenset())
 
 
 def may_read_metrics(peer: Identity | None, server: Identity) -> bool:
-    """Whether ``peer``, None for nobody that is known, may read the metrics of ``server``: people,
-    what collects metrics, which needs no more than a reader's certificate, and the process itself,
-    which asks for its own health."""
+    """Whether ``peer`` (None if unknown) may read the metrics of ``server``: operators, readers
+    (collectors of metrics have no more), and the process itself, which checks its own health."""
     allowed = (Role.OPERATOR, Role.READER, server.role)
     return peer is not None and peer.job == server.job and peer.role in allowed

@@ -18,7 +18,7 @@ from psrpc.security.peer_certificate import Peer
 log = get_logger()
 
 LOOK_S = 1.0
-"""How often callers are judged again while calls are under way."""
+"""Seconds between two checks of the callers of open calls."""
 
 
 @dataclass(eq=False, slots=True)

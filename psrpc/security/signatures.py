@@ -33,8 +33,8 @@ from psrpc.v1 import types_pb2 as types
 
 SESSION = b"psrpc.v1 session\0"
 DECISION = b"psrpc.v1 decision\0"
-"""What a signature is over begins with its purpose, so that none serves another. Load-bearing, as
-are the sizes and ``_GRANTED``: clients in other languages pass these bytes on."""
+"""Signed bytes begin with their purpose, so that no signature serves another. Load-bearing, as are
+the sizes and ``_GRANTED``: clients in other languages pass these bytes on."""
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64

@@ -1,9 +1,8 @@
 """Run directories that an earlier version wrote, interrupted at a checkpoint: ``runs/*.tar.gz``.
 
 Each was started by ``coordinator up jobs/JOB.py --mode MODE --shards 2 --workers 2 --insecure --set
-epochs=20 --set checkpoint_every=40`` and stopped by SIGINT; ``sync-end.npz`` holds the variables that
-version had in the end.
-"""
+epochs=20 --set checkpoint_every=40`` and stopped by SIGINT; ``sync-end.npz`` holds the variables
+that version had in the end."""
 
 from __future__ import annotations
 
